@@ -129,7 +129,7 @@ class TestEarlyStopping:
         assert len(harness.callback.evaluations) == 1
         assert harness.stopped is None
 
-    def test_another_job_begins_anew(self, replica: KerasReplica) -> None:
+    def test_another_job_begins_from_scratch(self, replica: KerasReplica) -> None:
         callback = EarlyStopping(NO_FRAME, patience=1, restore_best_weights=True)
         CallbackHarness(callback, replica).feed(0.1, 1.0)
         assert CallbackHarness(callback, replica).feed(3.0, 2.0) is None
@@ -240,7 +240,7 @@ class Ending(Callback):
             raise self.raises
 
 
-def test_a_job_that_fails_before_it_begins_is_told_to_those_that_had_begun(caplog: pytest.LogCaptureFixture) -> None:
+def test_those_that_had_begun_learn_that_a_job_failed_before_it_began(caplog: pytest.LogCaptureFixture) -> None:
     error = EmptyDataError("nothing there")
     first, second = Ending(on_failure=OSError("no disk")), Ending()
     third, fourth = Ending(on_begin=error), Ending()

@@ -80,7 +80,7 @@ class TestEpochs:
         job.tell(1.0, 7, 0.0, final=True)
         assert [entry[0] for entry in found if entry not in ("begin", "end")] == [0, 1, 2]
 
-    def test_no_center_is_told_twice(self, replica: KerasReplica) -> None:
+    def test_no_center_is_passed_on_twice(self, replica: KerasReplica) -> None:
         callback, found = calls()
         job = Job(callback, replica)
         job.tell(1.0, 5, 1.0)
@@ -94,7 +94,7 @@ class TestEpochs:
         with pytest.raises(EmptyDataError):
             Job(callback, replica, rows=None)
 
-    def test_a_second_job_begins_anew(self, replica: KerasReplica) -> None:
+    def test_a_second_job_begins_from_scratch(self, replica: KerasReplica) -> None:
         callback, found = calls()
         for _ in range(2):
             job = Job(callback, replica)
@@ -148,7 +148,7 @@ class TestEachKind:
         assert train["epoch_loss"] == [(0, 0.5), (1, 0.5)]
         assert validation == {"epoch_loss": [(0, 9.0), (1, 4.0)], "epoch_mae": [(0, 3.0), (1, 2.0)]}
 
-    def test_evaluations_are_told(self, replica: KerasReplica) -> None:
+    def test_evaluations_are_passed_on(self, replica: KerasReplica) -> None:
         seen: list[Any] = []
 
         class Watching(keras.callbacks.Callback):
@@ -236,7 +236,7 @@ class TestRefusals:
         own = {name for name in dir(keras.callbacks) if inspect.isclass(getattr(keras.callbacks, name))}
         assert own - containers - working <= set(REFUSED)
 
-    def test_what_is_not_told_cannot_be_monitored(self, replica: KerasReplica) -> None:
+    def test_what_is_not_measured_cannot_be_monitored(self, replica: KerasReplica) -> None:
         for monitor, validation in (("val_loss", None), ("val_auc", FRAME), ("mae", FRAME)):
             callback = KerasCallbacks([keras.callbacks.EarlyStopping(monitor)], validation)
             with pytest.raises(ConfigurationError, match=f"Received: monitor='{monitor}'"):

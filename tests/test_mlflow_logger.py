@@ -111,7 +111,7 @@ def test_each_fit_of_an_estimator_has_a_run_of_its_own(spark: SparkSession, stor
 
 
 class Job:
-    """What a logger is told, without a job."""
+    """Calls a logger as a job would."""
 
     def __init__(self, logger: MLflowLogger) -> None:
         self.logger = logger

@@ -29,7 +29,7 @@ def test_a_name_is_what_its_module_has() -> None:
     assert distkeras.schedules.Constant(0.5)(7) == 0.5
 
 
-def test_type_checkers_are_told_the_same_names() -> None:
+def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(distkeras.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     told = {

@@ -1,4 +1,4 @@
-"""What a trainer is told: what cannot work is refused in its constructor, by the argument's own name."""
+"""Arguments of a trainer: its constructor refuses what cannot work, by the argument's own name."""
 
 from __future__ import annotations
 

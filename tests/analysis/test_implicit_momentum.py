@@ -55,7 +55,7 @@ def test_formula() -> None:
 
 
 def test_one_worker_is_exact() -> None:
-    # delta[t+1] = -eta g[t], whatever came before: mu = 0 and b = 1.
+    # delta[t+1] = -eta g[t] does not depend on earlier steps: mu = 0 and b = 1.
     found = measured_momentum(runs(1), START, slope, 0.1)
     assert (found.value, found.step) == pytest.approx((0, 1), abs=1e-10)
     assert found.runs == 3

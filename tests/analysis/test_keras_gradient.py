@@ -83,7 +83,7 @@ def run(function: KerasGradient) -> np.ndarray:
     return simulate("dana_zero", function.theta0, function, **options).theta
 
 
-def test_same_seed_same_bits_and_restart_begins_anew() -> None:
+def test_same_seed_same_bits_and_restart_begins_again() -> None:
     # Dropout's random state and the moving averages must go back as well.
     own = 1 if keras.backend.backend() == "torch" else None  # without, Keras has PyTorch's global generator draw
     model = classifier(layers.Dropout(0.3, seed=own), layers.BatchNormalization())
@@ -121,7 +121,7 @@ def test_each_epoch_is_an_order_of_all_rows_of_the_worker(split: bool) -> None:
     assert len(orders) == 6
 
 
-def test_batches_come_by_number_whatever_was_asked_before() -> None:
+def test_batches_come_by_number_in_any_order() -> None:
     function = gradient(workers=2)
     late = function.batch(1, 17).x[0]
     function.batch(1, 2)

@@ -103,7 +103,7 @@ class JobRunner:
 
     Args:
         spark: the session of those whose driver is this process.
-        scene: the disk, and who is told of drivers in processes of their own.
+        scene: the disk, and the record of drivers in processes of their own.
         scratch: for these.
         findings: takes what is left behind.
     """
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     log = options.out / f"chaos-{options.seed}.log"
     log_to(log)
-    import keras  # noqa: F401 - its threads are nobody's leftovers
+    import keras  # noqa: F401 - its threads then count as there before, and not as left behind
 
     size, findings = (TINY if options.tiny else FULL), Findings()
     before = leftovers.Before(targets.mark())

@@ -64,13 +64,13 @@ class Drivers:
             return f"process {driver.process.pid}; another one goes on"
 
     def double(self) -> str | None:
-        """Starts another driver beside the newest one, if that has got on since it began."""
+        """Start another driver while the newest one runs, if that has got on since it began."""
         with self._lock:
             if not self._gets_on():
                 return None
             before, now = self._drivers[-1].process.pid, self._start().process.pid
             self._faults += 1
-            return f"process {now} beside {before}"
+            return f"process {now} at the same time as {before}"
 
     def _gets_on(self) -> bool:
         if self._over or self._faults >= _MOST_FAULTS or self._drivers[-1].process.poll() is not None:

@@ -66,7 +66,7 @@ class Hosts:
         return ["ip", "netns", "exec", self._names[host]] if self._names else []
 
     def cut_off(self, host: int) -> None:
-        """From now on, nothing comes from it or gets to it, and nobody is told."""
+        """Let nothing come from it or get to it from now on, and report that to no one."""
         _ip("link", "set", self._outside[host], "nomaster")
 
     def connect(self, host: int) -> None:

@@ -30,11 +30,11 @@ _TICK = 0.1
 
 @dataclass
 class Scene:
-    """What is hit beside processes and connections.
+    """What faults hit in addition to processes and connections.
 
     Args:
         disk: the one with the snapshots.
-        store: likewise, as the servers see it.
+        store: the snapshots, as the servers see them.
         hosts: the executors'.
         drivers: of the job that runs, where they are processes of their own.
     """
@@ -51,7 +51,7 @@ class Injector:
     Args:
         faults: the plan.
         scene: where.
-        say: told one line a fault.
+        say: takes one line a fault.
     """
 
     def __init__(self, faults: Sequence[PlannedFault], scene: Scene, say: Callable[[str], None]) -> None:

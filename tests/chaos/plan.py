@@ -44,7 +44,7 @@ class PlannedFault:
         kind: one of `KINDS`.
         lasts: seconds until it is undone; 0 where there is nothing to undo.
         pick: in [0, 1): which of the targets alive.
-        seed: of whatever else is to be made up.
+        seed: of all other random choices.
     """
 
     at: float

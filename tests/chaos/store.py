@@ -76,4 +76,4 @@ def take_over_servers() -> None:
         # It still says "distkeras.ps", from which it is known.
         return ChildProcess([sys.executable, str(_SERVER), *command[2:]], environment)
 
-    World.spawn = spawn  # type: ignore[method-assign]  # the trainer asks nobody else
+    World.spawn = spawn  # type: ignore[method-assign]  # the trainer starts it in no other way

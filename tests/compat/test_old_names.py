@@ -212,7 +212,7 @@ def test_data_are_taken_by_their_old_keyword(module: str, name: str, arguments: 
 class TestAdag:
     """The one name whose meaning changed."""
 
-    def test_the_old_call_is_warned_of_and_told_the_new_name(self) -> None:
+    def test_the_old_call_gets_a_warning_with_the_new_name(self) -> None:
         from distkeras.compat import PortingWarning
 
         with pytest.warns(PortingWarning, match="`AGN`") as caught:
@@ -238,7 +238,7 @@ class TestElasticOptimizers:
         assert [warning.filename for warning in caught if warning.category is PortingWarning] == [__file__]
         assert (trainer.rule.learning_rate, trainer.rule.momentum) == (0.05, 0.6)
 
-    def test_eamsgd_refuses_an_optimizer_that_somebody_made(self) -> None:
+    def test_eamsgd_refuses_an_optimizer_other_than_sgd(self) -> None:
         with pytest.raises(ConfigurationError, match="must be SGD"):
             old("trainers", "EAMSGD")(wrong_model(), keras.optimizers.Adam(), SPARSE)
 

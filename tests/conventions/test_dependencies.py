@@ -165,7 +165,7 @@ def test_the_transformers_do_not_import_the_trainers() -> None:
         assert name.split(".")[:2] not in trainers, where
 
 
-def test_nobody_imports_by_the_bare_names_or_unpickles() -> None:
+def test_no_module_imports_by_the_bare_names_or_unpickles() -> None:
     for name, _, where in all_imports(MODULES.values()):
         assert name.split(".")[0] not in {"ps", "transformers", "pickle", "marshal", "shelve"}, where
 

@@ -44,7 +44,7 @@ def test_every_exception_says_why() -> None:
     ("line", "explained"),
     [
         ("x = 1  # noqa: E402 - only where it is there", True),
-        ("x = 1  # noqa: E402, F401 - likewise", True),
+        ("x = 1  # noqa: E402, F401 - only where Spark is there", True),
         ("x = 1  # type: ignore[arg-type]  # that is what is refused", True),
         ("x = 1  # noqa: E402", False),
         ("x = 1  # noqa", False),

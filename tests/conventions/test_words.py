@@ -35,8 +35,8 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
-#: Packages whose docstrings, comments and messages are searched.
-PACKAGES: tuple[str, ...] = ("benchmarks", "distkeras", "docs/docsite", "notebooks", "ps", "scripts", "transformers")
+#: Packages whose docstrings, comments, messages and names of tests are searched.
+PACKAGES = ("benchmarks", "distkeras", "docs/docsite", "notebooks", "ps", "scripts", "tests", "transformers")
 
 _PATTERN = re.compile(
     "|".join(rf"(?P<w{place}>\b(?:{word}))" for place, word in enumerate(WORDS)).replace(" ", r"\s+"), re.IGNORECASE
@@ -58,13 +58,15 @@ def unused_words(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line and the text of every docstring, message and comment of a module.
+    """Yield the first line and the text of every docstring, message and comment of a module, and each test's name.
 
     A string without white space is a key or a name, and is skipped. A formatted string is searched piece by piece.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
             yield node.lineno, node.value
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
@@ -77,9 +79,8 @@ def report(path: Path, first_line: int, text: str) -> list[str]:
 
 
 def modules(package: str) -> list[Path]:
-    """Return the Python files of a folder, at any depth, or the one file that ``package`` names."""
-    path = ROOT / package
-    return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+    """Return the Python files of a folder, at any depth, but for this one, which names the words."""
+    return sorted(path for path in (ROOT / package).rglob("*.py") if path != Path(__file__))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -115,9 +116,11 @@ def test_the_search_finds_them(text: str, words: list[tuple[int, str]]) -> None:
     assert [(line, " ".join(word.split())) for line, word, _ in unused_words(text)] == words
 
 
-def test_docstrings_comments_and_messages_are_searched() -> None:
+def test_docstrings_comments_messages_and_names_of_tests_are_searched() -> None:
     source = '"""A module."""\nkey = "told"\nraise ValueError(f"worker {key} was told {key} told")\n# told\n'
+    source += "def test_told(): told\ndef told(): ...\n"
     assert [(line, text.strip()) for line, text in prose(source)] == [
+        (5, "test told"),
         (1, "A module."),
         (3, "worker"),
         (3, "was told"),

@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn, live, usable by keyboard, told to a screen reader, the same with 200 workers."""
+"""The page in a real browser: drawn, live, usable by keyboard and with a screen reader, the same with 200 workers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def require_count(page: Any, what: str, count: int) -> None:
 
 
 def violations(page: Any) -> list[str]:
-    """What axe finds, with all of its rules, told."""
+    """Return what axe finds with all of its rules, a line each."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response
@@ -92,7 +92,7 @@ def test_every_chart_is_drawn(visit: Callable[..., Any], saved: Callable[..., st
     titles = page.locator("figure.plot h3").all_text_contents()
     assert len(titles) == 6
     for number, title in enumerate(titles):
-        if workers == 1 and title == "Scale of payloads":  # which is 1, and not told
+        if workers == 1 and title == "Scale of payloads":  # which is 1, and not drawn
             assert not page.locator("figure.plot").nth(number).is_visible()
         else:
             assert ink(page, number) > 500, title
@@ -130,8 +130,8 @@ def test_a_page_before_its_first_job_says_so(visit: Callable[..., Any], tmp_path
         page.locator("progress").wait_for()
 
 
-def test_what_is_told_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Curves move, events come, an end is told; and a stream that broke off goes on where it was."""
+def test_what_comes_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Curves move, events and the end of a job appear; and a stream that broke off goes on where it was."""
     job = RecordedJob(4, seconds=30.0)
     with Live(tmp_path, [job]) as live:
         page = visit(live.dashboard.url)

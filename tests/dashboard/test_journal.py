@@ -29,13 +29,13 @@ def test_a_reader_goes_on_where_it_was(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("last", ["", "nonsense", "0123456789abcdef-12", "-1", "x" * 10_000])
-def test_whoever_comes_from_elsewhere_is_told_all(journal: Journal, last: str) -> None:
+def test_a_reader_with_another_id_gets_all(journal: Journal, last: str) -> None:
     journal.begin({"kind": "whole"})
     journal.add({"number": 0})
     assert len(read_since(journal.path, last)) == 2
 
 
-def test_a_reader_of_the_edition_before_is_told_all_of_this_one(journal: Journal) -> None:
+def test_a_reader_of_the_edition_before_gets_all_of_this_one(journal: Journal) -> None:
     journal.begin({"edition": 1})
     journal.add({"number": 0})
     last = read_since(journal.path)[-1].id
@@ -73,7 +73,7 @@ def test_only_its_owner_may_read_it(journal: Journal) -> None:
     assert journal.path.stat().st_mode & 0o077 == 0
 
 
-def test_where_there_is_no_room_it_is_begun_anew(journal: Journal) -> None:
+def test_where_there_is_no_room_it_must_begin_again(journal: Journal) -> None:
     journal.begin({"kind": "whole"})
     assert not journal.full
     journal.path.unlink()

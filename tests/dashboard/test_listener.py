@@ -61,7 +61,7 @@ def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, str]]
     return found
 
 
-def test_the_page_is_there_for_whoever_has_its_address(dashboard: Dashboard) -> None:
+def test_the_page_is_there_for_everyone_with_its_address(dashboard: Dashboard) -> None:
     answer, connection = ask(dashboard.url)
     body = answer.read()
     assert answer.status == 200
@@ -90,7 +90,7 @@ def test_what_is_not_there_is_said_not_to_be(dashboard: Dashboard, path: str) ->
     connection.close()
 
 
-def test_nobody_writes(dashboard: Dashboard) -> None:
+def test_no_request_writes(dashboard: Dashboard) -> None:
     parts = urlsplit(dashboard.url)
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(20))
@@ -135,7 +135,7 @@ def test_an_open_stream_does_not_hold_the_end_up(watch: JobWatch) -> None:
     assert repr(dashboard) == "Dashboard(closed)"
 
 
-def test_a_taken_port_is_told(dashboard: Dashboard, watch: JobWatch) -> None:
+def test_a_taken_port_is_named(dashboard: Dashboard, watch: JobWatch) -> None:
     port = urlsplit(dashboard.url).port
     with pytest.raises(ConfigurationError, match=f"`port` must be free on this machine. Received: {port}"):
         Dashboard([watch], port=port or 0)

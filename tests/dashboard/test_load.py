@@ -37,7 +37,7 @@ FRAMES = """() => {
 
 @pytest.fixture
 def busy_server(tmp_path: Path) -> Iterator[tuple[Server, str, Path]]:
-    """A job server, somebody's token, and the folder of a job of theirs, which something else than a driver fills."""
+    """Yield a job server, a user's token, and the folder of that user's job, which no driver fills but the test."""
     server = Server(tmp_path)
     (tmp_path / "server").mkdir()
     engine = open_database(f"sqlite:///{tmp_path / 'server' / 'jobs.sqlite'}")
@@ -59,7 +59,7 @@ def test_two_hundred_workers_leave_the_browser_time(
     busy_server: tuple[Server, str, Path],
     record_property: Callable[[str, Any], None],
 ) -> None:
-    """Each of 200 workers commits once a second; the figures are told, not judged: a machine may be slow."""
+    """Each of 200 workers commits once a second; the figures are recorded, not judged: a machine may be slow."""
     server, token, folder = busy_server
     job = RecordedJob(200, seconds=60.0)
     watch = JobWatch(folder / "journal.jsonl")

@@ -117,7 +117,7 @@ def test_no_script_is_long() -> None:
     assert not [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > 400]
 
 
-def test_the_library_s_license_is_beside_it() -> None:
+def test_the_library_s_license_is_in_its_folder() -> None:
     text = (STATIC / "uPlot.LICENSE").read_text(encoding="utf-8")
     assert "MIT License" in text
     assert "Leon Sorokin" in text

@@ -20,7 +20,7 @@ def record(workers: int = 2, metrics: tuple[str, ...] = ("loss",), **facts: Any)
 
 
 def follow(job: RecordedJob, look: float = 1.0) -> tuple[JobRecord, list[dict[str, Any]]]:
-    """The record of a job that was looked at again and again, and all that it has told."""
+    """Return the record of a job that was looked at again and again, and all that it has sent."""
     found = JobRecord(job.facts, job.metrics, BEGAN)
     told = [found.whole()]
     for _, rows, history in job.pieces(look):
@@ -144,7 +144,7 @@ def test_events_are_counted_and_the_latest_are_kept() -> None:
     assert found.more()["events"] == []  # type: ignore[index]  # there is something to tell
 
 
-def test_events_outlive_that_commits_are_told_anew() -> None:
+def test_events_outlive_that_commits_are_sent_again() -> None:
     found = record()
     found.add_events([Event(BEGAN, "server", "fenced", 1, 7, "a request is refused")])
     rows = commits([{"worker": 0, "timestamp": BEGAN + 1.0}])

@@ -39,7 +39,7 @@ def told(watch: JobWatch) -> list[dict[str, Any]]:
 
 
 class Looking:
-    """A watch of a server, that looks when it is told to."""
+    """A watch of a server that looks only when the test calls `look`."""
 
     def __init__(self, running: Running, watch: JobWatch) -> None:
         self.driver, self.watch = running.driver, watch
@@ -60,7 +60,7 @@ def train(running: Running, worker: int, batches: int, attempt: int = 0) -> None
     assert not errors
 
 
-def test_a_job_is_told_as_it_goes_on(tmp_path: Path) -> None:
+def test_a_job_is_shown_as_it_goes_on(tmp_path: Path) -> None:
     events = Events()
     watch = JobWatch(tmp_path / "journal.jsonl")
     watch.on_begin(setup(events=events))
@@ -89,7 +89,7 @@ def test_a_job_is_told_as_it_goes_on(tmp_path: Path) -> None:
     assert [row[2:] for row in more[-1]["events"]] == [["takeover", 1, 3, "attempt 3 took partition 1 over"]]
 
 
-def test_a_server_that_went_back_is_told_from_the_beginning(tmp_path: Path) -> None:
+def test_after_a_server_went_back_the_job_is_sent_from_the_beginning(tmp_path: Path) -> None:
     """The records of one server, then those of another one that has fewer, then more, of others."""
     watch = JobWatch(tmp_path / "journal.jsonl")
     watch.on_begin(setup())
@@ -127,14 +127,14 @@ def test_the_end_has_everything_that_the_last_look_had_not() -> None:
         ({"stopped": "enough", "failure": "LedgerError: a gap"}, "failed", "LedgerError: a gap"),
     ],
 )
-def test_how_it_ended_is_told(outcome: dict[str, Any], state: str, why: str) -> None:
+def test_how_it_ended_is_shown(outcome: dict[str, Any], state: str, why: str) -> None:
     watch = JobWatch()
     watch.on_begin(setup())
     watch.end(JobOutcome(facts=FACTS, **outcome))
     assert (told(watch)[-1]["now"]["state"], told(watch)[-1]["now"]["why"]) == (state, why)
 
 
-def test_a_job_that_had_ended_is_told_from_its_records() -> None:
+def test_a_job_that_had_ended_is_shown_from_its_records() -> None:
     job = RecordedJob(2, seconds=10.0)
     records = JobRecords(job.commits, job.steps, job.metrics)
     watch = JobWatch()

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.patience import patience
 
-#: Told the spool's bytes; the kernel refuses the process whatever is more than 40 MiB above what it began with.
+#: Its argument is the spool's bytes; the kernel allows the process 40 MiB more than it began with.
 PROGRAM = """
 import resource, sys, zlib
 import numpy as np

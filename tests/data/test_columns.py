@@ -85,7 +85,7 @@ def test_values_keep_order_and_take_shape_and_dtype(
             1,
             "1 values",
         ),
-        # The right count in the wrong nesting is somebody's transposed image.
+        # The right count in the wrong nesting is a transposed image.
         (
             pa.array([[[1, 2, 3], [4, 5, 6]]], pa.list_(pa.list_(F32))),
             (3, 2),

@@ -78,7 +78,7 @@ def test_the_thread_that_reads_ahead_decodes_a_batch_at_a_time() -> None:
         np.testing.assert_array_equal(first.x[0], IMAGES[:2])
         np.testing.assert_array_equal(np.concatenate([batch.x[0] for batch in source])[-10:], IMAGES)
     assert threads == {"distkeras-batches-3"}
-    assert len(calls) == len(IMAGES)  # once, whatever the number of epochs
+    assert len(calls) == len(IMAGES)  # once for all epochs
 
 
 def test_the_argument() -> None:

@@ -33,7 +33,7 @@ def check(job: Job, each: float = 1.0) -> None:
     job.counts(each)
 
 
-def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end(tmp_path: Path) -> None:
+def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_then_gets_the_end(tmp_path: Path) -> None:
     """The holder waits in its round, and says nothing for longer than a lease; but it is the server's turn to speak."""
     plan = Faults()
     slow = plan.at(worker=1, phase="mid-commit", step=1).hold()
@@ -168,7 +168,7 @@ def test_a_window_that_outlasts_a_restart_of_the_server_and_a_lease(tmp_path: Pa
 
 
 def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Path) -> None:
-    """Or a server that dies before it could save has nobody to repeat what it forgot."""
+    """Otherwise no worker would be left to repeat what a server forgot that died before it could save."""
     plan, folder = Faults(), tmp_path / "snapshots"
     end = plan.at(worker=0, phase="end", attempt=0).hold()
     leave = plan.at(worker=0, phase="leave", attempt=0).hold()

@@ -14,7 +14,7 @@ from support.faults.plan import FAULTS, PHASES, Faults
 
 from distkeras.ps.rules import Rule, make
 
-# The center of the first and of the last is known to the bit, whatever the order: see `Job.counts`.
+# The center of the first and of the last is known to the bit, in every order: see `Job.counts`.
 RULES = {
     "downpour": (make("downpour", window=2), 1.0),
     "aeasgd": (make("aeasgd", window=2, rho=0.25, learning_rate=1.0), None),

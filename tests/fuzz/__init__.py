@@ -1,1 +1,1 @@
-"""Inputs that nobody should send, to the parser and to a running server."""
+"""Invalid inputs for the parser and for a running server."""

@@ -1,11 +1,11 @@
-"""Feeds the protocol and a running server what nobody should send, and checks that nothing but refusals comes of it.
+"""Feeds the protocol and a running server invalid inputs, and checks that these are refused and do no harm.
 
     python tests/fuzz --inputs 1000000 --live 100000      # both, some minutes each
     python tests/fuzz --guided 300                        # seconds, led by coverage; needs the package atheris
 
 Inputs are valid frames of every message type, damaged with knowledge of their structure, besides pure garbage; the same
 seed gives the same inputs. The parser may raise its two errors only, allocate no more than its limits, and end. A
-server must go on serving: an honest worker trains beside it all, and its center must be the undisturbed one to the bit.
+server must go on serving: an honest worker trains meanwhile, and its center must be the undisturbed one to the bit.
 """
 
 from __future__ import annotations

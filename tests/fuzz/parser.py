@@ -21,7 +21,7 @@ from fuzz.sealing import sealed
 class Target:
     """What is fed: a `Reader`, or either end of a `Connection`, before or after the handshake.
 
-    A peer's frames have tags; what somebody between it and the other end makes of them has none that fits.
+    A peer's frames have tags; frames that a relay between the two ends makes have none that fits.
     """
 
     KINDS = ("reader", "stranger's server", "stranger's client", "peer's server", "peer's client", "relay's server")
@@ -115,7 +115,7 @@ def parse(count: int, seed: int) -> Counter[str]:
     inputs, outcomes = Inputs(seed), Counter[str]()
     before = 0
     with contextlib.ExitStack() as watch:
-        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process later, whatever it does then
+        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process in the midst of later work
         for number in range(count):
             if number % 1000 == 0:
                 faulthandler.dump_traceback_later(HANG, exit=True, file=2)

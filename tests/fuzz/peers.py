@@ -207,7 +207,7 @@ class Attacker:
         return "served", requests
 
     def _authenticate(self) -> tuple[socket.socket, Connection]:
-        for _ in range(1000):  # a crowd is in its own way: whoever came first makes room
+        for _ in range(1000):  # a crowd is in its own way: the first that came makes room
             sock = self._dial()
             connection = Connection(server=False, key=self._address.key)
             try:
@@ -232,7 +232,7 @@ class Attacker:
 
 
 def entitled(event: Message | EndOfStream, size: int) -> bool:
-    """Whether a peer may end or change the job by this: whoever holds the key is believed."""
+    """Return whether a peer may end or change the job by this: every holder of the key is trusted."""
     if isinstance(event, Hello):  # another model ends the job
         return event.worker == 0 or (event.size, event.moving_statistics) != (size, 0)
     if isinstance(event, (Abort, Fault)):

@@ -1,4 +1,4 @@
-"""Tags for frames that nobody should send, so that more is met than the check of a tag."""
+"""Tags for invalid frames, so that more is met than the check of a tag."""
 
 from __future__ import annotations
 

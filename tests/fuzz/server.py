@@ -28,7 +28,7 @@ class ServerLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.refusals = 0
-        #: Lines that are no records: an exception that nobody expected.
+        #: Lines that are no records: an unexpected exception.
         self.strange: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -81,7 +81,7 @@ class Aftermath:
 
 
 def live(count: int, seed: int, *, size: int = 20_000, attackers: int = 3) -> Counter[str]:
-    """Sends ``count`` inputs to a server beside an honest worker; returns how many had which outcome.
+    """Send ``count`` inputs to a server while an honest worker trains; return how many had which outcome.
 
     Raises:
         Violation: the worker, the server or a connection was harmed.
@@ -95,7 +95,7 @@ def live(count: int, seed: int, *, size: int = 20_000, attackers: int = 3) -> Co
         after = attacked(process, honest, attacks, count // attackers)
         process.close()  # and the last that it logs is here
     if log.strange or log.refusals > 2 * ADDRESSES[0] * ADDRESSES[1]:
-        raise Violation(f"the server said {log.refusals} times that it refused somebody, and {log.strange}")
+        raise Violation(f"the server said {log.refusals} times that it refused a peer, and {log.strange}")
     by_itself = compare_with_undisturbed(after)
     outcomes = sum((attack.outcomes for attack in attacks), Counter[str]())
     outcomes.update(
@@ -178,7 +178,7 @@ def compare_with_undisturbed(after: Aftermath) -> int:
 
 
 def undisturbed(steps: int, size: int) -> tuple[np.ndarray, int]:
-    """The center after as many steps with nobody else about, and the bytes by which the server has grown: records."""
+    """Return the center after as many steps of the worker alone, and the bytes by which the server's records grew."""
     with ServerProcess(ServerSettings(make("downpour", window=1), workers=1)) as process:
         driver = DriverClient(process.address)
         driver.publish(np.zeros(size, np.float32))

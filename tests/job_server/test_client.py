@@ -214,7 +214,7 @@ def test_a_token_comes_from_the_environment_and_shows_nowhere(monkeypatch: pytes
 
 
 def test_a_client_follows_no_redirect() -> None:
-    """Where it leads to would be told the token."""
+    """The address that it leads to would get the token."""
     seen: list[str] = []
 
     class Redirects(http.server.BaseHTTPRequestHandler):

@@ -53,7 +53,7 @@ def test_zsh_takes_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "_distkeras\n")
 
 
-def test_without_the_library_its_name_is_told(
+def test_without_the_library_its_name_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)

@@ -35,7 +35,7 @@ from distkeras.job_server.store.jobs import JobStore
 from distkeras.job_server.store.tables import open_database
 
 SPARSE = "sparse_categorical_crossentropy"
-#: Of a job that is not over before somebody has looked at it.
+#: Epochs of a job that is not over before a test has looked at it.
 EPOCHS = 400
 
 
@@ -186,7 +186,7 @@ def page(cluster: Cluster) -> Iterator[Any]:
 
 
 def shown(page: Any, name: str) -> Any:
-    """What the page shows of a job that it is told to show."""
+    """Have the page show a job, and return what it shows of it."""
     page.get_by_role("checkbox", name=f"show {name}").check()
     return page.locator("article", has=page.get_by_role("heading", name=name))
 

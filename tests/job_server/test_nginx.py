@@ -44,7 +44,7 @@ http {{
 
 
 def make_certificate(folder: Path) -> Path:
-    """Of 127.0.0.1, signed by itself; the key lies beside it."""
+    """Make a certificate of 127.0.0.1, signed by itself, and its key in the same folder."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gateway")])
     now = datetime.datetime.now(datetime.UTC)
@@ -97,7 +97,7 @@ def gateway(service: JobService, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ask(gateway: tuple[int, Path], path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-    """As somebody at another address than the proxy's."""
+    """Send a request from another address than the proxy's."""
     context = ssl.create_default_context(cafile=str(gateway[1]))
     connection = http.client.HTTPSConnection(
         "127.0.0.1", gateway[0], timeout=patience(20), context=context, source_address=("127.0.0.7", 0)
@@ -121,7 +121,7 @@ def test_a_job_goes_through_and_comes_back(
     assert archive.from_bytes((tmp_path / "model.keras").read_bytes()).count_params() == model.count_params()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(
+def test_a_certificate_of_no_known_authority_is_refused(
     service: JobService, gateway: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)

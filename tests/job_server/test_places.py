@@ -80,7 +80,7 @@ def test_a_user_writes_below_a_folder_of_their_own_name(tmp_path: Path, roots: l
     "place",
     ["{}/open/x", "{}/open/ben/x", "{}/open/ann", "{}/open/ann/", "{}/open/ann/../ben/x", "{}/open/annabel/x", "{}/x"],
 )
-def test_nobody_writes_elsewhere(tmp_path: Path, roots: list[str], place: str) -> None:
+def test_no_output_is_written_elsewhere(tmp_path: Path, roots: list[str], place: str) -> None:
     with pytest.raises(DescriptionError) as caught:
         require_output(place.format(tmp_path), roots, "ann")
     assert caught.value.field == "output"
@@ -95,7 +95,7 @@ def test_a_link_in_ones_own_folder_leads_to_no_other(tmp_path: Path, roots: list
 
 
 @pytest.mark.parametrize("place", ["server", "server/files/x", "."])
-def test_the_servers_own_files_are_nobodys_place(tmp_path: Path, place: str) -> None:
+def test_the_servers_own_files_are_no_place_for_users(tmp_path: Path, place: str) -> None:
     found = require_allowed(str(tmp_path / place), [str(tmp_path)])
     with pytest.raises(DescriptionError, match="own files"):
         require_elsewhere(found, tmp_path / "server" / "files", "data")
@@ -116,7 +116,7 @@ def test_links_within_a_place_are_let_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["rows", "rows/deep/link", "rows/link.parquet"])
 def test_a_link_to_elsewhere_is_found_before_it_is_read(tmp_path: Path, link: str) -> None:
-    """Whoever may write to a place has no job read what the server may read and they may not."""
+    """A user who may write to a place cannot have a job read what only the server may read."""
     (tmp_path / "closed").mkdir()
     if link != "rows":
         (tmp_path / "rows" / "deep").mkdir(parents=True)

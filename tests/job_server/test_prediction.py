@@ -66,7 +66,7 @@ def test_what_is_there_is_not_written_over(spark: SparkSession, folder: JobFolde
     assert [path.name for path in there.iterdir()] == ["mine"]
 
 
-def test_a_later_driver_begins_anew_what_the_one_before_had_begun(spark: SparkSession, folder: JobFolder) -> None:
+def test_a_later_driver_begins_again_what_the_one_before_had_begun(spark: SparkSession, folder: JobFolder) -> None:
     run(spark, folder)
     there = folder.path.parent / "scored"
     (there / "_SUCCESS").unlink()
@@ -76,7 +76,7 @@ def test_a_later_driver_begins_anew_what_the_one_before_had_begun(spark: SparkSe
     assert not (there / "part-of-the-one-before.parquet").exists()
 
 
-def test_a_column_that_is_missing_is_told_before_anything_is_written(spark: SparkSession, folder: JobFolder) -> None:
+def test_a_column_that_is_missing_is_named_before_anything_is_written(spark: SparkSession, folder: JobFolder) -> None:
     with pytest.raises(MissingColumnError, match="nothing"):
         run(spark, folder, features_col="nothing")
     assert not (folder.path.parent / "scored").exists()

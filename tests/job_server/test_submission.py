@@ -27,7 +27,7 @@ from distkeras.settings import grouped
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
 
 layers = keras.layers
-#: A port where nobody listens: whatever is sent there is a ServerLostError.
+#: A port where no server listens: every request to it ends with a ServerLostError.
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -129,7 +129,7 @@ def test_a_rule_arrives_with_its_hyper_parameters(service: JobService, rule: rul
 
 
 def test_a_compilation_of_objects_arrives(service: JobService) -> None:
-    """As `train` would compile the model for its workers, whatever the model itself is compiled with."""
+    """It is what `train` would compile the model with for its workers, and not what the model itself has."""
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100), momentum=0.9, clipnorm=1.0)
     given = {
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -176,7 +176,7 @@ def test_name_checkpoints_and_a_time_budget_arrive(service: JobService) -> None:
 
 
 class Own(keras.layers.Layer):
-    """Of somebody's own, unknown to a server."""
+    """A layer of the user's own, which a server does not know."""
 
     def call(self, inputs: Any) -> Any:
         return inputs
@@ -184,7 +184,7 @@ class Own(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("test_submission")
 class Registered(keras.losses.MeanSquaredError):
-    """Likewise; that it is registered here says nothing there."""
+    """A loss of the user's own: it is registered here, but not at a server."""
 
 
 def own_loss(truth: Any, predicted: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Mini-batches that lie in stacks: the same training, whichever of them make a window."""
+"""Mini-batches that lie in stacks train the same, no matter which of them make a window."""
 
 from __future__ import annotations
 

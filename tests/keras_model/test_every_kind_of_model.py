@@ -1,7 +1,7 @@
 """Keras as people use it: what one worker and a real server make of a model is what Keras itself makes of it.
 
 Under the rule downpour, the center moves by what its only worker moves; so it ends where Keras' own steps end, over the
-same mini-batches. That holds whatever the model is made of, or the model is refused with the reason.
+same mini-batches. That holds for every kind of model, or the model is refused with the reason.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_sample_weights() -> None:
     assert not np.allclose(replica.train(data)[:, 0], unweighted[:, 0])
 
 
-def test_one_hot_labels_are_told_from_integers() -> None:
+def test_one_hot_labels_and_integers_train_the_same() -> None:
     data = [dataclasses.replace(b, y=(np.eye(3, dtype=np.float32)[b.y[0]],)) for b in batches(3)]
     assert_same_training(lambda: classifier(loss="categorical_crossentropy"), data)
 
@@ -201,7 +201,7 @@ def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_trav
     assert KerasReplica(recurrent).moving_statistics.size == 0
 
 
-def test_dropout_draws_anew_each_step_and_as_keras_does() -> None:
+def test_dropout_draws_again_each_step_and_as_keras_does() -> None:
     assert_same_training(lambda: classifier("sgd", layers.Dropout(0.5, seed=3)), batches(4))
     (batch,) = batches(1)
     replica = KerasReplica(classifier(keras.optimizers.SGD(0.0), layers.Dropout(0.5, seed=3)))
@@ -234,7 +234,7 @@ def test_mixed_precision(policy: str) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_precisions_are_cast_on_load_and_read(dtype: str) -> None:
     if dtype == "float64" and keras.backend.backend() == "jax":
-        pytest.skip("JAX has no float64 unless told so at start")
+        pytest.skip("JAX has no float64 unless it is enabled at its start")
     replica = KerasReplica(classifier("sgd", dtype=dtype))
     vector = np.linspace(-1, 1, replica.size, dtype=np.float32)
     replica.load(vector)

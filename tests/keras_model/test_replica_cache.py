@@ -22,7 +22,7 @@ from distkeras.keras_model.replica_cache import ReplicaCache, fingerprint
 
 
 def network(optimizer: Any = "sgd", *, loss: Any = "sparse_categorical_crossentropy", units: int = 7) -> keras.Model:
-    """Whatever holds state beside weights: seeds, moving averages, a frozen layer, metrics."""
+    """Return a model with all that holds state: weights, seeds, moving averages, a frozen layer, metrics."""
     model = keras.Sequential(
         [
             keras.Input((6,)),
@@ -127,7 +127,7 @@ def test_another_model_or_compilation_gets_another(other: Callable[[], keras.Mod
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_another_learning_rate_is_set(wrapped: bool) -> None:
-    """A wrapped optimizer's is found nowhere but within: such a replica is built anew."""
+    """A wrapped optimizer's is found nowhere but within: such a replica is built again."""
 
     def model(rate: float) -> keras.Model:
         found = keras.Sequential([keras.Input((6,)), layers.Dense(7), layers.Dropout(0.5, seed=3), layers.Dense(3)])
@@ -164,7 +164,7 @@ def shared(units: int, swapped: bool) -> keras.Model:
 
 
 def test_a_model_that_is_built_once_more_is_the_same_one() -> None:
-    """Whatever Keras calls it and its layers."""
+    """The names that Keras gives to it and to its layers make no difference."""
     cache = ReplicaCache()
     with cache.lent(*packed(shared(4, swapped=False))) as first:
         pass
@@ -254,7 +254,7 @@ def of_the_users_own(kind: str) -> keras.Model:
 
 
 @pytest.mark.parametrize("kind", ["loss", "metric", "layer"])
-def test_what_is_the_users_own_is_built_anew(kind: str) -> None:
+def test_what_is_the_users_own_is_built_again(kind: str) -> None:
     recipe, file = packed(of_the_users_own(kind))
     cache = ReplicaCache()
     with cache.lent(recipe, file) as first:

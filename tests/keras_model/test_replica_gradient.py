@@ -19,7 +19,7 @@ from distkeras.keras_model.replica import KerasReplica
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_gradient_is_one_plain_sgd_step(optimizer: str, weighted: bool) -> None:
-    """Whatever the compiled optimizer is, the gradient is -(change)/(learning rate) of one SGD step."""
+    """For every compiled optimizer, the gradient is -(change)/(learning rate) of one SGD step."""
     (batch,) = batches(1, weighted=weighted)
     eta = 0.5
     reference = KerasReplica(classifier(keras.optimizers.SGD(eta)))

@@ -11,8 +11,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from distkeras.data.batches import Batch, aligned  # noqa: E402 - only where TensorFlow is there
-from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - likewise
-from distkeras.keras_model.tensorflow import assign_float32, lent, stacked, variable_memory  # noqa: E402 - likewise
+from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - only where TensorFlow is there
+from distkeras.keras_model.tensorflow import assign_float32, lent, stacked, variable_memory  # noqa: E402 - only where it is there
 
 
 def address(array: np.ndarray) -> int:

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python tests/matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="TEXT", default="", help="the environments whose name contains TEXT")
-    parser.add_argument("--fresh", action="store_true", help="make environments anew, with what is newest today")
+    parser.add_argument("--fresh", action="store_true", help="make environments again, with what is newest today")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-matrix", help="of the environments (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there; those of other names stay")
     options = parser.parse_args(argv)
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def save(path: Path, rows: Sequence[Row]) -> None:
-    """Writes ``rows`` as JSON, in the order of `ENVIRONMENTS`, beside those of other environments that are there."""
+    """Write ``rows`` as JSON, in the order of `ENVIRONMENTS`, and keep those of other environments that are there."""
     kept = {one.environment: one for one in load(path)} if path.exists() else {}
     kept |= {one.environment: one for one in rows}
     ordered = [asdict(kept[one.name]) for one in ENVIRONMENTS if one.name in kept]

@@ -26,7 +26,7 @@ class Environment:
         python: of the interpreter, such as "3.11".
         backend: Keras'.
         oldest: whether each library has the lowest version that `pyproject.toml` allows, instead of the newest.
-        pins: requirements beside those of `pyproject.toml`.
+        pins: requirements in addition to those of `pyproject.toml`.
     """
 
     python: str

@@ -30,7 +30,7 @@ CORE = (
 FOREIGN = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 #: Seconds that the tests of an environment may take.
 TESTING = 3600
-#: Whose versions are told.
+#: Libraries whose versions a row has.
 LIBRARIES = ("pyspark", "keras", "tensorflow", "jax", "torch", "numpy", "pandas", "pyarrow")
 
 
@@ -102,7 +102,7 @@ def tested(environment: Environment, python: Path, core: Sequence[str]) -> Row:
 
 
 def _environ(environment: Environment) -> dict[str, str]:
-    """The installed package, whatever folder a process starts in."""
+    """Return an environment in which a process imports the installed package, in every folder."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return inherited | {"KERAS_BACKEND": environment.backend, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 

@@ -68,7 +68,7 @@ class TestColumns:
 
 
 class TestCustomObjects:
-    def test_classes_that_nobody_has_registered(self, df: DataFrame) -> None:
+    def test_classes_that_are_not_registered(self, df: DataFrame) -> None:
         class Halved(keras.layers.Layer):
             def call(self, x: Any) -> Any:
                 return 0.5 * x

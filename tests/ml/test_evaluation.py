@@ -1,4 +1,4 @@
-"""`KerasModel.evaluate` beside `keras.Model.evaluate`: every metric whose states add up."""
+"""`KerasModel.evaluate` gives what `keras.Model.evaluate` does, for every metric whose states add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from distkeras import KerasModel
 
 ROWS, CLASSES = 90, 3
-#: What a metric must be told.
+#: Arguments that a metric must be given.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "SensitivityAtSpecificity": {"specificity": 0.5},
     "SpecificityAtSensitivity": {"sensitivity": 0.5},

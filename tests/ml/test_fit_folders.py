@@ -55,7 +55,7 @@ def test_a_fit_that_failed_leaves_its_folder_to_the_next_one() -> None:
     assert place() == "folder-2"
 
 
-def test_what_is_resumed_is_the_first_fits_and_nobody_elses_at_a_time() -> None:
+def test_only_one_fit_at_a_time_may_resume() -> None:
     assert place() == place(resume=True) == "folder"
     with folder_of_fit("one", "folder", True), pytest.raises(ConfigurationError, match="`resume` must be of one fit"):
         place(resume=True)

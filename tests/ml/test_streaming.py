@@ -81,7 +81,7 @@ def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession,
     while not query.lastProgress or query.lastProgress["batchId"] < 2:
         assert query.exception() is None
         query.awaitTermination(1)  # a step of the waiting, not its limit: the test's own is
-    query.stop()  # in whatever it is doing
+    query.stop()  # perhaps in the midst of a batch
     arrive(arriving, 3)
     assert start(availableNow=True).awaitTermination(int(patience(60)))
     assert_each_once(spark, tmp_path / "out", 4, model)

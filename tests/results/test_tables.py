@@ -196,6 +196,6 @@ class TestExactlyOnce:
     def test_a_worker_without_rows(self) -> None:
         records([]).check_exactly_once({0: 0}, 3)
 
-    def test_a_worker_that_no_task_told_of(self) -> None:
+    def test_a_worker_that_no_task_reported(self) -> None:
         with pytest.raises(LedgerError):
             records([(1, 0, 0, 0)]).check_exactly_once({0: 1}, 1)

@@ -97,7 +97,7 @@ def test_a_case_may_have_no_limit() -> None:
     assert found.note == "asked last"
 
 
-def test_what_cannot_be_measured_is_told_with_the_reason() -> None:
+def test_what_cannot_be_measured_is_reported_with_the_reason() -> None:
     calls: list[str] = []
     case = Case(
         "ps", "a case", "1/s", rates(calls=calls), rates(calls=calls), target_limit=0.9, missing="no such thing"

@@ -159,11 +159,11 @@ def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
     (row,) = re.findall(r"^\| 1 \| n = 20: with λ = 10 .* \|$", text, re.M)
     first = re.search(r"^\| 2 \| n = 20: with λ = 10 .* \| (\S+) \|$", text, re.M)
     assert first is not None
-    assert row.endswith(f"| 2: {first[1]} |"), "beside it stands what came of the first one"
+    assert row.endswith(f"| 2: {first[1]} |"), "the outcome of the first one is in the same row"
     assert not list(tmp_path.glob("*.unfinished"))
     assert json.loads((tmp_path / "revised.json").read_text())["scale"] == "tiny"
 
-    # A claim whose figures are missing is told as such.
+    # The report says which claim's figures are missing.
     results = json.loads((tmp_path / "revised.json").read_text())
     del results["dynsgd"]
     (tmp_path / "revised.json").write_text(json.dumps(results))

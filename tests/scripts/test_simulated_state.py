@@ -44,7 +44,7 @@ def test_all_that_there_is_is_drawn_or_named_as_an_exception(census: Census) -> 
     assert not wrong, "\n".join(wrong)
 
 
-def test_an_option_that_nobody_draws_is_found() -> None:
+def test_an_option_that_is_never_drawn_is_found() -> None:
     empty = {row.name for row in Census().rows() if row.verdict}
     assert {"ServerSettings.measure_gap", "message Goodbye", "rule downpour", "fault rival"} <= empty
     assert not empty & set(EXCEPTIONS)

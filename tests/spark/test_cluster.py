@@ -32,12 +32,12 @@ def pythons(spark: SparkSession) -> list[str]:
 class TestDriversPython:
     @pytest.fixture(autouse=True)
     def no_python_on_the_path(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As where no virtual environment is active; this session was told of one."""
+        """Undo that this session was started with an active virtual environment."""
         monkeypatch.delenv("PYSPARK_PYTHON")
         monkeypatch.setattr(sessions, "_DEFAULT_PYTHON", "no-such-python", raising=True)
         monkeypatch.setattr(spark.sparkContext, "pythonExec", "no-such-python")
 
-    def test_tasks_run_on_it_where_nobody_says(self, spark: SparkSession) -> None:
+    def test_tasks_run_on_it_by_default(self, spark: SparkSession) -> None:
         assert pythons(spark) == [sys.executable]
         assert spark.sparkContext.pythonExec == "no-such-python"  # other functions stay where they were
 

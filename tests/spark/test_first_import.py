@@ -63,7 +63,7 @@ assert not gc.isenabled() and gc.get_freeze_count() == 0
 """)
 
 
-def test_a_backend_that_is_not_there_is_told_and_nothing_stays_changed() -> None:
+def test_a_backend_that_is_not_there_is_named_and_nothing_stays_changed() -> None:
     run("""
 import gc, os, sys
 os.environ["KERAS_BACKEND"] = "unknown"

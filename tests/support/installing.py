@@ -35,7 +35,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 
 def copy_sources(folder: Path) -> Path:
-    """Building leaves files beside the sources, so it is done in a copy."""
+    """Copy the sources, since building leaves files among them."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", ".*")
     for part in PARTS:
         path = ROOT / part

@@ -165,7 +165,7 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
 
 
 class Endings(Callback):
-    """Keeps what it is told of the end of a job."""
+    """Keeps what it gets at the end of a job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
     assert timings == {"start", "spark", "finish", "total"}
 
 
-def test_the_end_is_told_of_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_includes_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.training.spark_job._STATUS_SECONDS", 1000.0)  # no news after the first
     trainer = Trainer(
         wrong_model(),

@@ -76,7 +76,7 @@ def test_one_that_stands_still_while_it_is_asked_is_started_again(spark: SparkSe
     assert kinds(events).count("standstill") == 1
 
 
-def test_one_that_stands_still_while_nobody_asks_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_that_stands_still_between_requests_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
     with stopped_server(spark, tmp_path) as (server, _, _):
         until(lambda: server.watch() or server.restarts)
         assert server.ask(center) == START.tolist()

@@ -23,7 +23,7 @@ def test_five_trainers_at_a_time(spark: SparkSession) -> None:
     outcomes: dict[int, Any] = {}
 
     def train(number: int) -> None:
-        rows = 30 + number  # so that nobody's model fits another's server
+        rows = 30 + number  # so that no trainer's model fits another's server
         try:
             trainer = Trainer(
                 counting_model(rows),
@@ -36,7 +36,7 @@ def test_five_trainers_at_a_time(spark: SparkSession) -> None:
             )
             model = trainer.train(counting_rows(spark, rows))
             outcomes[number] = (counts(model), trainer.history.toPandas().samples.sum())
-        except BaseException as error:  # noqa: BLE001 - told by the assertion
+        except BaseException as error:  # noqa: BLE001 - the assertion reports it
             outcomes[number] = error
 
     threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(TRAINERS)]

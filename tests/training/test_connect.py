@@ -30,7 +30,7 @@ from support.training.spark_jobs import accuracy, blobs, committed, servers, tab
 from distkeras import KerasEstimator, KerasModel, Trainer
 from distkeras.transformers import AccuracyEvaluator, LossEvaluator, MinMaxTransformer, ModelPredictor
 
-folder, told = Path(sys.argv[1]), {}
+folder, report = Path(sys.argv[1]), {}
 spark = (
     SparkSession.builder.remote("local[2,2]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
 )
@@ -53,13 +53,13 @@ def predictions(stage, column="prediction"):
 options = {"loss": "sparse_categorical_crossentropy", "worker_optimizer": keras.optimizers.SGD(0.5), "num_epoch": 3}
 trainer = Trainer(wrong_model(), "agn", num_workers=2, batch_size=8, **options)
 trained = trainer.train(df)
-told["accuracy"] = accuracy(trained, x, y)
-told["batches"] = sum(len(batches) for batches in committed(trainer).values())
-told["history"] = trainer.history.count()
-told["samples"] = trainer.history.agg({"samples": "sum"}).first()[0]
-told["events"] = [tuple(row) for row in trainer.events.collect()]
-told["servers"] = servers()
-told["no number of workers"] = said(lambda: Trainer(wrong_model(), "agn", **options).train(df))
+report["accuracy"] = accuracy(trained, x, y)
+report["batches"] = sum(len(batches) for batches in committed(trainer).values())
+report["history"] = trainer.history.count()
+report["samples"] = trainer.history.agg({"samples": "sum"}).first()[0]
+report["events"] = [tuple(row) for row in trainer.events.collect()]
+report["servers"] = servers()
+report["no number of workers"] = said(lambda: Trainer(wrong_model(), "agn", **options).train(df))
 
 stages = {
     "predictor": (ModelPredictor(wrong_model()), ModelPredictor(trained)),
@@ -71,14 +71,14 @@ for name, (first, second) in stages.items():
     path = str(folder / "connect" / name)
     first.save(path)
     if name == "predictor":
-        told["again"] = said(lambda: second.save(path))
+        report["again"] = said(lambda: second.save(path))
     second.write().overwrite().save(path)
 trained.save(folder / "trained.keras")
 model = Pipeline(stages=[ModelPredictor(trained)]).fit(df)
 model.write().overwrite().save(str(folder / "connect" / "pipeline"))
 for place in ("connect", "classic"):
     here = str(folder / place)
-    told[place] = {
+    report[place] = {
         "predictor": predictions(ModelPredictor.load(f"{here}/predictor")),
         "model": predictions(KerasModel.load(f"{here}/model"), "probability"),
         "epochs": KerasEstimator.load(f"{here}/estimator").value("num_epoch"),
@@ -87,11 +87,11 @@ for place in ("connect", "classic"):
     }
 scored = ModelPredictor(trained).transform(df)
 evaluators = (AccuracyEvaluator(), LossEvaluator("sparse_categorical_crossentropy"))
-told["evaluators"] = [evaluator.evaluate(scored) for evaluator in evaluators]
-told["evaluate"] = KerasModel(trained).evaluate(df)
+report["evaluators"] = [evaluator.evaluate(scored) for evaluator in evaluators]
+report["evaluate"] = KerasModel(trained).evaluate(df)
 spark.stop()
-told["stopped"] = said(lambda: trainer.train(df))
-(folder / "told.json").write_text(json.dumps(told))
+report["stopped"] = said(lambda: trainer.train(df))
+(folder / "report.json").write_text(json.dumps(report))
 """
 
 TESTS = Path(__file__).parents[1]
@@ -110,7 +110,7 @@ def df(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, df: DataFrame) -> Path:
-    """What classic Spark has saved, what the client has, and what it told."""
+    """Return the folder with what classic Spark and the client have saved, and with the client's report."""
     from pyspark.ml import Pipeline
 
     place = tmp_path_factory.mktemp("stages")
@@ -141,14 +141,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, df: DataFrame) -> Path:
         text=True,
         timeout=patience(200),
     )
-    told = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]  # the JVM's frames
-    assert done.returncode == 0, "\n".join(told[-60:])
+    lines = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]  # the JVM's frames
+    assert done.returncode == 0, "\n".join(lines[-60:])
     return place
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "told.json").read_text())
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return found
 
 
@@ -157,22 +157,22 @@ def trained(folder: Path) -> keras.Model:
     return keras.models.load_model(folder / "trained.keras")
 
 
-def test_a_job(told: dict[str, Any]) -> None:
-    assert told["accuracy"] > 0.9
-    assert told["batches"] == told["history"]
-    assert told["samples"] == 3 * 64
-    assert told["events"] == []
-    assert told["servers"] == []
+def test_a_job(report: dict[str, Any]) -> None:
+    assert report["accuracy"] > 0.9
+    assert report["batches"] == report["history"]
+    assert report["samples"] == 3 * 64
+    assert report["events"] == []
+    assert report["servers"] == []
 
 
-def test_what_it_hides_must_be_given(told: dict[str, Any]) -> None:
-    assert told["no number of workers"].startswith(
+def test_what_it_hides_must_be_given(report: dict[str, Any]) -> None:
+    assert report["no number of workers"].startswith(
         "ConfigurationError: `num_workers` must be given under Spark Connect"
     )
 
 
-def test_nothing_is_overwritten_unless_told(told: dict[str, Any]) -> None:
-    assert "PATH_ALREADY_EXISTS" in told["again"]
+def test_nothing_is_overwritten_by_default(report: dict[str, Any]) -> None:
+    assert "PATH_ALREADY_EXISTS" in report["again"]
 
 
 LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -183,33 +183,33 @@ LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 @pytest.mark.parametrize("name", ["predictor", "model"])
 def test_each_reads_what_the_other_has_written(
-    name: str, folder: Path, df: DataFrame, told: dict[str, Any], trained: keras.Model
+    name: str, folder: Path, df: DataFrame, report: dict[str, Any], trained: keras.Model
 ) -> None:
     load, column = LOADERS[name]
     for place, model in (("connect", trained), ("classic", wrong_model())):
         found = predictions(load(str(folder / place / name)), df, column)
-        assert found == told[place][name]  # to the bit
+        assert found == report[place][name]  # to the bit
         np.testing.assert_allclose(found, model.predict_on_batch(blobs(64)[0]), rtol=1e-5)
 
 
-def test_parameters_and_pipelines(folder: Path, df: DataFrame, told: dict[str, Any]) -> None:
+def test_parameters_and_pipelines(folder: Path, df: DataFrame, report: dict[str, Any]) -> None:
     from pyspark.ml import PipelineModel
 
     for place, epochs, least in (("connect", 5, -1.0), ("classic", 7, -3.0)):
         here = str(folder / place)
-        assert told[place]["epochs"] == KerasEstimator.load(f"{here}/estimator").value("num_epoch") == epochs
-        assert told[place]["n_min"] == MinMaxTransformer.load(f"{here}/scaling").getOrDefault("n_min") == least
+        assert report[place]["epochs"] == KerasEstimator.load(f"{here}/estimator").value("num_epoch") == epochs
+        assert report[place]["n_min"] == MinMaxTransformer.load(f"{here}/scaling").getOrDefault("n_min") == least
         found = predictions(PipelineModel.load(f"{here}/pipeline"), df)
-        assert found == told[place]["pipeline"] == told[place]["predictor"]
+        assert found == report[place]["pipeline"] == report[place]["predictor"]
 
 
-def test_evaluators(told: dict[str, Any], trained: keras.Model) -> None:
+def test_evaluators(report: dict[str, Any], trained: keras.Model) -> None:
     x, y = blobs(64)
     scores = trained.predict_on_batch(x)
     loss = -np.log(scores[np.arange(64), y]).mean()
-    np.testing.assert_allclose(told["evaluators"], [(scores.argmax(1) == y).mean(), loss], rtol=1e-4)
-    assert told["evaluate"]["loss"] == pytest.approx(loss, rel=1e-4)
+    np.testing.assert_allclose(report["evaluators"], [(scores.argmax(1) == y).mean(), loss], rtol=1e-4)
+    assert report["evaluate"]["loss"] == pytest.approx(loss, rel=1e-4)
 
 
-def test_a_session_that_has_ended(told: dict[str, Any]) -> None:
-    assert told["stopped"].startswith("ConfigurationError: `df` must be of a Spark session that runs")
+def test_a_session_that_has_ended(report: dict[str, Any]) -> None:
+    assert report["stopped"].startswith("ConfigurationError: `df` must be of a Spark session that runs")

@@ -1,4 +1,4 @@
-"""The page of a trainer that trains on Spark: what it is told is what the job's own tables have."""
+"""The page of a trainer that trains on Spark: it gets what the job's own tables have."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def executors_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
-def test_a_second_attempt_by_speculation_harms_nobody(tmp_path: Path) -> None:
+def test_a_second_attempt_by_speculation_does_no_harm(tmp_path: Path) -> None:
     found = outcome(tmp_path, "speculation", patience(60))
     assert found["seconds_with_two"] > 2, "Spark has not speculated"
     assert found["incarnations"] == [1]

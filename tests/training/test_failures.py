@@ -115,10 +115,10 @@ class TestInsideATask:
     def test_an_exception_at_some_step(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
             if step == 3:
-                raise RuntimeError("told to fail")
+                raise RuntimeError("fails on purpose")
 
         model = counting_model(41, step_callback_layer(fail))
-        with pytest.raises(WorkerError, match="told to fail") as caught:
+        with pytest.raises(WorkerError, match="fails on purpose") as caught:
             train(counting_rows(spark, 41), model, loss=total)
         assert type(caught.value) is WorkerError
         assert caught.value.worker in (0, 1)
@@ -129,7 +129,7 @@ class TestInsideATask:
     def test_what_the_others_learned_before_is_left(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
             if step == 3:
-                raise RuntimeError("told to fail")
+                raise RuntimeError("fails on purpose")
 
         trainer = Trainer(
             counting_model(41, step_callback_layer(fail)),
@@ -174,7 +174,7 @@ class TestInsideATask:
     def test_a_rule_that_fails_at_the_server(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """A mistake in a rule's file is told as such, and not as a server that cannot be reached."""
+        """A mistake in a rule's file is reported as such, and not as a server that cannot be reached."""
         site = tmp_path / "sitecustomize.py"
         site.write_text(
             textwrap.dedent(

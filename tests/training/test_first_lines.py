@@ -35,7 +35,7 @@ def train(spark: SparkSession, rows: list[Any]) -> None:
 
 
 SPARSE = "sparse_categorical_crossentropy"
-#: What a user calls, on whatever is passed as a DataFrame, and what the error names.
+#: What a user calls, on an argument in place of a DataFrame, and what the error names.
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a transformer's constructor": (lambda df: OneHotTransformer(0), "output_dim"),
     "transform": (lambda df: MinMaxTransformer(0.0, 1.0, input_col="gone", output_col="x").transform(df), "gone"),

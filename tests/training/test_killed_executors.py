@@ -55,7 +55,7 @@ def require_survived(found: dict[str, dict[str, Any]]) -> None:
         assert ["server", "restart"] in found[f"{kill}@cluster"]["events"]
 
 
-def test_connect_and_the_server_beside_its_client(tmp_path: Path) -> None:
+def test_connect_and_the_server_at_its_client(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     found = run(tmp_path, "connect", "worker@driver", "executor@driver", "worker@estimator", "executor@estimator")
     for one in found.values():

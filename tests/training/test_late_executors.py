@@ -20,7 +20,7 @@ CONF = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_host_that_comes_late_trains_beside_the_one_that_was_there(
+def test_a_host_that_comes_late_trains_with_the_one_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first worker is in the midst of its rows, and goes on only once the other one trains in another executor."""

@@ -52,11 +52,11 @@ def test_a_model_with_a_nan_is_refused_by_the_name_of_its_variable(
         trainer_of(model_with(value, layer, index))
 
 
-def test_an_infinity_that_is_never_trained_is_nobodys_business() -> None:
+def test_an_infinity_that_is_never_trained_is_no_error() -> None:
     assert trainer_of(model_with(-np.inf, "frozen", 1))
 
 
-def test_a_model_that_no_server_takes_is_told_what_helps() -> None:
+def test_the_error_for_a_model_that_no_server_takes_says_what_helps() -> None:
     model = model_with(0.0, "first", 0)
     model.compile("sgd", "mse")
     server = ServerSettings(rule=make("downpour"), workers=1, max_body=3 << 20)

@@ -75,7 +75,7 @@ class TestBar:
         assert " left" not in capsys.readouterr().err
 
     @pytest.mark.parametrize("shown", [False, None])
-    def test_silent_where_nobody_watches(self, capsys: pytest.CaptureFixture[str], shown: bool | None) -> None:
+    def test_silent_where_there_is_no_terminal(self, capsys: pytest.CaptureFixture[str], shown: bool | None) -> None:
         """Under pytest, standard error is no terminal."""
         with Progress(1, 2, shown) as progress:
             progress.update(status(0.5, 64))
@@ -101,7 +101,7 @@ def on_a_terminal(program: str) -> str:
     while True:
         try:
             part = os.read(ours, 4096)
-        except OSError:  # all of it was read, and nobody writes any more
+        except OSError:  # all of it was read, and no process writes any more
             break
         if not part:
             break
@@ -151,7 +151,7 @@ class TestLog:
         )
         assert len(self.lines(caplog)) == 3
 
-    def test_none_beside_a_bar(self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_none_with_a_bar(self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
         with Progress(1, 2, True, every=30.0) as progress:
             progress.update(status(0.5, 64))
         assert self.lines(caplog) == []

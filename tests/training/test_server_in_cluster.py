@@ -42,7 +42,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
 
 
-def test_every_mini_batch_once_and_no_server_beside_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_mini_batch_once_and_no_server_at_the_driver(spark: SparkSession, tmp_path: Path) -> None:
     made = trainer()
     model = made.train(counting_rows(spark, ROWS), checkpoint=tmp_path / "new")
     assert counts(model) == [EPOCHS] * ROWS

@@ -161,7 +161,7 @@ def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
     assert told.code == ERRORS.index(OwnershipLostError)
 
 
-def test_what_no_other_attempt_would_do_better_is_told(tmp_path: Path) -> None:
+def test_what_no_other_attempt_would_do_better_is_reported(tmp_path: Path) -> None:
     running = Running(task(tmp_path, job={"batch_size": 1}))
     until(lambda: incarnation(tmp_path) == 1)
     with driver(tmp_path) as client:
@@ -175,7 +175,7 @@ def test_what_no_other_attempt_would_do_better_is_told(tmp_path: Path) -> None:
         assert text in told[0].error
 
 
-def test_nobody_is_found_where_nothing_is_announced(tmp_path: Path) -> None:
+def test_no_server_is_found_where_none_is_announced(tmp_path: Path) -> None:
     with pytest.raises(ServerLostError, match="there is no server's claim"):
         find(str(tmp_path))
     snapshots = SnapshotDirectory(str(tmp_path), token="0000000a")

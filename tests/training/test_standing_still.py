@@ -1,4 +1,4 @@
-"""A server that stands still while a job runs: it is waited for, then replaced, and never told as something else."""
+"""A server that stands still while a job runs: it is waited for, then replaced, and never reported as another error."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
         assert server.restarts == 0
 
 
-def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
+def test_a_server_that_does_not_answer_is_not_asked_for_ever() -> None:
     deadlines = replace(PATIENT, reply=brief(0.5))
     with (
         ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=deadlines)) as process,
@@ -136,7 +136,7 @@ class TestAServerThatStandsStill:
             assert server.restarts == 1
             assert not psutil.pid_exists(first)
 
-    def test_one_that_nobody_hears_from_is_found_while_nobody_asks(self, tmp_path: Path) -> None:
+    def test_one_that_stands_still_between_requests_is_found(self, tmp_path: Path) -> None:
         with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
             stop(process.pid)
             until(lambda: server.watch() or server.restarts)

@@ -102,7 +102,7 @@ class TestEqualToPlainKeras:
             np.testing.assert_array_equal(one, other)
 
     def test_another_order_gives_other_weights(self, clouds: DataFrame) -> None:
-        """What the tests above compare is not the same whatever one does."""
+        """What the tests above compare is not the same for every order."""
         model = deep_model()
         model.compile(sgd(0.1), SPARSE)
         for batch in reversed(list(batches_of(clouds, self.SPEC))):
@@ -117,7 +117,7 @@ class TestEveryRowOnce:
         assert counts(counter(make("downpour", window=window), workers=workers).train(ones)) == [EPOCHS] * ROWS
 
     def test_agn_of_window_1_counts_with_two_workers_as_downpour_does(self, ones: DataFrame) -> None:
-        # The numbers are exact in float32, so that the workers' turns, which nobody can repeat, play no part.
+        # The numbers are exact in float32, so that the workers' turns, which cannot be repeated, play no part.
         assert counts(counter(make("agn", window=1)).train(ones)) == [EPOCHS] * ROWS
 
     def test_zealous_downpour(self, ones: DataFrame) -> None:

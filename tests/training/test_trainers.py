@@ -145,7 +145,7 @@ class TestEnsemble:
             1
         ).tolist()
 
-    def test_a_failure_is_told(self, spark: SparkSession) -> None:
+    def test_a_failure_is_raised(self, spark: SparkSession) -> None:
         df = spark.createDataFrame(
             [([float("nan"), float(n)], 0) for n in range(20)], "features array<float>, label int"
         )

@@ -32,7 +32,7 @@ def model() -> keras.Model:
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
-    """Columns of many types beside the features, in three partitions of uneven size, one of them empty."""
+    """Return features and columns of many types, in three partitions of uneven size, one of them empty."""
     data = [
         (
             i,
@@ -153,7 +153,7 @@ def test_vectors_among_several_outputs(rows: DataFrame) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_each_row_is_predicted_once_whoever_reads_it(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
+def test_each_row_is_predicted_once_however_it_is_read(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
     """A condition on the prediction, and values made of it, too."""
     decoded = tmp_path / "decoded"
 

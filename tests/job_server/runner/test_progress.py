@@ -22,7 +22,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def context(clock: int, loss: float = 0.5, *, final: bool = False) -> CallbackContext:
     status = Status(clock, 2, 0, 3 * clock, 48 * clock, loss, 1.5, 0.25)
-    return CallbackContext(status, 7.0, lambda: None, lambda: None, lambda _: None, final=final)  # type: ignore[arg-type, return-value]  # nobody asks for the center
+    return CallbackContext(status, 7.0, lambda: None, lambda: None, lambda _: None, final=final)  # type: ignore[arg-type, return-value]  # no one asks for the center
 
 
 def test_a_job_says_that_it_trains_how_it_gets_on_and_how_it_ended(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_job_trains_once_its_driver_says_so(office: Office) -> None:
     assert office.ended(job).state is JobState.DONE
 
 
-def test_a_predict_job_is_told_its_order_and_says_that_it_predicts(office: Office) -> None:
+def test_a_predict_job_gets_its_order_and_says_that_it_predicts(office: Office) -> None:
     job = office.add("wait", kind="predict")
     office.waits(job)
     office.tick_until(lambda: office.look(job).state is JobState.PREDICTING)
@@ -215,7 +215,7 @@ def test_the_next_server_knows_the_truth_about_jobs_that_ran(
     job = office.add("children wait")
     until((office.folder(job).path / "waits").exists)
     until(lambda: office.look(job).state is JobState.TRAINING)
-    office.runner.tick()  # one that is there beside it leaves the job alone
+    office.runner.tick()  # a second runner leaves the job alone while the first is there
     before = office.look(job)
     assert before.server != office.runner.name
     kill(other_server)
@@ -324,7 +324,7 @@ def test_a_driver_that_is_not_visible_is_never_doubled(
 
 
 def drivers_of(folder: Path) -> int:
-    """Return how many drivers of jobs in ``folder`` live, in whichever namespace."""
+    """Return how many drivers of jobs in ``folder`` live, in all namespaces."""
     return sum(
         any("stub_driver" in argument for argument in line) and any(str(folder) in argument for argument in line)
         for line in (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
@@ -408,7 +408,7 @@ def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("said", [b"", b"no\n"])
-def test_a_driver_that_is_not_told_to_go_does_nothing(tmp_path: Path, said: bytes) -> None:
+def test_a_driver_without_the_order_to_go_does_nothing(tmp_path: Path, said: bytes) -> None:
     command = [
         sys.executable,
         "-c",

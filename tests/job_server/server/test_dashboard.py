@@ -33,7 +33,7 @@ def test_the_shell_is_for_everybody_and_has_its_own_policy(service: JobService) 
 
 
 def test_a_stream_ends_with_what_there_is_and_goes_on(service: JobService, job: str) -> None:
-    """No thread of the server is kept for whoever watches."""
+    """A client that watches keeps no thread of the server."""
     answer = service.call("GET", f"/jobs/{job}/stream", "ann")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -74,7 +74,7 @@ def test_a_job_that_has_not_begun_has_no_page_yet(service: JobService, model: by
     assert service.call("GET", f"/jobs/{found}/stream", "ann").body.endswith(b": alive\n\n")
 
 
-def test_the_next_driver_s_journal_is_told_from_its_beginning(service: JobService, job: str) -> None:
+def test_the_next_driver_s_journal_is_sent_from_its_beginning(service: JobService, job: str) -> None:
     first = service.call("GET", f"/jobs/{job}/stream", "ann").body.decode()
     last = first.split("id: ")[-1].split("\n")[0]
     Journal(service.files.of(job).journal).begin(record_of(RecordedJob(3, 5.0)).whole())

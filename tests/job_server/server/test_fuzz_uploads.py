@@ -1,7 +1,7 @@
-"""Uploads that nobody meant well: forms, archives, headers and types of content, made up by Hypothesis.
+"""Malformed and hostile uploads: forms, archives, headers and types of content, made up by Hypothesis.
 
-Whatever comes, the answer is a refusal, or that it was taken; never the server's own failure. A refusal leaves
-nothing on the disk.
+The answer to each is a refusal, or that it was taken; it is never the server's own failure. A refusal leaves nothing
+on the disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.patience import patience
 
 from distkeras.job_server.server.views import PREFIX
 
-#: What a client is told of what it has sent.
+#: Statuses of the answers that refuse what a client has sent.
 REFUSALS = {400, 401, 404, 405, 409, 413, 415, 422, 431, 501}
 #: The server is there for all examples of a test.
 FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -188,7 +188,7 @@ def test_a_form_that_is_none(service: JobService, path: str, kind: str, parts: b
     ),
     tail=st.binary(max_size=50),
 )
-def test_headers_that_nobody_writes(service: JobService, lines: list[bytes], tail: bytes) -> None:
+def test_malformed_headers(service: JobService, lines: list[bytes], tail: bytes) -> None:
     """The answer is a refusal in HTTP, or the connection's end; the next request is answered as ever."""
     head = [f"POST {PREFIX}/jobs HTTP/1.1".encode(), b"Connection: close", *lines]
     with socket.create_connection(("127.0.0.1", service.port), patience(20)) as sock:

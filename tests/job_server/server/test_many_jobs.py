@@ -1,4 +1,4 @@
-"""A thousand jobs, and how long their list takes: told, not judged, for a machine may be slow."""
+"""A thousand jobs, and how long their list takes: that is recorded, not judged, for a machine may be slow."""
 
 from __future__ import annotations
 

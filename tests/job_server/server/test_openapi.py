@@ -26,7 +26,7 @@ CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "401", "403", "404", "409", "422"]
 """
-#: Nobody guesses a job's id, so that its endpoints would answer nothing but 404.
+#: The program cannot guess a job's id, without which a job's endpoints would answer nothing but 404.
 KNOWN = """
 [parameters]
 "path.job" = "{job}"
@@ -49,7 +49,7 @@ ASKED = {
 
 
 def done_job(service: JobService, model: bytes) -> str:
-    """One that has whatever a job can have."""
+    """Return a job that has all that a job can have."""
     job = str(service.submit("ann", model).json["id"])
     assert service.finish(job) is JobState.DONE
     write_journal(service.files.of(job).journal, RecordedJob(2, 10.0), state="done")

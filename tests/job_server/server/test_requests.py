@@ -28,7 +28,7 @@ def told(answer: Any) -> dict[str, Any]:
     return answer.json["error"]
 
 
-def test_a_job_is_taken_and_told_as_the_schema_says(service: JobService, model: bytes) -> None:
+def test_a_job_is_taken_and_shown_as_the_schema_says(service: JobService, model: bytes) -> None:
     answer = service.submit("ann", model, options={"batch_size": 16})
     assert answer.status == 201
     jsonschema.validate(answer.json, JobView.model_json_schema(mode="serialization"))
@@ -97,7 +97,7 @@ def test_a_form_that_is_none_is_refused(service: JobService, fields: dict[str, b
     assert service.send_form("ann", fields, files).status in (413, 422)
 
 
-def test_a_form_s_part_that_nobody_knows_is_named(service: JobService) -> None:
+def test_a_form_s_unknown_part_is_named(service: JobService) -> None:
     job = json.dumps({"rule": "agn", "data": service.data("train.parquet")}).encode()
     answer = service.send_form("ann", {"job": job} | {f"part-{place}": b"" for place in range(10)}, {"model": b"x"})
     assert answer.status == 422
@@ -134,7 +134,7 @@ def test_a_large_body_is_refused_where_the_disk_has_no_room(folder: Path) -> Non
         assert b" 100 " in raw(service, f"{head}Content-Length: {1 << 17}\nExpect: 100-continue\n\n")
 
 
-def test_what_a_browser_sends_by_itself_lets_nobody_in(service: JobService) -> None:
+def test_what_a_browser_sends_by_itself_gives_no_access(service: JobService) -> None:
     """A page from elsewhere can have it send cookies, a password and forms, and no header of its own."""
     token = service.tokens["ann"]
     basic = base64.b64encode(f"ann:{token}".encode()).decode()
@@ -150,7 +150,7 @@ def test_what_a_browser_sends_by_itself_lets_nobody_in(service: JobService) -> N
 
 
 def test_no_token_is_logged(service: JobService, model: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Also of a request that fails in a way that nobody foresaw."""
+    """That holds also for a request that fails in an unforeseen way."""
     token = service.tokens["ann"]
     secret = token.split("_", 2)[2]  # whose letters may themselves be "_"
     job = service.submit("ann", model).json["id"]

@@ -1,6 +1,6 @@
 """Every route of the application, as a stranger, as another user, as an administrator.
 
-The routes are the application's own. One that `ROUTES` does not know fails, until somebody has said here whose it is.
+The routes are the application's own. One that is not in `ROUTES` fails until it is entered there with its owner.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from support.present import present
 from distkeras.job_server.server.app import PUBLIC, create_app
 from distkeras.job_server.states import JobState
 
-#: What a route is about: everybody's; a thing of somebody's, named in its path; a list, which has one's own things; the
-#: making of a thing of one's own; what only administrators may.
+#: What a route is about: something public; a user's thing, named in its path; a list of the caller's own things; the
+#: making of such a thing; what only administrators may do.
 PUBLIC_ONE, THING, LIST, MAKES, ADMIN = "public", "thing", "list", "makes", "admin"
 ROUTES = {
     "GET /": PUBLIC_ONE,
@@ -148,7 +148,7 @@ def test_a_stranger_does_not_learn_what_is_there(service: JobService, path: str)
 
 @pytest.mark.parametrize("route", OTHERS)
 def test_another_user_sees_nothing_of_it(service: JobService, things: Things, route: str, model: bytes) -> None:
-    """What belongs to somebody is not there for others; lists leave it out; what is for administrators says so."""
+    """A user's thing does not exist for other users; lists leave it out; routes for administrators say so."""
     status, body = send(service, route, things.path(route), "ben", model)
     if ROUTES[route] == ADMIN:
         assert status == 403

@@ -42,7 +42,7 @@ def test_a_token_is_whose_it_was_made_for(accounts: Accounts) -> None:
         lambda token: f"dk_{token_id(token)}_",
     ],
 )
-def test_another_token_is_nobodys(accounts: Accounts, spoil: Callable[[str], str]) -> None:
+def test_another_token_is_refused(accounts: Accounts, spoil: Callable[[str], str]) -> None:
     accounts.add_user("ann")
     assert accounts.authenticate(spoil(accounts.add_token("ann"))) is None
 
@@ -55,7 +55,7 @@ def test_a_secret_is_nowhere_in_the_database(accounts: Accounts, sqlite_files: l
     assert secret.encode() not in files
 
 
-def test_the_database_is_nobody_elses_to_read(accounts: Accounts, sqlite_files: list[Path]) -> None:
+def test_only_its_owner_may_read_the_database(accounts: Accounts, sqlite_files: list[Path]) -> None:
     accounts.add_user("ann")
     assert sqlite_files
     assert [path.name for path in sqlite_files if path.stat().st_mode & 0o077] == []

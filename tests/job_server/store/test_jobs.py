@@ -89,7 +89,7 @@ def test_each_driver_of_a_job_is_kept_until_the_job_is_removed(
 
 
 def test_turns_are_fair(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
-    """Who has asked for much does not keep the others waiting, whether jobs run beside each other or in turn."""
+    """A user with many jobs does not keep the others waiting, whether jobs run at the same time or in turn."""
     for _ in range(4):
         add(store, people["ann"])
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_cancelling_ends_what_waits_and_asks_what_runs(store: JobStore, people: 
     assert store.request_cancel(people["ann"], waiting.id).state is JobState.CANCELLED  # again: as it was
     job = claimed(store, people["ann"])
     assert store.request_cancel(people["ann"], job.id).cancel is not None
-    assert not store.move(job, JobState.QUEUED)  # nobody goes on with it
+    assert not store.move(job, JobState.QUEUED)  # no driver goes on with it
     assert store.move(job, JobState.CANCELLED)
     done = claimed(store, people["ann"])
     store.move(done, JobState.DONE)

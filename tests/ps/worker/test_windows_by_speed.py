@@ -71,7 +71,7 @@ def test_a_refused_window_keeps_its_mini_batches() -> None:
     assert windows_of(rule, [refused, refused, *told(3)], size=14) == [8, 8, 8, 3, 3]
 
 
-def test_a_rule_that_pulls_first_is_told_with_the_acknowledgement() -> None:
+def test_a_rule_that_pulls_first_gets_its_window_with_the_acknowledgement() -> None:
     assert windows_of(make("aeasgd", **BY_SPEED), told(3, 2), pulled=8, size=15) == [8, 3, 2, 2]
 
 
@@ -126,7 +126,7 @@ class Turns:
 
 
 @pytest.mark.parametrize(("name", "wire_format"), [("downpour", "int8"), ("mla", "bfloat16"), ("aeasgd", "float32")])
-def test_a_slow_worker_is_told_over_its_socket(name: str, wire_format: str) -> None:
+def test_a_slow_worker_gets_its_window_over_its_socket(name: str, wire_format: str) -> None:
     clock = TurnedClock()
     with Running(make(name, **BY_SPEED), workers=2, world=clock) as running:
         fast, slow = (Turns(running, clock, worker, wire_format=wire_format) for worker in range(2))
@@ -143,7 +143,7 @@ def test_a_slow_worker_is_told_over_its_socket(name: str, wire_format: str) -> N
         slow.close()
 
 
-def test_overlapped_windows_are_told_one_window_later() -> None:
+def test_overlapped_windows_follow_one_window_later() -> None:
     clock = TurnedClock()
     with Running(make("downpour", **BY_SPEED), workers=2, world=clock) as running:
         fast, slow = (Turns(running, clock, worker, overlap=True) for worker in range(2))

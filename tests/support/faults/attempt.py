@@ -29,7 +29,7 @@ class Attempt:
 
     def __init__(self, job: Job, worker: int, number: int) -> None:
         self.worker, self.number = worker, number
-        #: What it was told when it joined.
+        #: The answer that it got when it joined.
         self.welcome: dict[str, Any] | None = None
         #: Whether it joined, went on from a breakpoint, and came to its end.
         self.joined, self.went_on, self.over = threading.Event(), threading.Event(), threading.Event()

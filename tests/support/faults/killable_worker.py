@@ -1,4 +1,4 @@
-"""A toy worker as a process of its own, which says where it is and is told what becomes of it: see `faults.job`.
+"""A toy worker as a process of its own, which reports where it is and waits for orders: see `faults.job`.
 
 It reads its settings, one line of JSON, from standard input. At each of its breakpoints it writes a line and waits for
 the order to go on; its last line says how it ended.
@@ -49,7 +49,7 @@ class Breakpoints:
         return None
 
     def reached(self, phase: str, connection: BreakpointChannel | None) -> None:
-        """Says so, if it is a breakpoint, and does as it is told."""
+        """Report it, if it is a breakpoint, and do what the order says."""
         entry = self.wants(phase)
         if entry is None:
             return
@@ -173,7 +173,7 @@ def main() -> None:
             if (batch.epoch > 0, batch.index) == (True, 0):
                 breakpoints.reached("between-epochs", client.channel)  # type: ignore[arg-type]  # it is one of ours
             yield batch
-        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]  # likewise
+        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]  # it is one of ours
 
     def begin(welcome: Welcome) -> Loop:
         replicas.append(TrackingReplica(size, 1.0, one_hot, np.float32))

@@ -53,7 +53,7 @@ class Namespaces:
         return subprocess.Popen(["ip", "netns", "exec", self._names[host], *command], text=True, **options)
 
     def swallow(self) -> None:
-        """From now on the router forwards nothing, and says so to nobody."""
+        """Have the router forward nothing from now on, and report that to no one."""
         for _, address in HOSTS.values():
             self._run("router", "ip", "route", "add", "blackhole", f"{address}/32")
 

@@ -140,7 +140,7 @@ class Faults:
         ]
 
     def claim(self, number: int) -> Fault | None:
-        """The fault, for whoever is the first to reach its breakpoint."""
+        """Return the fault to the first caller, whose attempt reached its breakpoint first, and None to later ones."""
         with self._lock:
             fault = self.faults[number]
             if fault.claimed:

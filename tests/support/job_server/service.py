@@ -108,7 +108,7 @@ class JobService:
         headers: dict[str, str] | None = None,
         prefix: str = "/api/v1",
     ) -> Answer:
-        """A request, in the name of ``who``; a token of nobody's is taken as it is."""
+        """Send a request in the name of ``who``, a user or, for no known user, a token that is sent as it is."""
         headers = dict(headers or {})
         if who is not None:
             headers["Authorization"] = f"Bearer {self.tokens.get(who, who)}"
@@ -128,7 +128,7 @@ class JobService:
         return self.send_form(who, {"job": json.dumps(given).encode()}, {"model": model})
 
     def predict(self, who: str | None, model: bytes | None, **description: Any) -> Answer:
-        """Likewise, of a predict job."""
+        """Send the form of a predict job."""
         given = {"data": self.data("rows"), "output": self.output(who or "ann"), "name": "train"} | description
         files = {} if model is None else {"model": model}
         return self.send_form(who, {"job": json.dumps(given).encode()}, files, "/predictions")

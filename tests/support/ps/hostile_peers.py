@@ -91,7 +91,7 @@ def drive(client: WorkerClient, batches: Iterator[ToyBatch], *, cut: bool) -> No
 
 
 def undisturbed_center(steps: int, size: int, deadlines: Any) -> np.ndarray:
-    """The center after ``steps`` steps with nobody else about."""
+    """Return the center after ``steps`` steps of one worker alone."""
     with Running(RULE, workers=1, size=size) as running:
         client = WorkerClient(running.address, worker=0, attempt=0, size=size, deadlines=deadlines)
         client.join()

@@ -1,4 +1,4 @@
-"""Somebody between a client and the server: passes everything on, or changes it, or is somebody else."""
+"""A relay between a client and the server: it passes everything on, or changes it, or answers as a stranger."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
     overlap: bool = False,
     wire_format: str = "float32",
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
-    """A real client, what it was told when it joined, and how to begin with a toy replica: for `run_worker`."""
+    """Return a real client, the answer to its joining, and how to begin with a toy replica: for `run_worker`."""
     options = {"deadlines": deadlines, "wire_format": wire_format}
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, **options)
 

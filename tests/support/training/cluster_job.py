@@ -1,8 +1,8 @@
-"""A driver of jobs whose executors die: classic Spark or Connect, the server beside the driver or in the cluster.
+"""A driver of jobs whose executors die: classic Spark or Connect, the server at the driver or in the cluster.
 
 ``python cluster_job.py FOLDER classic|connect MASTER NAME …``, with a name for each job: what is killed in it before
 the "@" ("meeting": nothing, but workers of two executors wait for each other); behind it where the server runs,
-"driver" or "cluster", or, with it beside the driver, "estimator" or "resources", a profile of two cores a task. Prints
+"driver" or "cluster", or, with it at the driver, "estimator" or "resources", a profile of two cores a task. Prints
 a line of JSON for each. A process has classic Spark or Connect, and one context at most; so tests `start` it, and ask
 for the `outcomes`.
 """
@@ -44,7 +44,7 @@ from support.training.spark_jobs import (
     total,
 )
 
-#: Of drivers and executors: these tests, and what this process was told.
+#: Of drivers and executors: these tests, and this process's own.
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 ROWS, EPOCHS, BATCH = 240, 3, 8
 #: Of a worker, at which it happens; a worker has 45.
@@ -52,7 +52,7 @@ STEP = 12
 
 
 def nothing(folder: str) -> None:
-    """Nobody dies."""
+    """No process dies."""
 
 
 def worker(folder: str) -> None:
@@ -100,7 +100,7 @@ KILLS: dict[str, Callable[[str], None]] = {
 
 
 def meeting(marker: Path) -> Callable[[int], None]:
-    """An action for `step_callback_layer`: nobody goes on before workers of two executors have come to a step."""
+    """An action for `step_callback_layer`: no worker goes on before workers of two executors have come to a step."""
 
     def action(now: int) -> None:
         if now == STEP:

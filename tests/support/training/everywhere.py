@@ -1,4 +1,4 @@
-"""What is tried on every kind of cluster: a program that is told how to get a session, and says what became of each.
+"""Checks for every kind of cluster: a program whose arguments say how to get a session, and that reports on each.
 
 ``python everywhere.py FOLDER master URL`` or ``… connect URL``; prints a line of JSON: name of the check to None, or to
 the error that it ended with.

@@ -1,4 +1,4 @@
-"""A job as its server would have told it, made up: commits with their history, without a server."""
+"""A job as its server would have recorded it, made up: commits with their history, without a server."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The *counting model* turns "every row exactly once" into weights: a linear model without a bias over one-hot rows, whose
 loss is the sum of its outputs. Under plain SGD with a learning rate of 1, row i moves weight i by exactly -1, each time
-it is trained on, in whatever batch and order. All numbers are small integers, so float32 is exact.
+it is trained on, in every batch and order. All numbers are small integers, so float32 is exact.
 """
 
 from __future__ import annotations
