@@ -18,6 +18,9 @@ from reproduction.daso import CLAIM as DASO
 from reproduction.elastic import EFFICIENCY, ELASTIC
 from reproduction.momentum import CLAIM as MOMENTUM
 from reproduction.ordered import DELAY_COMPENSATION, ORDERED
+from reproduction.recent.communication import COMMUNICATION
+from reproduction.recent.many_workers import MANY_WORKERS
+from reproduction.recent.slow_worker import SLOW_WORKER
 from reproduction.report import FILES, Findings, Part, report, verdict
 from reproduction.revised import compensation, daso, dynsgd, efficiency, elastic, momentum, ordered, throughput
 from reproduction.running import run_all
@@ -36,6 +39,9 @@ CLAIMS = (
     ORDERED,
     THROUGHPUT,
     DASO,
+    COMMUNICATION,
+    SLOW_WORKER,
+    MANY_WORKERS,
 )
 #: In the order in which they are run: what the first criteria say least of comes first.
 REVISED = {

@@ -142,15 +142,37 @@ class Batches:
     loss: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
     _generators: dict[int, np.random.Generator] = field(default_factory=dict)
+    _taken: dict[int, list[tuple[int, np.ndarray]]] = field(default_factory=dict)
 
     def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
         """The gradient at ``theta`` on the next mini-batch of ``worker``."""
+        return self._gradient(theta, self._add(worker))
+
+    def numbered(self, theta: np.ndarray, worker: int, number: int) -> np.ndarray:
+        """The gradient at ``theta`` on a mini-batch that may have been taken before, whose figures are replaced.
+
+        Args:
+            theta: parameters, shape ``(SIZE,)``.
+            worker: who takes it.
+            number: of the worker's mini-batch, from 0. New ones come in the order of `__call__`.
+        """
+        taken = self._taken.setdefault(worker, [])
+        if number == len(taken):
+            taken.append(self._add(worker))
+        return self._gradient(theta, taken[number])
+
+    def _add(self, worker: int) -> tuple[int, np.ndarray]:
+        """The place of the worker's next mini-batch in the lists, and its rows."""
         if worker not in self._generators:
             self._generators[worker] = np.random.default_rng([self.seed, 2, worker])
-        train = data()["train"]
-        rows = self._generators[worker].integers(0, len(train.y), BATCH)
-        out, loss, accuracy = gradient(theta, scaled(train.x[rows]), train.y[rows])
+        rows = self._generators[worker].integers(0, len(data()["train"].y), BATCH)
         self.worker.append(worker)
-        self.loss.append(loss)
-        self.accuracy.append(accuracy)
+        self.loss.append(math.nan)
+        self.accuracy.append(math.nan)
+        return len(self.worker) - 1, rows
+
+    def _gradient(self, theta: np.ndarray, taken: tuple[int, np.ndarray]) -> np.ndarray:
+        place, rows = taken
+        train = data()["train"]
+        out, self.loss[place], self.accuracy[place] = gradient(theta, scaled(train.x[rows]), train.y[rows])
         return out

@@ -11,7 +11,8 @@ from reproduction.parts import VERDICTS, Check, Figure, Section, Table
 from reproduction.spreads import listed
 
 FRAME = (
-    "This page reports claims of five papers that were tested at small scale. The tests use the simulator of the "
+    "This page reports claims of five papers (sections 1 to 10), and of papers from 2022 on (sections 11 to 13), that "
+    "were tested at small scale. The tests use the simulator of the "
     "parameter server with a virtual clock and the server's own update rules. They train a perceptron (784-32-10, "
     "ReLU, softmax cross-entropy, mini-batches of 32) on Fashion-MNIST, or minimize Beale's function. The papers "
     "trained larger networks on other data for longer. Comparable are the order of the rules, which of them diverge, "
@@ -28,12 +29,15 @@ HONESTY = {
     "between seeds. They were written after the first figures had been seen, and rates were tried with seeds 0 and 1. "
     "The seeds of the middle scale, which they are tested with, had not been used in any run. Five or six seeds left "
     "most criteria of momentum and ormo undecided, and some of elastic, throughput and daso. These were then run with "
-    "ten seeds and the same criteria, with wider grids for momentum (and, after its first figures, for efficiency). "
-    "Each criterion is about a difference taken seed by seed, because runs with the same seed begin alike and draw "
-    "the same mini-batches. It holds if the 95 % interval of the mean difference, by Student's t distribution, lies "
-    "on the right side of the limit. It fails if the interval lies on the other side, and is undecided if the "
-    "interval contains the limit. Such a difference is written as mean [lower, upper].",
+    "ten seeds and the same criteria, with wider grids for momentum (and, after its first figures, for efficiency).",
 }
+INTERVALS = (
+    "Each revised criterion, and each criterion of communication, slow-worker and many-workers, is about a difference "
+    "taken seed by seed, because runs with the same seed begin alike and draw the same mini-batches. It holds if the "
+    "95 % interval of the mean difference, by Student's t distribution, lies on the right side of the limit. It fails "
+    "if the interval lies on the other side, and is undecided if the interval contains the limit. Such a difference is "
+    "written as mean [lower, upper]."
+)
 FILES = {"first": "results.json", "revised": "revised.json"}
 WRITTEN = {"first": "criteria as first written", "revised": "revised ones"}
 TITLES = {"first": "First criteria", "revised": "Revised criteria"}
@@ -132,6 +136,7 @@ def report(found: Findings, chosen: str) -> str:
         "# Reproduction of the papers' claims",
         FRAME,
         *(HONESTY[kind] for kind in kinds),
+        INTERVALS,
         f"Made by {' and '.join(commands)}; do not edit. The figures are in "
         f"{' and '.join(f'[{FILES[kind]}]({FILES[kind]})' for kind in kinds)}. Spreads are mean ± standard deviation "
         "over the seeds.",
@@ -154,18 +159,25 @@ def _summary(part: Part, kind: str) -> str:
 
 
 def _cost(found: Findings) -> list[str]:
-    texts = [
-        f"The {found.scales[kind].name} scale of the {kind} criteria took {sum(seconds.values()) / 60:.0f} minutes of "
-        f"one core ({listed([f'{name} {value / 60:.1f}' for name, value in seconds.items()])})."
-        for kind, seconds in found.seconds.items()
-    ]
+    texts = []
+    for kind, seconds in found.seconds.items():
+        complete = all(part.claim.name in seconds for part in found.parts if part.section(kind) is not None)
+        texts.append(
+            f"The {found.scales[kind].name} scale of the {kind} criteria took {sum(seconds.values()) / 60:.0f} minutes "
+            f"of one core ({listed([f'{name} {value / 60:.1f}' for name, value in seconds.items()])}"
+            + ("" if complete else "; the others were not measured")
+            + ")."
+        )
     if found.cost:
         hours, name = found.cost["hours"], found.cost["scale"]
+        missing = [part.claim.name for part in found.parts if part.claim.name not in hours]
+        without = f" (all claims but {listed(missing)})" if missing else ""
         most = sorted(hours, key=hours.__getitem__, reverse=True)[:3]
         texts.append(
-            f"The {name} scale of the first criteria was not run. Measured on a part ({found.cost['measured']} of its "
-            f"{found.cost['jobs']} jobs, each over a sixteenth of its length), it would take {sum(hours.values()):.1f} "
-            f"hours of one core, most of them for {listed([f'{claim} ({hours[claim]:.1f})' for claim in most])}."
+            f"The {name} scale of the first criteria{without} was not run. Measured on a part "
+            f"({found.cost['measured']} of its {found.cost['jobs']} jobs, each over a sixteenth of its length), it "
+            f"would take {sum(hours.values()):.1f} hours of one core, most of them for "
+            f"{listed([f'{claim} ({hours[claim]:.1f})' for claim in most])}."
         )
         if "revised" in found.seconds and found.scales["revised"].name != name:
             longer = SCALES[name].length / found.scales["revised"].length

@@ -23,6 +23,8 @@ TIMINGS: dict[str, Timing] = {
     "homogeneous": Gamma(),
     "heterogeneous": Gamma(heterogeneous=True),
     "slow workers": SlowWorkers(),
+    "one slow worker": SlowWorkers(share=1 / 8, factor=4.0),
+    "equal workers": SlowWorkers(share=0.0),
 }
 #: Points of a curve in ``results.json``.
 CURVE = 40
@@ -76,18 +78,19 @@ class Run:
 
 def simulated(run: Run, seed: int) -> tuple[Trace, network.Batches]:
     """The run, and the gradients that were asked for."""
-    batches = network.Batches(seed)
+    batches, rule = network.Batches(seed), rules.make(run.rule, **dict(run.options))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # diverging is an outcome here
         trace = simulate(
-            rules.make(run.rule, **dict(run.options)),
+            rule,
             network.initial(seed),
-            batches,
+            batches.numbered if rule.traits.refuses else batches,
             workers=run.workers,
             learning_rate=run.learning_rate,
             timing=TIMINGS[run.timing],
             steps=run.commits,
             seed=seed,
             dtype=np.float32,
+            numbered=rule.traits.refuses,
             measure_gap=run.gap,
         )
     return trace, batches

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reproduction import beale, command, draw, network, running
+from reproduction.recent import search
 from reproduction.revised.cells import reached
 from reproduction.runs import Run, history, simulated
 from reproduction.spreads import Spread, every
@@ -61,6 +62,42 @@ def test_batches_depend_on_the_seed_and_the_worker_alone() -> None:
     np.testing.assert_array_equal(second(theta, 1), two)
     np.testing.assert_array_equal(second(theta, 0), one)
     assert not np.array_equal(other(theta, 0), one)
+
+
+def test_a_mini_batch_that_is_taken_again_replaces_its_figures() -> None:
+    theta, other = network.initial(0), network.initial(1)
+    plain, again = network.Batches(1), network.Batches(1)
+    for number in range(3):
+        np.testing.assert_array_equal(again.numbered(theta, 0, number), plain(theta, 0))
+    assert again.loss == plain.loss
+    assert not np.array_equal(again.numbered(other, 0, 1), again.numbered(theta, 0, 1)), "the same rows, elsewhere"
+    again.numbered(other, 0, 1)
+    assert again.worker == [0, 0, 0]
+    assert (again.loss[0], again.loss[2]) == (plain.loss[0], plain.loss[2])
+    assert again.loss[1] != plain.loss[1]
+
+
+def test_a_refused_window_counts_once_in_the_history() -> None:
+    run = Run("ringmaster", 8, 0.05, 160, "one slow worker", (("window", 1),))
+    trace, batches = simulated(run, 0)
+    assert len(trace.refused) > 0
+    assert set(trace.refused[:, 0]) == {0}, "only the slow worker is late"
+    steps = history(trace, batches)
+    assert len(steps) == 160
+    assert np.isfinite(steps["loss"]).all()
+    own = steps[steps["worker"] == 0]
+    np.testing.assert_allclose(own["seconds"], trace.time[trace.worker == 0])
+
+
+def test_the_search_for_a_rate_goes_to_the_better_neighbor() -> None:
+    tried = []
+
+    def score(rate: float) -> float:
+        tried.append(rate)
+        return {8.0: 0.0, 4.0: 0.0, 2.0: 0.3, 1.0: 0.5, 0.5: 0.5, 0.25: 0.2, 0.125: 0.9}[rate]
+
+    assert search.climb(score, (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125), 8.0) == 0.5, "of equals, the lower"
+    assert tried == [8.0, 4.0, 2.0, 1.0, 0.5, 0.25], "each once; not what lies beyond a worse neighbor"
 
 
 def test_a_model_that_blew_up_guesses() -> None:
@@ -169,6 +206,22 @@ def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
     (tmp_path / "revised.json").write_text(json.dumps(results))
     assert command.main([*options, "--redraw"]) == 0
     assert "Revised criteria: not run at the tiny scale" in (tmp_path / "README.md").read_text()
+
+
+def test_criteria_that_are_decided_by_intervals(tmp_path: Path) -> None:
+    options = ["--scale", "tiny", "--criteria", "first", "--only", "slow-worker", "--out", str(tmp_path)]
+    assert command.main([*options, "--processes", "1"]) == 0
+    text, results = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "results.json").read_text())
+    assert "DynSGD is at 75% before DOWNPOUR, with λ of 1 and 8" in text
+    assert "undecided" in text, "a time that is not reached decides nothing"
+    for one in results["slow-worker"].values():
+        one["reached"] = [100.0 + seed for seed in range(10)]
+    for window in (1, 8):
+        results["slow-worker"][f"dynsgd/{window}"]["reached"] = [90.0 + seed for seed in range(10)]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert command.main([*options, "--redraw"]) == 0
+    (row,) = re.findall(r"^\| \d \| DynSGD is at .* \|$", (tmp_path / "README.md").read_text(), re.M)
+    assert "λ = 1: +10.0 [+10.0, +10.0]; λ = 8: +10.0 [+10.0, +10.0] mean step times earlier | yes |" in row
 
 
 def test_the_cost_of_a_scale_is_measured_on_a_part(tmp_path: Path) -> None:

@@ -1,0 +1,217 @@
+"""Claim 13: staleness with up to 64 workers of mixed speeds, with rates chosen again and with rates that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reproduction import draw
+from reproduction.claims import Claim, Criteria, Job, Results, Scale
+from reproduction.parts import Check, Figure, Section, Table
+from reproduction.recent.search import SEARCH, accuracy, at_rate, cell, searched
+from reproduction.runs import Run
+from reproduction.spreads import Spread, every, listed
+
+WORKERS, BUDGET, TIMING = (4, 16, 64), 6000, "heterogeneous"
+FEW, SOME, MANY = WORKERS
+#: Points that a rule may lose with many workers while its rate is kept.
+KEEPS = 10.0
+NAMES = {
+    "downpour": "DOWNPOUR",
+    "dynsgd": "DynSGD",
+    "delay_adaptive": "delay-adaptive",
+    "ringmaster": "Ringmaster",
+    "fedbuff": "FedBuff",
+    "delayed_nesterov": "delayed Nesterov",
+    "naive": "Nesterov, not delayed",
+    "mla": "MLA",
+    "dana_slim": "DANA-Slim",
+}
+#: Where the search for the rate begins, by the number of workers.
+STARTS = {
+    "downpour": (0.05, 0.0125, 0.003),
+    "dynsgd": (0.2, 0.2, 0.2),
+    "delay_adaptive": (0.05, 0.0125, 0.003),
+    "ringmaster": (0.05, 0.0125, 0.003),
+    "fedbuff": (0.2, 0.2, 0.2),
+    "delayed_nesterov": (0.05, 0.05, 0.05),
+    "naive": (0.0125, 0.003, 0.0008),
+    "mla": (0.05, 0.0125, 0.003),
+    "dana_slim": (0.0125, 0.006, 0.0015),
+}
+
+
+def seeds(scale: Scale) -> tuple[int, ...]:
+    """Five: there are 45 settings."""
+    return scale.many[:5]
+
+
+def _configured(kind: str, n: int, gradients: int) -> Run:
+    if kind == "naive":
+        return Run("delayed_nesterov", n, 0.0, gradients, TIMING, (("window", 1), ("period", 1)))
+    # DANA-Slim has no window: it commits after each step.
+    return Run(kind, n, 0.0, gradients, TIMING, () if kind == "dana_slim" else (("window", 1),))
+
+
+def _at_best(kind: str, n: int, gradients: int) -> Run:
+    return searched(_configured(kind, n, gradients), STARTS[kind][WORKERS.index(n)])
+
+
+def own(kind: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Figures at the rate that is best for the rule and n."""
+    return cell(_at_best(kind, n, gradients), seeds)
+
+
+def kept(kind: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Figures at the rate that is best for few workers."""
+    rate = _at_best(kind, FEW, gradients).rate
+    return cell(replace(_configured(kind, n, gradients), rate=rate), seeds)
+
+
+def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 13 needs."""
+    gradients = scale.budget(BUDGET, MANY)
+    found: dict[str, Job] = {}
+    for kind in NAMES:
+        found |= {f"own/{kind}/{n}": partial(own, kind, n, gradients, seeds(scale)) for n in WORKERS}
+        found |= {f"kept/{kind}/{n}": partial(kept, kind, n, gradients, seeds(scale)) for n in WORKERS[1:]}
+    return found
+
+
+class _WorkerFigures:
+    """Accuracy by rule and number of workers, with rates chosen for each number or kept from few workers."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+
+    def __call__(self, kind: str, n: int, choice: str = "own") -> Spread:
+        return accuracy(self.results[self.name(kind, n, choice)])
+
+    def name(self, kind: str, n: int, choice: str) -> str:
+        """Of the job; with few workers, both choices are one."""
+        return f"{'own' if n == FEW else choice}/{kind}/{n}"
+
+    def lead(self, kind: str, other: str, counts: tuple[int, ...], paper: str) -> Check:
+        """Whether ``kind`` ends above ``other``, each at its own rates."""
+        leads = {n: self(kind, n) - self(other, n) for n in counts}
+        return Check(
+            f"own rates: {NAMES[kind]} ends above {NAMES[other]} with n = {listed(counts)}",
+            paper,
+            "by points: " + "; ".join(f"n = {n}: {one.interval()}" for n, one in leads.items()),
+            every([one.above(0) for one in leads.values()]),
+        )
+
+    def lost(self, kind: str) -> Spread:
+        """From few workers to many, at the same rate."""
+        return self(kind, FEW) - self(kind, MANY, "kept")
+
+    def checks(self) -> list[Check]:
+        """All criteria."""
+        adaptive = ("dynsgd", "delay_adaptive", "ringmaster")
+        plain, lost = self.lost("downpour"), {kind: self.lost(kind) for kind in adaptive}
+        papers = {
+            "dynsgd": "stable where DOWNPOUR diverges, at one rate (thesis, Figures 2.13 to 2.15, n = 20)",
+            "delay_adaptive": "the step is limited by the number of workers, not by the longest delay (2206.08307)",
+            "ringmaster": "“outperforms existing methods” in time (2501.16168)",
+        }
+        others = (
+            ("fedbuff", "downpour", (MANY,), "“robust to different staleness distributions” (2106.06639, abstract)"),
+            (
+                "delayed_nesterov",
+                "naive",
+                (SOME, MANY),
+                "momentum with stale movements is the “key challenge” that the delay meets (2401.09135, abstract)",
+            ),
+            (
+                "mla",
+                "delayed_nesterov",
+                (SOME, MANY),
+                "“consistently outperforms asynchronous and synchronous DiLoCo methods” (OpenReview 4O8nzTkHPI)",
+            ),
+        )
+        return [
+            *(self.lead(kind, "downpour", (MANY,), papers[kind]) for kind in adaptive),
+            Check(
+                f"rate kept from n = {FEW}: DOWNPOUR loses at least {KEEPS:g} points up to n = {MANY}",
+                "n = 10 converges, n = 20 diverges at the same rate (thesis, Figure 2.13)",
+                f"it loses {plain.interval(1)} points",
+                plain.above(KEEPS / 100),
+            ),
+            Check(
+                f"rate kept from n = {FEW}: {listed([NAMES[kind] for kind in adaptive])} each lose less than "
+                f"{KEEPS:g} points up to n = {MANY}",
+                "not asked so; their steps shrink with the staleness, or what is stale is refused",
+                "they lose points: " + "; ".join(f"{NAMES[kind]} {one.interval(1)}" for kind, one in lost.items()),
+                every([one.below(KEEPS / 100) for one in lost.values()]),
+            ),
+            *(self.lead(*other) for other in others),
+        ]
+
+
+def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 13, from its figures."""
+    of = _WorkerFigures(results)
+    header = ("rule", *(f"n = {n}" for n in WORKERS))
+    tables = [
+        Table(
+            "Final test accuracy (%) at each setting's own rate",
+            header,
+            [(title, *(at_rate(results[f"own/{kind}/{n}"], kind) for n in WORKERS)) for kind, title in NAMES.items()],
+        ),
+        Table(
+            f"Final test accuracy (%) at the rate that is best for n = {FEW}",
+            header,
+            [(title, *(of(kind, n, "kept").percent for n in WORKERS)) for kind, title in NAMES.items()],
+        ),
+    ]
+    stale = {n: Spread.of(results[f"own/downpour/{n}"]["staleness"]) for n in WORKERS}
+    refused = {n: Spread.of(results[f"own/ringmaster/{n}"]["refused"]) for n in WORKERS}
+    text = (
+        f"The mean staleness of DOWNPOUR's commits is {listed([one.show(1) for one in stale.values()])} with n = "
+        f"{listed(WORKERS)}. Ringmaster refused {listed([one.show(0) for one in refused.values()])} commits."
+    )
+    setting = (
+        f"{scale.budget(BUDGET, MANY):,} mini-batches a run, shared by the workers; windows of 1; heterogeneous "
+        "gamma-distributed times (Hakimi et al., Algorithm 12), because equal workers are never staler than the "
+        "thresholds of delay-adaptive and Ringmaster, which are then DOWNPOUR; other hyper-parameters at their "
+        "defaults. “Nesterov, not delayed” is delayed Nesterov with N = 1, which its paper calls naive. "
+        f"{SEARCH}, for each rule and n, on the held-out rows. Then the rate of n = {FEW} is kept for more workers. "
+        f"Ringmaster's refused mini-batches are computed again and count once. Seeds {listed(seeds(scale))}."
+    )
+    caption = (
+        f"Test accuracy over the number of workers, each number with its own rate (left), and with the rate that is "
+        f"best for n = {FEW} (right). Bars: one standard deviation."
+    )
+    return Section(setting, of.checks(), [*tables, text, Figure(_picture(of, folder), caption)])
+
+
+def _picture(of: _WorkerFigures, folder: Path) -> str:
+    figure, axes = draw.panels(2, 1, 4.4, sharey=True)
+    titles = {"own": "own rate for each n", "kept": f"rate of n = {FEW} kept"}
+    for ax, (choice, text) in zip(axes.flat, titles.items(), strict=True):
+        for place, (kind, title) in enumerate(NAMES.items()):
+            beside = [n * 1.03 ** (place - 4) for n in WORKERS]  # bars of one n next to each other
+            draw.spreads(ax, beside, [of(kind, n, choice) for n in WORKERS], place, title, 100)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(WORKERS, [str(n) for n in WORKERS])
+        ax.set_ylim(0, 100)
+        draw.finish(ax, "workers n", "test accuracy (%)", text, legend=False)
+        ax.label_outer()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=3, loc="outside lower center", frameon=False, fontsize=8)
+    return draw.save(figure, folder, "many-workers.png")
+
+
+MANY_WORKERS = Claim(
+    name="many-workers",
+    title="Rules that mind staleness hold with 64 workers of mixed speeds",
+    says="With more workers of different speeds, commits are staler. Counting stale ones for less, refusing them, "
+    "collecting commits in a buffer, renewing the momentum once in n of them, or looking ahead along it keeps the "
+    "accuracy where DOWNPOUR and plain momentum lose it.",
+    source="Hermans 2017, Section 2.3; Koloskova et al. 2022 (arXiv 2206.08307); Maranjyan et al. 2025 (arXiv "
+    "2501.16168); Nguyen et al. 2022 (arXiv 2106.06639); Liu et al. 2024 (arXiv 2401.09135); Ajanthan et al. 2025 "
+    "(OpenReview 4O8nzTkHPI)",
+    first=Criteria(jobs, section),
+)

@@ -1,0 +1,180 @@
+"""Claim 12: time to an accuracy while one worker of eight is four times slower."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reproduction import draw
+from reproduction.claims import Claim, Criteria, Job, Results, Scale
+from reproduction.parts import Check, Figure, Section, Table
+from reproduction.recent.search import SEARCH, cell, figures, held_out, ladder, searched
+from reproduction.runs import Run
+from reproduction.spreads import Spread, chosen, every, listed
+
+WORKERS, TARGET, FACTOR = 8, 0.75, 4
+#: Mini-batches of a run by the window: DOWNPOUR needs more with a long one to reach the target.
+BUDGETS = {1: 4000, 8: 10_000}
+WINDOWS = tuple(BUDGETS)
+SHORT, LONG = WINDOWS
+SLOW, EQUAL = "one slow worker", "equal workers"
+NAMES = {
+    "downpour": "DOWNPOUR",
+    "dynsgd": "DynSGD",
+    "delay_adaptive": "delay-adaptive",
+    "ringmaster": "Ringmaster",
+}
+#: Where the search for the rate begins, by window.
+STARTS = {"downpour": (0.05, 0.006), "dynsgd": (0.2, 0.1), "delay_adaptive": (0.05, 0.006), "ringmaster": (0.05, 0.006)}
+#: How much longer the same number of steps takes with the slow worker.
+WORK = WORKERS / (WORKERS - 1 + 1 / FACTOR)
+
+
+def _run(rule: str, window: int, gradients: int, timing: str) -> Run:
+    return Run(rule, WORKERS, 0.0, gradients, timing, options=(("window", window),))
+
+
+@cache
+def _speed(run: Run, seed: int) -> float:
+    """Above 1 for a run that reaches the target, and higher the sooner; else the held-out accuracy."""
+    time = figures(run, seed, TARGET)["reached"]
+    return 1 + 1 / time if math.isfinite(time) else held_out(run, seed)
+
+
+def measured(rule: str, window: int, gradients: int, timing: str, seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Figures of a rule at the rate with which it reaches the target soonest."""
+    run = _run(rule, window, gradients, timing)
+    return cell(searched(run, STARTS[rule][WINDOWS.index(window)], _speed), seeds, TARGET)
+
+
+def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 12 needs."""
+    cases = [(rule, window, SLOW) for rule in NAMES for window in WINDOWS]
+    cases += [("downpour", window, EQUAL) for window in WINDOWS]
+    return {
+        _name(rule, window, timing): partial(
+            measured, rule, window, scale.budget(BUDGETS[window], LONG), timing, scale.many
+        )
+        for rule, window, timing in cases
+    }
+
+
+def _name(rule: str, window: int, timing: str = SLOW) -> str:
+    return f"{rule}/{window}" if timing == SLOW else f"{timing}/{rule}/{window}"
+
+
+class _TimeFigures:
+    """Mean step times of an equal worker until the training accuracy is at the target, by setting."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+
+    def __call__(self, rule: str, window: int, timing: str = SLOW) -> Spread:
+        return Spread.of(self.results[_name(rule, window, timing)]["reached"])
+
+    def earlier(self, rule: str, other: str = "downpour") -> Check:
+        """Whether ``rule`` reaches the target before ``other``, with either window."""
+        saved = {window: self(other, window) - self(rule, window) for window in WINDOWS}
+        paper = {
+            "dynsgd": "a stale commit counts for less (thesis, Section 2.3.2); not measured so",
+            "delay_adaptive": "the number of workers limits the step, not the longest delay (2206.08307, Theorem 8)",
+            "ringmaster": "“optimal time complexity” for any speeds (2501.16168, abstract)",
+        }
+        against = "faster than Delay-Adaptive ASGD in the experiments (2501.16168, Section G)"
+        return Check(
+            f"{NAMES[rule]} is at {TARGET:.0%} before {NAMES[other]}, with λ of {listed(WINDOWS)}",
+            paper[rule] if other == "downpour" else against,
+            "; ".join(f"λ = {window}: {one.interval(1, 1)}" for window, one in saved.items())
+            + " mean step times earlier",
+            every([one.above(0) for one in saved.values()]),
+        )
+
+    def control(self) -> Check:
+        """Whether the slow worker does more harm than by the steps that it does not take."""
+        with np.errstate(invalid="ignore"):  # a time that was not reached is infinite, and decides nothing
+            ratios = {
+                window: Spread.of(np.divide(self("downpour", window).values, self("downpour", window, EQUAL).values))
+                for window in WINDOWS
+            }
+        return Check(
+            f"the slow worker costs DOWNPOUR more than the steps that are not taken, a factor of {WORK:.2f}, with λ of "
+            f"{listed(WINDOWS)}",
+            "the longest delay limits the step, and so the speed, of plain asynchronous SGD (2206.08307)",
+            "; ".join(f"λ = {window}: {one.show()} times as long" for window, one in ratios.items()),
+            every([one.above(WORK) for one in ratios.values()]),
+        )
+
+
+def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 12, from its figures."""
+    of = _TimeFigures(results)
+    checks = [of.control(), *(of.earlier(rule) for rule in ("dynsgd", "delay_adaptive", "ringmaster"))]
+    checks.append(of.earlier("ringmaster", "delay_adaptive"))
+    rows: list[tuple[str, ...]] = []
+    for rule, window, timing in [
+        *((rule, window, SLOW) for window in WINDOWS for rule in NAMES),
+        *(("downpour", window, EQUAL) for window in WINDOWS),
+    ]:
+        found = results[_name(rule, window, timing)]
+        rate = chosen(found["rate"], ladder(rule))
+        refused = Spread.of(found["refused"]).show(0) if rule == "ringmaster" else "–"
+        title = NAMES[rule] + ("" if timing == SLOW else ", equal workers")
+        accuracy = Spread.of(found["accuracy"]).percent
+        rows.append((title, str(window), rate, _time(of(rule, window, timing)), accuracy, refused))
+    table = Table(
+        f"Time until the training accuracy is at {TARGET:.0%}",
+        ("rule", "λ", "rate", "time (mean step times)", "test accuracy at the end (%)", "refused commits"),
+        rows,
+    )
+    budgets = [f"{scale.budget(one, LONG):,}" for one in BUDGETS.values()]
+    setting = (
+        f"n = {WORKERS}, one of them {FACTOR} times slower than the others; gamma-distributed times with a coefficient "
+        f"of variation of 0.1; an exchange takes no time. {listed(budgets)} mini-batches a run with λ of "
+        f"{listed(WINDOWS)} that are applied; those that Ringmaster refuses come on top, and take their time. The mean "
+        f"step time is that of a worker that is not slow. {SEARCH}, for each rule and λ, by the time; the target and "
+        "the numbers of mini-batches were set after trials with seed 0. Rules' thresholds at their defaults: T = n, "
+        f"R = 2n, P = 1. Seeds {scale.many[0]} to {scale.many[-1]}."
+    )
+    caption = f"Time until the training accuracy is at {TARGET:.0%}, by seed (dots), with the mean's 95 % interval."
+    return Section(setting, checks, [table, Figure(_picture(of, folder), caption)])
+
+
+def _time(spread: Spread) -> str:
+    return spread.show(1) if math.isfinite(spread.mean) else "not reached with every seed"
+
+
+def _picture(of: _TimeFigures, folder: Path) -> str:
+    figure, axes = draw.panels(2, 1, 3.2)
+    for ax, window in zip(axes.flat, WINDOWS, strict=True):
+        bars = {
+            "DOWNPOUR,\nequal workers": of("downpour", window, EQUAL),
+            **{title: of(rule, window) for rule, title in NAMES.items()},
+        }
+        for place, spread in enumerate(bars.values()):
+            color = draw.COLORS[place % len(draw.COLORS)]
+            values = [value for value in spread.values if math.isfinite(value)]
+            ax.plot(values, [place] * len(values), ".", color=color, alpha=0.5)
+            if math.isfinite(spread.mean):
+                ax.errorbar(spread.mean, place + 0.2, xerr=spread.error, fmt="o", color=color, capsize=3, markersize=5)
+        ax.set_yticks(range(len(bars)), list(bars))
+        ax.set_ylim(len(bars) - 0.4, -0.6)
+        ax.set_xlim(left=0)
+        draw.finish(ax, "time (mean step times)", "", f"λ = {window}", legend=False)
+    axes[0, 1].set_yticklabels([])
+    return draw.save(figure, folder, "slow-worker.png")
+
+
+SLOW_WORKER = Claim(
+    name="slow-worker",
+    title="Rules that mind staleness are sooner at an accuracy when one worker is slow",
+    says="A worker that is always late commits what was computed far in the past. Refusing such commits and computing "
+    "them again (Ringmaster), or counting them for less (delay-adaptive, DynSGD), lets the others go on at a higher "
+    "rate.",
+    source="Maranjyan et al. 2025 (arXiv 2501.16168); Koloskova et al. 2022 (arXiv 2206.08307); Hermans 2017, Section "
+    "2.3.2",
+    first=Criteria(jobs, section),
+)
