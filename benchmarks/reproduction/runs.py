@@ -38,7 +38,8 @@ class Run:
         rule: its name.
         workers: n.
         rate: learning rate, at its full height.
-        gradients: mini-batches in all; each of the workers' windows takes its share of them.
+        gradients: mini-batches in all; each of the workers' windows takes its share of them. Where windows follow the
+            workers' speeds, as many as if all were as fast as the fastest.
         timing: a key of `TIMINGS`.
         options: the rule's hyper-parameters.
         decay: commits: by a tenth at a half and at three quarters, as in papers that decay.
@@ -60,8 +61,9 @@ class Run:
     def commits(self) -> int:
         """Commits in all; whole rounds, where there are rounds."""
         rule = rules.make(self.rule, **dict(self.options))
-        assert isinstance(rule.window, int), "a simulation has no epochs"
-        commits = max(1, self.gradients // rule.window)
+        window = rule.window_by_speed or rule.window
+        assert isinstance(window, int), "a simulation has no epochs"
+        commits = max(1, self.gradients // window)
         # A round that did not end has moved nothing.
         return -(-commits // self.workers) * self.workers if rule.traits.synchronous else commits
 

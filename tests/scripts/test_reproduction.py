@@ -89,6 +89,16 @@ def test_a_refused_window_counts_once_in_the_history() -> None:
     np.testing.assert_allclose(own["seconds"], trace.time[trace.worker == 0])
 
 
+def test_windows_that_follow_the_speeds_are_whole_runs() -> None:
+    run = Run("downpour", 8, 0.01, 800, "one slow worker", (("window", "by_speed"), ("window_max", 8)))
+    trace, batches = simulated(run, 0)
+    assert len(trace.worker) == run.commits == 100
+    first, *later = trace.steps[trace.worker == 0]
+    assert first == 8, "its speed is not known yet"
+    assert set(later) == {1, 2}, "a quarter of 8, or a little less where another one was fast by chance"
+    assert len(history(trace, batches)) == trace.steps.sum()
+
+
 def test_the_search_for_a_rate_goes_to_the_better_neighbor() -> None:
     tried = []
 
