@@ -10,6 +10,17 @@ from mutants.optimizers import OPTIMIZERS
 from mutants.protocol import PROTOCOL
 from mutants.resume import RESUME
 from mutants.server import SERVER
+from mutants.speeds import SPEEDS
 from mutants.transport import TRANSPORT
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *CENTER, *SERVER, *CHECKPOINT, *TRANSPORT, *DRIVER, *RESUME, *OPTIMIZERS)
+MUTANTS: tuple[Mutant, ...] = (
+    *PROTOCOL,
+    *CENTER,
+    *SERVER,
+    *CHECKPOINT,
+    *TRANSPORT,
+    *DRIVER,
+    *RESUME,
+    *OPTIMIZERS,
+    *SPEEDS,
+)

@@ -108,8 +108,8 @@ CENTER = (
     Mutant(
         "a successor need not pull",
         LEASES,
-        "attempt, self._now()\n            lease.require_pull()",
-        "attempt, self._now()",
+        "attempt, self._now(), None\n            lease.require_pull()",
+        "attempt, self._now(), None",
         "its first commit has its predecessor's staleness, and may be computed from nothing",
         _TESTS,
     ),

@@ -87,8 +87,8 @@ RESUME = (
     Mutant(
         "a successor commits from what its predecessor was sent",
         LEASES,
-        "            lease.attempt, lease.active_at = attempt, self._now()\n            lease.require_pull()\n",
-        "            lease.attempt, lease.active_at = attempt, self._now()\n",
+        "lease.speed = attempt, self._now(), None\n            lease.require_pull()\n",
+        "lease.speed = attempt, self._now(), None\n",
         "staleness counts from what another attempt was sent",
         (*_CENTER, *_SIMULATED),
     ),
@@ -104,10 +104,8 @@ RESUME = (
     Mutant(
         "a window of an elastic rule begins a commit late",
         LEASES,
-        '        """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""\n'
-        "        self.released = clock\n",
-        '        """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""\n'
-        "        self.released = clock - 1\n",
+        "        self.release(clock, at)\n",
+        "        self.release(clock - 1, at)\n",
         "a worker that is alone is stale",
         (*_CENTER, *_SIMULATED),
     ),

@@ -89,8 +89,8 @@ def test_exchanges_count_in_a_speed() -> None:
 
 
 def test_what_waits_at_a_busy_server_has_arrived() -> None:
-    # The server is what takes time: 2 s an exchange, one after the other. Windows are of what the workers take.
-    trace = run(make("downpour", window="by_speed", window_max=8), communication=Communication(service=2.0), steps=60)
+    # The server is what takes time: 20 s an exchange, one after the other. Windows are of what the workers take.
+    trace = run(make("downpour", window="by_speed", window_max=8), communication=Communication(service=20.0), steps=60)
     assert windows_of(trace, 0)[1:] == [2] * (len(windows_of(trace, 0)) - 1)
 
 

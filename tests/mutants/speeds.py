@@ -1,0 +1,170 @@
+"""Faults in windows that follow the workers' speeds."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_SPEEDS, _LEASES, _CENTER, _LOOP = (
+    "ps/center/speeds.py",
+    "ps/center/leases.py",
+    "ps/center/center.py",
+    "ps/worker/loop.py",
+)
+_AT_CENTER = ("tests/ps/center/test_speeds.py",)
+_AT_WORKER = ("tests/ps/worker/test_windows_by_speed.py",)
+_IN_TIME = ("tests/ps/simulation/test_windows_by_speed.py",)
+
+SPEEDS = (
+    Mutant(
+        "the slowest worker is the measure",
+        _SPEEDS,
+        "fastest = max(",
+        "fastest = min(",
+        "windows are longer than the longest one",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a window may have no step",
+        _SPEEDS,
+        "return max(1, math.floor(",
+        "return max(0, math.floor(",
+        "a slow worker commits nothing, for ever",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "windows are rounded up",
+        _SPEEDS,
+        "math.floor(longest",
+        "math.ceil(longest",
+        "slow workers take longer than the fastest one",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a whole quotient may be rounded down",
+        _SPEEDS,
+        " * (1 + _ROUNDING)))",
+        "))",
+        "a window is a step shorter than it should be, by a rounding error",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a worker that is not measured has the shortest window",
+        _SPEEDS,
+        "        return longest\n",
+        "        return 1\n",
+        "every worker begins with a window of one step",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a speed outlives its attempt",
+        _LEASES,
+        "attempt, self._now(), None",
+        "attempt, self._now(), lease.speed",
+        "a successor is taken for as fast as its predecessor",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a speed is steps times seconds",
+        _LEASES,
+        "self.speed = steps / max(",
+        "self.speed = steps * max(",
+        "slow workers have long windows",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a window without time has an infinite speed",
+        _LEASES,
+        "max(arrived - self.released_at, _SHORTEST)",
+        "(arrived - self.released_at)",
+        "a commit that comes at once ends the job",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "what a commit waits for at the server counts",
+        _CENTER,
+        "self._monotonic() if arrived is None else arrived)",
+        "self._monotonic())",
+        "a busy server makes all its workers equally slow",
+        _AT_CENTER + _IN_TIME,
+    ),
+    Mutant(
+        "a worker that has left is the measure",
+        _CENTER,
+        "speeds = [self.leases[other].speed for other in self.scheduler.active]",
+        "speeds = [lease.speed for lease in self.leases.values()]",
+        "those that remain have short windows for nothing",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "a refused commit is measured",
+        _CENTER,
+        "            self.refused += 1\n",
+        "            self.refused += 1\n            lease.measure(commit.steps, self._monotonic())\n",
+        "steps that do not count make a worker fast",
+        _AT_CENTER,
+    ),
+    Mutant(
+        "rounds may have windows by speed",
+        "ps/center/schedulers.py",
+        "if rule.window_by_speed is not None:",
+        "if False:",
+        "what each worker does in a round depends on its speed",
+        _IN_TIME,
+    ),
+    Mutant(
+        "a schedule has speeds",
+        "ps/simulation/simulate.py",
+        "if timing is None and rule.window_by_speed is not None:",
+        "if False:",
+        "numbers of commits are taken for seconds",
+        _IN_TIME,
+    ),
+    Mutant(
+        "a simulated exchange arrives when it is processed",
+        "ps/simulation/virtual_clock.py",
+        "job.exchange(worker, self._arrivals[worker])",
+        "job.exchange(worker)",
+        "a busy server makes all its workers equally slow",
+        _IN_TIME,
+    ),
+    Mutant(
+        "a worker that pulls first is not told",
+        _LOOP,
+        "        self._take_window(acknowledged)\n",
+        "",
+        "elastic rules keep the longest window",
+        _AT_WORKER,
+    ),
+    Mutant(
+        "an overlapping worker is not told",
+        _LOOP,
+        "        self._take_window(self._latest)\n",
+        "",
+        "with overlap, all workers keep the longest window",
+        _AT_WORKER,
+    ),
+    Mutant(
+        "a silent reply resets the window",
+        _LOOP,
+        "self.state.window = reply.window or self.state.window",
+        "self.state.window = reply.window",
+        "a slow worker whose acknowledgement was lost has the longest window again",
+        _AT_WORKER,
+    ),
+    Mutant(
+        "an acknowledgement does not say the window",
+        "ps/server/dispatcher.py",
+        "refused=refused, window=window)\n            released",
+        "refused=refused)\n            released",
+        "elastic rules keep the longest window on a server, and not in a simulation",
+        _AT_WORKER,
+    ),
+    Mutant(
+        "the longest window is the rule's default, whatever is asked for",
+        "ps/rules/base.py",
+        "return self.window_max or (",
+        "return (",
+        "`window_max` is ignored",
+        _AT_CENTER,
+    ),
+)
