@@ -30,6 +30,11 @@ SOON = {
     "the-first-state-is-kept": 20,
     "a-state-is-sent-once": 20,
     "a-state-is-that-of-a-later-commit": 100,
+    "windows-follow-the-slowest": 20,
+    "a-successor-has-its-predecessors-speed": 100,
+    "a-speed-is-measured-from-the-first-center": 20,
+    "a-speed-counts-from-the-commit-before": 40,
+    "workers-keep-the-longest-window": 40,
 }
 
 

@@ -16,7 +16,7 @@ from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.training.supervisor import Supervisor
-from simulation import disk_mutations, rule_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
+from simulation import disk_mutations, rule_mutations, speed_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
 from simulation.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulation.world import VirtualChild
 
@@ -55,10 +55,10 @@ def _reply_before_apply() -> list[Patch]:
     """The worker hears that its commit is applied, which it will be soon."""
     commit = Center.commit
 
-    def later(self: Center, message: Any, parts: Any) -> bool:
+    def later(self: Center, message: Any, parts: Any, arrived: float) -> bool:
         queue = self.__dict__.setdefault("mutant", [])
         done = [commit(self, *queue.pop(0))] if queue else []
-        queue.append((message, parts))
+        queue.append((message, parts, arrived))
         return bool(done) or True
 
     return [(Center, "commit", later)]

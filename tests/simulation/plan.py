@@ -12,7 +12,7 @@ from distkeras.ps.checkpoint.snapshot import checksum_of, sum_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule
-from distkeras.ps.rules.base import AUTO
+from distkeras.ps.rules.base import AUTO, BY_SPEED
 from distkeras.ps.transport.deadlines import Deadlines
 from simulation.outer import BUFFERED
 
@@ -330,7 +330,11 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         drawn["faults"] = (Fault("kill server", 15 + int(60 * chance.random())),)
     plan = replace(plan, **drawn)
     plan = _in_cluster(plan, chance) if plan.every and not damage and chance.random() < _CLUSTER else plan
-    return replace(plan, keeps=chance.random() < 0.75)
+    plan = replace(plan, keeps=chance.random() < 0.75)
+    if plan.hyper_parameters.get("window") != AUTO and chance.random() < _BY_SPEED:
+        paced = {**plan.hyper_parameters, "window": BY_SPEED, "window_max": chance.choice((2, 3))}
+        plan = replace(plan, hyper_parameters=paced) if _goes(lambda: rules.make(plan.rule, **paced)) else plan
+    return plan
 
 
 def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
@@ -453,6 +457,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+#: How many of the jobs have windows that follow the workers' speeds, where their rule takes them.
+_BY_SPEED = 0.2
 #: How many of the jobs with a checkpoint have their server in the cluster.
 _CLUSTER = 0.1
 #: How many of the jobs have a rule that is none of the following.

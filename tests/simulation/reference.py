@@ -18,6 +18,7 @@ from distkeras.ps.rules.schedules import schedule_of
 from simulation.outer import BUFFERED, OUTER, Outer
 from simulation.plan import Plan
 from simulation.scheduler import Finding
+from simulation.speed_watch import Times
 
 #: Rules whose server adds what it is sent; subtracts it times eta; does so at the end of a round; keeps a momentum.
 _ADDING = ("downpour", "zealous_downpour", "agn", "aeasgd", "eamsgd")
@@ -41,12 +42,14 @@ class Sent(NamedTuple):
         statistics: the moving statistics.
         began: the clock that its window began from, as far as its worker knows.
         first: of its loop.
+        times: of its window, as its worker knows them.
     """
 
     parts: list[np.ndarray]
     statistics: np.ndarray
     began: int
     first: bool
+    times: Times
 
 
 class Standing(NamedTuple):

@@ -17,6 +17,7 @@ from distkeras.ps.protocol.messages import CenterReply
 from simulation.plan import Layout, Plan
 from simulation.reference import Formula, Sent, Standing, close, difference, standing_of, with_other_workers
 from simulation.scheduler import Finding, Process
+from simulation.speed_watch import SpeedWatch
 from simulation.state_watch import StateWatch
 from simulation.world import Surroundings, VirtualChild
 
@@ -112,8 +113,8 @@ class Watch:
         self.epochs: dict[Process, int] = {}
         #: What workers have sent, by driver, incarnation, partition, attempt and number.
         self.sent: dict[tuple[Process, int, int, int, int], Sent] = {}
-        #: Of the workers' optimizers.
-        self.states = StateWatch()
+        #: Of the workers' optimizers, and of their speeds.
+        self.states, self.speeds = StateWatch(), SpeedWatch(plan.make_rule().window_by_speed)
         #: What workers are to be sent, by driver and incarnation.
         self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
         #: Where centers stood, by how many rows their ledgers had, and the last of them.
@@ -219,6 +220,7 @@ class Watch:
             life.finished = finished
             self._write_down(center, life)
         self.states.see(center, (life.driver, center.incarnation), (len(center.log), life.latest))
+        self.speeds.see(center, life.driver)
         holders = child.server.dispatcher.connections
         if holders != life.holders:  # each connection that gets a lease is one
             life.holders = dict(holders)
@@ -444,6 +446,9 @@ class Watch:
             raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
         if self._traits.refuses and not row["skipped"]:
             self._check_verdict(center, life.standings[worker], staleness, refused=False)
+        if not row["skipped"]:
+            now = self._surroundings.scheduler.now
+            self.speeds.see_commit(center, worker, int(row["steps"]), sent.times, now)
         life.formula.apply(row, sent)
 
     def _check_verdict(self, center: Center, standing: _Standing, staleness: int, *, refused: bool) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
 from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.messages import (
+    Ack,
     CenterReply,
     Commit,
     CommitRecord,
@@ -31,6 +32,7 @@ from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
+from simulation.speed_watch import AccountOfWindows
 from simulation.watch import Watch
 from simulation.world import VirtualWorld
 
@@ -52,6 +54,7 @@ class WatchedClient(WorkerClient):
     ) -> None:
         super().__init__(address, **options)
         self._watch, self._driver, self._layout = watch, driver, layout
+        self._scheduler = options["world"].surroundings.scheduler
         self._format = self._account = AccountedFormat(plan.wire_format, self.size)
         self._outlives = plan.every > 0
         self._pulls_first = plan.make_rule().traits.pull_first
@@ -61,6 +64,8 @@ class WatchedClient(WorkerClient):
         #: The clocks that windows began from, and the number of the loop's first commit.
         self._began: list[int] = []
         self._first = 0
+        follows = plan.make_rule().window_by_speed is not None
+        self._windows = AccountOfWindows(follows=follows, pulls_first=self._pulls_first, now=self._now)
 
     def begin(self) -> None:
         """A loop begins, with a pull: nothing that was computed before it counts."""
@@ -68,14 +73,22 @@ class WatchedClient(WorkerClient):
         self._first = 0
         self._account.begin()
         self._account_of_state.begin()
+        self._windows.begin(self._now)
 
     def request(self, message: Message, expected: Any, timeout: float | None = None) -> Any:
         """See `Client`."""
+        asked = self._now
         if isinstance(message, Commit):
             self._write_down(message)
         answer = super().request(message, expected, timeout)
         if isinstance(answer, CenterReply) and not (self._pulls_first and self._began):
             self._began.append(answer.clock)
+        if isinstance(answer, CenterReply):
+            self._windows.sent(asked, self._now, answer.window)
+        applied = isinstance(message, Commit) and isinstance(answer, Ack) and not answer.skipped
+        if applied or isinstance(answer, CenterReply):
+            told = answer.incarnation, self.worker, answer.clock, answer.window
+            self._watch.speeds.check_told(self._driver, *told)
         if self._outlives:
             self._watch.promise(self._layout, self.worker, getattr(answer, "durable", 0))
         return answer
@@ -85,18 +98,22 @@ class WatchedClient(WorkerClient):
         parts = self._account.read if commit.packed else [part.copy() for part in commit.parts]
         before = commit.overlapped and len(self._began) > 1
         began = self._began[-2 if before else -1]
-        sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first)
+        times = self._windows.sends(commit.sequence, self._now)
+        sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first, times=times)
         self._watch.sent[self._driver, commit.incarnation, self.worker, self.attempt, commit.sequence] = sent
 
     def commit(self, record: CommitRecord) -> Reply:
         """See `WorkerClient`."""
-        self._account.due = True
+        self._account.due, asked = True, self._now
+        self._windows.commits(record.steps, epoch_end=record.epoch_end, overlapped=record.overlapped)
         if self._keeps and not self._overlaps:
             self._account_of_state.require_recent(self.interval.seconds)
         reply = super().commit(record)
         if reply.refused:  # the optimizer has taken the steps, and no state is due after them
             self._account_of_state.steps += record.steps
+            self._windows.refused(record.steps)
         else:
+            self._windows.applied(asked, self._now, reply.window)
             self._account_of_state.applied(self.sequence, record.steps, self.world.monotonic())
         return reply
 
@@ -117,6 +134,11 @@ class WatchedClient(WorkerClient):
         self._watch.states.check_fetched(self._life, before, self._partition, state, self._fetched, self.sequence)
         self._account_of_state.steps = 0 if state is None else int(state.content.view(np.int64)[-2])
         return state
+
+    @property
+    def _now(self) -> float:
+        now: float = self._scheduler.now
+        return now
 
     @property
     def _partition(self) -> tuple[int, int]:
