@@ -128,7 +128,7 @@ SPEEDS = (
         _IN_TIME,
     ),
     Mutant(
-        "a worker that pulls first is not told",
+        "a worker that pulls first does not learn its window",
         _LOOP,
         "        self._take_window(acknowledged)\n",
         "",
@@ -136,7 +136,7 @@ SPEEDS = (
         _AT_WORKER,
     ),
     Mutant(
-        "an overlapping worker is not told",
+        "an overlapping worker does not learn its window",
         _LOOP,
         "        self._take_window(self._latest)\n",
         "",
@@ -160,7 +160,7 @@ SPEEDS = (
         _AT_WORKER,
     ),
     Mutant(
-        "the longest window is the rule's default, whatever is asked for",
+        "the longest window is always the default",
         "ps/rules/base.py",
         "return self.window_max or (",
         "return (",

@@ -81,8 +81,8 @@ class SpeedWatch:
                 windows = self._windows.setdefault((driver, center.incarnation, worker), {})
                 windows.setdefault(center.clock, set()).update(right)
 
-    def check_told(self, driver: Process, incarnation: int, worker: int, clock: int, window: int) -> None:
-        """What a worker was told at a clock was right then."""
+    def check_announced(self, driver: Process, incarnation: int, worker: int, clock: int, window: int) -> None:
+        """What a reply at a clock has said of the next window was right then."""
         right = {0}
         if self._longest is not None:
             known = self._windows.get((driver, incarnation, worker), {}).get(clock)
@@ -90,7 +90,7 @@ class SpeedWatch:
                 return  # its server has died since, before it was looked at
             right = known
         if window not in right:
-            text = f"partition {worker} must be told a window of {sorted(right)} steps at clock {clock}"
+            text = f"partition {worker} must have a window of {sorted(right)} steps after clock {clock}"
             raise Finding("window", f"{text}. Received: {window}")
 
 
@@ -113,7 +113,7 @@ class AccountOfWindows:
         #: The number of the commit that was sent last, and the times of its window.
         self._sent = (0, self._times)
         self._begun = False
-        self._told: list[int] = []
+        self._announced: list[int] = []
         #: Steps of the window that was refused last; 0: none was, or it is applied.
         self._refused = 0
 
@@ -122,12 +122,12 @@ class AccountOfWindows:
         if not (self._pulls_first and self._begun):
             asked = self._times.asked if self._pulls_first else asked
             self._times, self._begun = Times(asked, now, now), True
-            self._told.append(window)
+            self._announced.append(window)
 
     def commits(self, steps: int, *, epoch_end: bool, overlapped: bool) -> None:
         """The worker has computed a window."""
-        told = self._told[-2 if overlapped and len(self._told) > 1 else -1]
-        expected = self._refused or told
+        announced = self._announced[-2 if overlapped and len(self._announced) > 1 else -1]
+        expected = self._refused or announced
         if self._follows and steps != expected and not (epoch_end and steps < expected):
             raise Finding("window", f"a window must have {expected} steps. Received: {steps}")
 
@@ -142,8 +142,8 @@ class AccountOfWindows:
         self._refused = steps
 
     def applied(self, asked: float, now: float, window: int) -> None:
-        """It is applied; a worker that pulls before it commits is told with that how long the next one is."""
+        """It is applied; of a rule that pulls before it commits, this answer says how long the next one is."""
         self._refused = 0
         if self._pulls_first:
             self._times = Times(asked, now, now)
-            self._told.append(window or self._told[-1])
+            self._announced.append(window or self._announced[-1])

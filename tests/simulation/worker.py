@@ -87,8 +87,8 @@ class WatchedClient(WorkerClient):
             self._windows.sent(asked, self._now, answer.window)
         applied = isinstance(message, Commit) and isinstance(answer, Ack) and not answer.skipped
         if applied or isinstance(answer, CenterReply):
-            told = answer.incarnation, self.worker, answer.clock, answer.window
-            self._watch.speeds.check_told(self._driver, *told)
+            announced = answer.incarnation, self.worker, answer.clock, answer.window
+            self._watch.speeds.check_announced(self._driver, *announced)
         if self._outlives:
             self._watch.promise(self._layout, self.worker, getattr(answer, "durable", 0))
         return answer

@@ -171,6 +171,18 @@ class TestEveryRowOnce:
             assert [row["steps"] for row in commits[:6]] == [4] * 6
             assert max(row["steps"] for row in commits[8:]) == min(window, 4)
 
+    @pytest.mark.parametrize("overlap", [False, True])
+    def test_windows_that_follow_the_workers_speeds(self, ones: DataFrame, overlap: bool) -> None:
+        rule = make("downpour", window="by_speed", window_max=3)
+        trainer = counter(rule, num_epoch=6, overlap=overlap)
+        assert counts(trainer.train(ones)) == [6] * ROWS
+        rows = trainer.commits.orderBy("clock").collect()
+        for worker in (0, 1):
+            steps = [row["steps"] for row in rows if row["worker"] == worker]
+            assert sum(steps) == 6 * 4
+            assert steps[0] == 3
+            assert set(steps) <= {1, 2, 3}
+
     def test_spooled_to_a_file(self, ones: DataFrame) -> None:
         assert counts(counter(spool_bytes=0).train(ones)) == [EPOCHS] * ROWS
 
