@@ -17,8 +17,8 @@ from reproduction.spreads import Spread
 mpl.use("Agg")
 #: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.
 WIDTH, DPI = 8.3, 110
-MARKERS = "osD^vPX*"
-PALETTE = (*COLORS, "#888888")  # one for each marker
+MARKERS = "osD^vPX*h"
+PALETTE = (*COLORS, "#888888", "#7B3F00")  # one for each marker
 
 
 def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> tuple[Figure, np.ndarray]:
