@@ -1,0 +1,38 @@
+"""The page "Which rule should I take" follows from the reproduction report: each statement links to its section."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distkeras.ps.rules import all_rules
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "guide" / "choosing-a-rule.md").read_text()
+REPORT = (DOCS / "reproduction" / "README.md").read_text()
+#: The report's sections by their anchors.
+SECTIONS = dict(re.findall(r'<a id="([\w-]+)"></a>\n(.*?)(?=<a id="|\Z)', REPORT, re.DOTALL))
+#: Items of lists and rows of tables that say something of a rule: the head of a table does not.
+STATEMENTS = re.findall(r"^(?:\* .*(?:\n  .*)*|\| (?!---|if |to ).*\|)$", PAGE, re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./reproduction/README\.md#([\w-]+)\)")
+
+
+def test_the_page_has_statements() -> None:
+    assert len(STATEMENTS) > 10
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda text: text[2:40])
+def test_a_statement_follows_from_the_sections_that_it_links_to(statement: str) -> None:
+    anchors = LINK.findall(statement)
+    assert anchors, "no link to a section of the report"
+    shown = "".join(SECTIONS[anchor] for anchor in anchors)
+    for figure in re.findall(r"(?<![\w.])[+-]?\d+\.\d+(?!\w)", LINK.sub("", statement)):
+        assert re.search(rf"(?<![\d.]){re.escape(figure.lstrip('+'))}(?!\d)", shown), f"{figure} is not in {anchors}"
+
+
+def test_the_rules_of_the_page_exist() -> None:
+    rules = set(re.findall(r"\(\.\./rules/(\w+)\.md\)", PAGE))
+    assert rules
+    assert rules <= {*all_rules(), "index"}
