@@ -334,6 +334,24 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
     if plan.hyper_parameters.get("window") != AUTO and chance.random() < _BY_SPEED:
         paced = {**plan.hyper_parameters, "window": BY_SPEED, "window_max": chance.choice((2, 3))}
         plan = replace(plan, hyper_parameters=paced) if _goes(lambda: rules.make(plan.rule, **paced)) else plan
+    return _with_what_is_rare(plan, chance, damage=damage)
+
+
+def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
+    """``plan`` with faults for what its rule does seldom, sometimes: refusals, and buffers that are drained."""
+    if len(plan.batches) == 1 or chance.random() >= _RARE:
+        return plan
+    if plan.rule == "ringmaster":  # answers that are lost, of a worker whose commits are refused
+        limits = {"threshold": 1, "patience": chance.choice((1, 2, None))}
+        place = int(chance.random() * plan.workers)
+        ats = [8 + int(30 * chance.random()) for _ in range(4)]
+        faults = tuple(Fault("half cut", at, f"w{place}", 0.02 + chance.random(), place) for at in ats)
+        return replace(plan, hyper_parameters=plan.hyper_parameters | limits, faults=faults)
+    if plan.rule in BUFFERED and plan.every and not damage:  # a buffer of as many as there are workers, and then others
+        faults = (Fault("kill driver", 20 + int(80 * chance.random()), amount=chance.random()),)
+        resized = plan.resized or _dealt(chance, plan.batches)
+        rule = plan.hyper_parameters | {"buffer": None}
+        return replace(plan, hyper_parameters=rule, resized=resized, bound=None, every=1, faults=faults)
     return plan
 
 
@@ -459,6 +477,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
 
 #: How many of the jobs have windows that follow the workers' speeds, where their rule takes them.
 _BY_SPEED = 0.2
+#: How many of the jobs have faults for what their rule does seldom.
+_RARE = 0.4
 #: How many of the jobs with a checkpoint have their server in the cluster.
 _CLUSTER = 0.1
 #: How many of the jobs have a rule that is none of the following.
