@@ -25,7 +25,8 @@ KEYS = ("accuracy", "reached", "staleness", "refused")
 SEARCH = (
     f"The rate is searched on a ladder of factors of about 2, from {LADDER[0]:g} down to {LADDER[-1]:g} (AEASGD, "
     f"whose rate is limited by ρ = 5: from {ELASTIC_LADDER[0]:g} to {ELASTIC_LADDER[-1]:g}): with seed 0, step by step "
-    "toward the better neighbor, until both neighbors are worse"
+    "toward the better neighbor, until both neighbors are worse (one seed and steps of 2, so that small differences "
+    "between rules may be differences between neighboring rates)"
 )
 
 #: What is to be as high as possible: ``score(run, seed)``.
