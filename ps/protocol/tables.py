@@ -1,0 +1,59 @@
+"""Tables: sections of the center whose rows travel one by one, next to its dense vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from distkeras.ps.validate import check_field, require_integer, require_text
+
+#: Row numbers of one table: int64 ``(count,)``, strictly ascending.
+Ids = np.ndarray
+
+NO_IDS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A table of float32 rows.
+
+    Args:
+        name: of the layer that it belongs to; for errors.
+        rows: number of rows.
+        width: elements of a row.
+        most: rows that one window can touch at most.
+
+    Raises:
+        ConfigurationError: a number is not positive, or ``most`` is above ``rows``.
+    """
+
+    name: str
+    rows: int
+    width: int
+    most: int
+
+    def __post_init__(self) -> None:
+        require_text("name", self.name, "the name of a layer")
+        for name in ("rows", "width"):
+            check_field(self, name, require_integer)
+        check_field(self, "most", require_integer, 1, self.rows)
+
+
+class Span(NamedTuple):
+    """Where a small table lies in a worker's vector: elements ``start`` to ``stop``, rows of ``width``."""
+
+    start: int
+    stop: int
+    width: int
+
+
+def spans(dense: int, shapes: Sequence[TableShape]) -> tuple[Span, ...]:
+    """Return where the small tables, of ``most`` rows each, lie behind the ``dense`` elements of a worker's vector."""
+    found, start = [], dense
+    for shape in shapes:
+        found.append(Span(start, start + shape.most * shape.width, shape.width))
+        start = found[-1].stop
+    return tuple(found)
