@@ -1,0 +1,103 @@
+"""Embeddings whose rows travel, compared with plain Keras and with the dense exchange of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.measure import Case, Factory
+from bench.workload import fit_rate, session
+from distkeras import Monitoring, Trainer
+from distkeras.ps import rules
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+SECTION = "tables"
+#: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window.
+IDS, WIDTH, BATCH, WINDOW = 4, 64, 512, 10
+#: The optimizers, with a rate at which nothing diverges.
+OPTIMIZERS = {"SGD": 0.01, "Adagrad": 0.01}
+
+
+def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
+    tables = (2_000, 20_000) if quick else (2_000, 100_000, 1_000_000, 4_000_000)
+    return [partial(_table, rows, 40_000 if quick else 200_000) for rows in tables]
+
+
+def model_of(rows: int, optimizer: str) -> keras.Model:
+    """Return a compiled classifier over rows of ids, with one table."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    ids = keras.Input((IDS,), dtype="int32")
+    hidden = layers.Dense(32, activation="relu")(layers.Flatten()(layers.Embedding(rows, WIDTH, name="table")(ids)))
+    model = keras.Model(ids, layers.Dense(1, activation="sigmoid")(hidden))
+    model.compile(getattr(keras.optimizers, optimizer)(OPTIMIZERS[optimizer]), "binary_crossentropy")
+    return model
+
+
+def data_of(rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return int32 ids ``(count, IDS)``, uniform, which is the worst case, and float32 labels ``(count,)``."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, rows, (count, IDS), np.int32), rng.integers(0, 2, count).astype(np.float32)
+
+
+@contextmanager
+def _table(rows: int, count: int) -> Iterator[list[Case]]:
+    x, y = data_of(rows, count)
+    plain = min(count, BATCH * max(20, min(400, 40_000_000 // rows)))  # of a large table, a step takes a second
+    with session(spark__driver__maxResultSize="0") as spark:
+        frame = spark.createDataFrame(_pandas(x, y), "features array<int>, label float").repartition(2).cache()
+        frame.count()
+        yield [
+            _case(rows, optimizer, workers, frame, (x[:plain], y[:plain]))
+            for optimizer in OPTIMIZERS
+            for workers in (1, 2)
+        ]
+
+
+def _pandas(x: np.ndarray, y: np.ndarray) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame({"features": x.tolist(), "label": y})
+
+
+def _case(rows: int, optimizer: str, workers: int, frame: DataFrame, data: tuple[np.ndarray, np.ndarray]) -> Case:
+    return Case(
+        SECTION,
+        f"{rows} rows, {optimizer}, {workers} worker{'s' * (workers > 1)}",
+        "samples/s",
+        lambda: steady(rows, optimizer, workers, frame, "auto"),
+        None,
+        lambda: fit_rate(model_of(rows, optimizer), *data, BATCH),
+        target_naive=50.0 if rows == 4_000_000 else None,
+        note=f"epochs >= 2; DOWNPOUR, window {WINDOW}; naive: fit on both cores",
+    )
+
+
+def steady(rows: int, optimizer: str, workers: int, frame: DataFrame, tables: str) -> float:
+    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
+    trainer = Trainer(
+        model_of(rows, optimizer),
+        rules.make("downpour", window=WINDOW),
+        tables=tables,
+        num_workers=workers,
+        batch_size=BATCH,
+        num_epoch=4,
+        monitoring=Monitoring(progress=False),
+    )
+    trainer.train(frame)
+    history: Any = trainer.history.toPandas()
+    stamps = history["timestamp"]
+    begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
+    end = stamps.groupby(history["worker"]).max().min()
+    counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
+    return float(counted / (end - begin).total_seconds())
