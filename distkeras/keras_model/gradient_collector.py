@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from distkeras.keras_model.variables import VariableVector
+from distkeras.keras_model.variables import VariableVector, picked
 
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras' classes have no types
@@ -61,10 +61,17 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
 class CollectingOptimizer:
     """An optimizer that takes the place of a model's own for a step, and leaves the gradient in variables.
 
-    It costs a vector of the model's size; ``variables`` are the trainable ones of the compiled ``model``.
+    It costs a vector of the model's size.
+
+    Args:
+        model: compiled.
+        variables: its trainable ones, in its own order.
+        order: for each place in the gradient's vector, the number of the variable; None: all, in the same order.
     """
 
-    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
+    def __init__(
+        self, model: keras.Model, variables: Sequence[keras.Variable], order: Sequence[int] | None = None
+    ) -> None:
         own = model.optimizer
         self._model = model
         self._scales_loss = isinstance(own, keras.optimizers.LossScaleOptimizer)
@@ -80,8 +87,9 @@ class CollectingOptimizer:
         )
         self._optimizer.build(variables)
         self._train_function: Any = None  # Keras compiles one for each optimizer
-        #: The gradient of the last step that was not skipped, in the order of ``variables``.
-        self.gradient = VariableVector(self._collector.gradients)
+        gradients = self._collector.gradients
+        #: The gradient of the last step that was not skipped.
+        self.gradient = VariableVector(gradients if order is None else picked(gradients, order))
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,28 +36,37 @@ def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
     return any(id(variable) not in settings for variable in optimizer.variables)
 
 
-def read_state(optimizer: keras.optimizers.Optimizer) -> OptimizerState | None:
-    """Return the state of a built optimizer; None if it has none, or if a number in it is not finite."""
+def read_state(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> OptimizerState | None:
+    """Return the state of a built optimizer; None if it has none, or if a number in it is not finite.
+
+    Args:
+        optimizer: whose state it is.
+        unsent: the identities of variables that are not part of it.
+    """
     import keras
 
     if not has_state(optimizer):
         return None
-    content, at = np.empty(sum(_bytes_of(variable) for variable in optimizer.variables), np.uint8), 0
-    for variable in optimizer.variables:
+    variables = _sent(optimizer, unsent)
+    content, at = np.empty(sum(map(_bytes_of, variables)), np.uint8), 0
+    for variable in variables:
         value = np.ascontiguousarray(numpy_value(variable))
         if keras.backend.is_float_dtype(variable.dtype) and not np.isfinite(value).all():
             return None
         content[at : at + value.nbytes] = value.reshape(-1).view(np.uint8)
         at += value.nbytes
-    return OptimizerState(layout_of(optimizer), content, zlib.crc32(content.data))
+    return OptimizerState(layout_of(optimizer, unsent), content, zlib.crc32(content.data))
 
 
-def load_state(optimizer: keras.optimizers.Optimizer, state: OptimizerState | None) -> str | None:
+def load_state(
+    optimizer: keras.optimizers.Optimizer, state: OptimizerState | None, unsent: Container[int] = ()
+) -> str | None:
     """Set the state of a built optimizer.
 
     Args:
         optimizer: all of its variables are set, or none is.
         state: from `read_state`, of an optimizer of the same kind for a model of the same kind; None: there is none.
+        unsent: the identities of variables that are not part of the state, and stay as they are.
 
     Returns:
         None if the optimizer has no state; "" if it has the given one now; else why not.
@@ -68,7 +77,8 @@ def load_state(optimizer: keras.optimizers.Optimizer, state: OptimizerState | No
         return None
     if state is None:
         return "none is kept"
-    layout, size = layout_of(optimizer), sum(_bytes_of(variable) for variable in optimizer.variables)
+    variables = _sent(optimizer, unsent)
+    layout, size = layout_of(optimizer, unsent), sum(map(_bytes_of, variables))
     if state.layout != layout:
         return f"it must be of {layout}. Received: one of {state.layout}"
     if state.content.nbytes != size:
@@ -76,25 +86,29 @@ def load_state(optimizer: keras.optimizers.Optimizer, state: OptimizerState | No
     if state.damaged:
         return f"its {size} bytes have another checksum than {state.checksum:#010x}"
     values, at = list[np.ndarray](), 0
-    for variable in optimizer.variables:
+    for variable in variables:
         dtype, end = numpy_value(variable).dtype, at + _bytes_of(variable)
         values.append(state.content[at:end].copy().view(dtype).reshape(tuple(variable.shape)))
         at = end
         if keras.backend.is_float_dtype(variable.dtype) and not np.isfinite(values[-1]).all():
             return f"its variable {variable.name!r} is not finite"
-    for variable, value in zip(optimizer.variables, values, strict=True):
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
     return ""
 
 
-def layout_of(optimizer: keras.optimizers.Optimizer) -> str:
+def layout_of(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> str:
     """Return a text that two built optimizers share if one can go on from the other's state."""
     kinds = [type(part).__name__ for part in _nested(optimizer)]
-    variables = [(str(variable.dtype), list(variable.shape)) for variable in optimizer.variables]
+    variables = [(str(variable.dtype), list(variable.shape)) for variable in _sent(optimizer, unsent)]
     digest = hashlib.sha256(json.dumps([kinds, variables, sys.byteorder]).encode()).hexdigest()[:16]
     elements = sum(math.prod(shape) for _, shape in variables)
     dtypes = "/".join(sorted({dtype for dtype, _ in variables}))
     return f"{'.'.join(kinds)} with {len(variables)} variables of {elements} elements, {dtypes} ({digest})"
+
+
+def _sent(optimizer: Any, unsent: Container[int]) -> list[keras.Variable]:
+    return [variable for variable in optimizer.variables if id(variable) not in unsent]
 
 
 def _nested(optimizer: Any) -> Iterator[Any]:

@@ -11,10 +11,12 @@ import numpy as np
 from distkeras.keras_model.compiled_steps import CompiledSteps, model_inputs
 from distkeras.keras_model.optimizer_state import load_state, read_state
 from distkeras.keras_model.variables import (
+    VariableOrder,
     VariableVector,
     copied,
     layer_states,
     moving_statistics,
+    picked,
     scalar,
     trainable_variables,
 )
@@ -40,19 +42,23 @@ class KerasReplica:
 
     Args:
         model: built, and compiled with an optimizer.
+        order: of the variables in the vectors; None: as the model lists them.
 
     Raises:
         ConfigurationError: the model is not built, not compiled, has nothing to train, or holds variables whose
             "gradient" is their next value (float8 scales), which no rule can add up.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, order: VariableOrder | None = None) -> None:
         import keras
 
         _check_ready(model)
-        self.model = model
-        self._weights = VariableVector(trainable_variables(model))
-        self._moving_statistics = VariableVector(moving_statistics(model))
+        self.model, self._order = model, order
+        #: As the model lists them, which is how an optimizer is given them.
+        self._trainable = trainable_variables(model)
+        statistics = moving_statistics(model)
+        self._weights = VariableVector(self._trainable if order is None else picked(self._trainable, order.trainable))
+        self._moving_statistics = VariableVector(statistics if order is None else picked(statistics, order.statistics))
         #: Where each trainable variable lies in the vector.
         self.layout = self._weights.layout
         #: The same for the moving statistics.
@@ -184,7 +190,7 @@ class KerasReplica:
 
         self.prepare(batch)
         if self._collecting is None:
-            self._collecting = CollectingOptimizer(self.model, self._weights.variables)
+            self._collecting = CollectingOptimizer(self.model, self._trainable, self._places)
             self._gradient_steps = CompiledSteps(self.model, self._collecting.installed)
         collecting, steps = self._collecting, self._gradient_steps
         before = collecting.steps
@@ -203,7 +209,7 @@ class KerasReplica:
 
     def read_optimizer(self) -> OptimizerState | None:
         """Return the state of the optimizer, which has taken a step; None if it has none, or is not finite."""
-        return read_state(self.model.optimizer)
+        return read_state(self.model.optimizer, self._unsent())
 
     def load_optimizer(self, state: OptimizerState | None, example: Batch) -> str | None:
         """Set the state of the optimizer, before the first step, once the weights are loaded.
@@ -217,11 +223,19 @@ class KerasReplica:
         """
         self.prepare(example)
         self._build_optimizer()
-        return load_state(self.model.optimizer, state)
+        return load_state(self.model.optimizer, state, self._unsent())
+
+    def _unsent(self) -> frozenset[int]:
+        """Return the identities of the built optimizer's variables that are not part of its state."""
+        return frozenset()
 
     def _build_optimizer(self) -> None:
         if not self.model.optimizer.built:
-            self.model.optimizer.build(self._weights.variables)
+            self.model.optimizer.build(self._trainable)
+
+    @property
+    def _places(self) -> Sequence[int] | None:
+        return None if self._order is None else self._order.trainable
 
     @property
     def nbytes(self) -> int:
@@ -253,16 +267,16 @@ class KerasReplica:
         own, optimizer = self.model.optimizer, new.optimizer
         if own.built:
             new.optimizer = type(optimizer).from_config(optimizer.get_config())  # it is built for one model only
-            optimizer.build(self._weights.variables)
+            optimizer.build(self._trainable)
         possible = _kind(batch) == self._prepared_for and copied(optimizer.variables, own.variables)
         if possible and self._collecting is not None:
-            collecting = CollectingOptimizer(self.model, self._weights.variables)
+            collecting = CollectingOptimizer(self.model, self._trainable)
             possible = copied(collecting.variables, self._collecting.variables)
         if not possible:
             weights, statistics = self.layout.empty(), self.moving_statistics.empty()
             self.read(weights)
             self.read_moving_statistics(statistics)
-            KerasReplica.__init__(self, new)
+            KerasReplica.__init__(self, new, self._order)
             self.load(weights)
             self.load_moving_statistics(statistics)
 

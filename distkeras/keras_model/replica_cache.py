@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.table_replica import TableReplica
+from distkeras.keras_model.tables import RowModel
 from distkeras.keras_model.weights_file import ELSEWHERE, WEIGHTS, with_all_weights
 
 if TYPE_CHECKING:
@@ -230,11 +232,16 @@ class ReplicaCache:
         self._lock = threading.Lock()
 
     @contextmanager
-    def lent(self, recipe: Recipe, model_file: bytes) -> Iterator[KerasReplica]:
+    def lent(self, recipe: Recipe, model_file: bytes, rows: RowModel | None = None) -> Iterator[KerasReplica]:
         """Yield a replica as ``recipe`` builds it, for as long as the context lasts.
 
         Its weights and moving statistics are to be loaded; everything else is as it is in a new one. After an
         exception it is not kept. Weights that did not travel are read where the archive says that they are.
+
+        Args:
+            recipe: how the model is compiled.
+            model_file: its archive.
+            rows: its small tables, where it is cut.
 
         Raises:
             ConfigurationError: as `Recipe.build` says.
@@ -242,10 +249,10 @@ class ReplicaCache:
         with self._lock:
             kept, self._kept = self._kept, None
         model = recipe.build(with_all_weights(model_file), to_train=True)
-        key = _key(recipe, model_file, model)
+        key = _key(recipe, model_file, model, rows)
         replica = kept[1] if kept is not None and kept[0] == key and kept[1].begin_again(model) else None
         if replica is None:
-            replica = KerasReplica(model)
+            replica = KerasReplica(model) if rows is None else TableReplica(model, rows)
         del kept, model
         yield replica
         if key is not None and replica.nbytes <= _MOST_BYTES:
@@ -253,7 +260,7 @@ class ReplicaCache:
                 self._kept = key, replica
 
 
-def _key(recipe: Recipe, model_file: bytes, model: keras.Model) -> bytes | None:
+def _key(recipe: Recipe, model_file: bytes, model: keras.Model, rows: RowModel | None) -> bytes | None:
     """Return what two replicas must share for one to replace the other; None if none can."""
     # None can where a part is the user's own, training goes on from an optimizer's state, or nothing is traced.
     if recipe.objects or recipe.optimizer_state or model.run_eagerly:
@@ -262,4 +269,7 @@ def _key(recipe: Recipe, model_file: bytes, model: keras.Model) -> bytes | None:
         if not _PLAIN_MEMBERS.issuperset(archive.namelist()):
             return None
         config = json.loads(archive.read("config.json"))
-    return fingerprint(recipe, config, model.optimizer)
+    traced = fingerprint(recipe, config, model.optimizer)
+    if traced is None or rows is None:
+        return traced
+    return traced + repr((rows.order, rows.tables)).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,26 @@ from distkeras.ps.protocol.layout import Layout
 
 if TYPE_CHECKING:
     import keras
+
+
+T = TypeVar("T")
+
+
+class VariableOrder(NamedTuple):
+    """Which variable lies where in the vectors of a replica.
+
+    Args:
+        trainable: for each place in the vector of the weights, the number of the variable among the model's own.
+        statistics: the same for the moving statistics.
+    """
+
+    trainable: tuple[int, ...]
+    statistics: tuple[int, ...]
+
+
+def picked(variables: Sequence[T], numbers: Sequence[int]) -> list[T]:
+    """Return the variables of these numbers, in this order."""
+    return [variables[number] for number in numbers]
 
 
 class VariableVector:

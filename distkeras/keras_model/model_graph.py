@@ -1,0 +1,139 @@
+"""A functional model's configuration as a graph, and the part of it that makes some outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_TENSOR = "__keras_tensor__"
+
+
+class Source(NamedTuple):
+    """A tensor in a model.
+
+    Args:
+        layer: name of the layer or operation that makes it.
+        call: number of the layer's call within the model.
+        output: number of the output of that call.
+    """
+
+    layer: str
+    call: int
+    output: int
+
+
+class Given(NamedTuple):
+    """A tensor that a layer is given: where it comes from, its shape (None for what is not known), and its dtype."""
+
+    source: Source
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+class ModelGraph:
+    """The layers of a functional model, and what each of their calls is given.
+
+    Args:
+        config: what the model's ``get_config`` returns.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._layers: dict[str, Mapping[str, Any]] = {layer["name"]: layer for layer in config["layers"]}
+
+    def calls(self, layer: str) -> list[list[Given]]:
+        """Return the tensors that each call of a layer is given."""
+        return [[_given(tensor) for tensor in _tensors(node)] for node in self._layers[layer]["inbound_nodes"]]
+
+    def before(self, source: Source) -> list[str]:
+        """Return the layers that a tensor is computed by, the one that makes it among them, in the model's order."""
+        return self._needed([source.layer], {})
+
+    def part(
+        self, replaced: Mapping[str, Sequence[str]], inputs: Sequence[Mapping[str, Any]], kept: Sequence[str]
+    ) -> Any:
+        """Return the configuration of the part behind new inputs, with the same outputs.
+
+        Args:
+            replaced: for each layer that takes new inputs, the name of the one that each of its calls takes.
+            inputs: configurations of the new input layers, as `input_layer` makes them.
+            kept: the names of the model's own inputs.
+
+        Returns:
+            The configuration, whose inputs are those of ``kept`` that the outputs depend on, and then the new ones.
+        """
+        outputs = [source.layer for source in _sources(self._config["output_layers"])]
+        needed = set(self._needed(outputs, replaced))
+        layers = [copy.deepcopy(dict(layer)) for name, layer in self._layers.items() if name in needed]
+        new = {layer["name"]: layer for layer in inputs}
+        for layer in layers:
+            for node, name in zip(layer["inbound_nodes"], replaced.get(layer["name"], ()), strict=False):
+                for tensor in _tensors(node):
+                    tensor.update(dtype=new[name]["config"]["dtype"], keras_history=[name, 0, 0])
+        names = [name for name in kept if name in needed] + list(new)
+        return {
+            **self._config,
+            "layers": [*inputs, *layers],
+            "input_layers": [[name, 0, 0] for name in names],
+            "output_layers": copy.deepcopy(self._config["output_layers"]),
+        }
+
+    def _needed(self, layers: Sequence[str], replaced: Mapping[str, Any]) -> list[str]:
+        needed, waiting = set[str](), list(layers)
+        while waiting:
+            name = waiting.pop()
+            if name not in needed:
+                needed.add(name)
+                if name not in replaced:
+                    waiting += [given.source.layer for call in self.calls(name) for given in call]
+        return [name for name in self._layers if name in needed]
+
+
+def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
+    """Return the configuration of an input of a functional model.
+
+    Args:
+        name: its name.
+        shape: of a mini-batch, None for what is not known.
+        dtype: of its elements.
+    """
+    config = {"batch_shape": list(shape), "dtype": dtype, "sparse": False, "ragged": False, "name": name}
+    return {
+        "module": "keras.layers",
+        "class_name": "InputLayer",
+        "config": config,
+        "registered_name": None,
+        "name": name,
+        "inbound_nodes": [],
+    }
+
+
+def _tensors(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield the configurations of the tensors in the arguments of a call."""
+    if isinstance(node, Mapping):
+        if node.get("class_name") == _TENSOR:
+            yield node["config"]
+        else:
+            for value in node.values():
+                yield from _tensors(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _tensors(value)
+
+
+def _given(tensor: Mapping[str, Any]) -> Given:
+    return Given(Source(*tensor["keras_history"]), tuple(tensor["shape"]), str(tensor["dtype"]))
+
+
+def _sources(structure: Any) -> Iterator[Source]:
+    """Yield the tensors in ``input_layers`` or ``output_layers`` of a configuration."""
+    if isinstance(structure, Mapping):
+        for value in structure.values():
+            yield from _sources(value)
+    elif isinstance(structure, list | tuple):
+        if len(structure) == 3 and isinstance(structure[0], str):
+            yield Source(*structure)
+        else:
+            for value in structure:
+                yield from _sources(value)

@@ -1,0 +1,529 @@
+"""Tables that travel by rows: a model without its wide Embeddings, and what makes the numbers of the rows.
+
+A worker's model has a small table in the place of each. Before a window, the rows that its mini-batches touch are put
+into it, and the mini-batches name them by their numbers there. All else is the model's own, so the same steps move the
+same weights. What cannot be cut out so stays dense, for a reason that is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.keras_model.archive import CustomObjects, to_bytes
+from distkeras.keras_model.model_graph import Given, ModelGraph, Source, input_layer
+from distkeras.keras_model.row_optimizers import reason_against_rows
+from distkeras.keras_model.variables import VariableOrder, moving_statistics, trainable_variables
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.tables import TableShape
+
+if TYPE_CHECKING:
+    import keras
+
+    from distkeras.keras_model.recipe import Recipe
+
+#: A table with fewer rows than this many times those that a window can touch stays dense.
+WORTH = 2
+
+
+@dataclass(frozen=True)
+class IdSource:
+    """One tensor of row numbers.
+
+    Args:
+        inputs: the numbers of the model's inputs that it is made of.
+        output: its number among the outputs of the model that makes row numbers; None: it is the input itself.
+        shape: of a row's value, None for what is not known.
+    """
+
+    inputs: tuple[int, ...]
+    output: int | None
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Tables with the same rows in each window: they are looked up by the same tensors.
+
+    Args:
+        tables: their numbers.
+        sources: the numbers of the tensors.
+        keeps_zero: row 0 is always among them, and the first: a mask is made of it.
+    """
+
+    tables: tuple[int, ...]
+    sources: tuple[int, ...]
+    keeps_zero: bool
+
+
+@dataclass(frozen=True)
+class RowModel:
+    """What a worker needs for tables by rows, in addition to the small model's file. Travels in Spark's task closure.
+
+    The inputs of the small model are some of the original's, and then an int32 one for each tensor of each lookup.
+
+    Args:
+        recipe: how to rebuild the small model.
+        order: of its variables in the vectors: the dense ones in the order of the original, then the tables.
+        tables: one for each table, in the order of the vector.
+        inputs: the numbers of the original's inputs that the small model has, too.
+        sources: the tensors of row numbers.
+        lookups: which tensors are for which tables.
+        ids_file: the archive of the model that makes row numbers; empty if they are inputs themselves.
+        id_inputs: the numbers of the original's inputs that this model has.
+        together: a whole window can be given to that model at once.
+    """
+
+    recipe: Recipe
+    order: VariableOrder
+    tables: tuple[TableShape, ...]
+    inputs: tuple[int, ...]
+    sources: tuple[IdSource, ...]
+    lookups: tuple[Lookup, ...]
+    ids_file: bytes
+    id_inputs: tuple[int, ...]
+    together: bool
+
+    @property
+    def objects(self) -> CustomObjects:
+        """Return the custom objects that the archives need."""
+        return self.recipe.objects
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """A model's tables that travel by rows, and those that do not.
+
+    Args:
+        kept_dense: the reason for each Embedding that stays dense, by the layer's name.
+        tables: those that travel; if there are none, the following are None and empty.
+        worker: what a worker needs.
+        model_file: the archive of the small model.
+        order: of the original's variables in vectors: the dense ones first, as for the small model, then the tables.
+    """
+
+    kept_dense: Mapping[str, str]
+    tables: tuple[TableShape, ...] = ()
+    worker: RowModel | None = None
+    model_file: bytes = b""
+    order: VariableOrder | None = None
+
+
+def cut(
+    model: keras.Model,
+    recipe: Recipe,
+    *,
+    window: int | str | None,
+    batch_size: int,
+    choose: str | Sequence[str] | None = "auto",
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> CutModel:
+    """Cut the tables out of a model that can travel by rows without a difference to the result.
+
+    Args:
+        model: as ``recipe`` builds it; with the optimizer's state, if training goes on from it. It is left as it is.
+        recipe: of the model.
+        window: mini-batches of a window.
+        batch_size: rows of a mini-batch.
+        choose: "auto": every table that can and has enough rows; names of Embedding layers: these, of any number of
+            rows; None: none.
+        shapes: of a row's value for each input, where the model does not say it.
+
+    Raises:
+        ConfigurationError: a layer that was named is not there, or must stay dense.
+    """
+    import keras
+
+    found = list(_embeddings(model))
+    names = _require_names(choose, {path for path, _ in found})
+    plan = _Plan(model, recipe, window, batch_size, names, shapes)
+    kept, tables = dict[str, str](), list[_Found]()
+    with keras.saving.custom_object_scope(recipe.objects):
+        for path, layer in found:
+            table = plan.table(path, layer)
+            if isinstance(table, str):
+                kept[path] = table
+            else:
+                tables.append(table)
+        if names is not None:
+            for name in names:
+                if name in kept:
+                    raise ConfigurationError(
+                        f"`tables` must name layers whose rows can travel. Received: {name!r}, which stays dense: "
+                        f"{kept[name]}"
+                    )
+        if not tables:
+            return CutModel(kept)
+        return _Cutter(model, recipe, plan.graph, tables, kept).cut_model()
+
+
+def _require_names(choose: str | Sequence[str] | None, known: set[str]) -> tuple[str, ...] | None:
+    """Return the names that were chosen; None for "auto"."""
+    if choose is None:
+        return ()
+    if choose == "auto":
+        return None
+    names = (choose,) if isinstance(choose, str) else tuple(choose)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"`tables` must be 'auto', None, or names of Embedding layers of the model, which are {sorted(known)}. "
+            f"Received: {unknown}"
+        )
+    return names
+
+
+def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
+    """Yield every Embedding of a model, at any depth, with the names on the way to it."""
+    import keras
+
+    seen = set[int]()
+
+    def walk(layer: Any, path: str) -> Iterator[tuple[str, keras.Layer]]:
+        for part in layer._layers:  # noqa: SLF001 - Keras has no public list of layers at every depth
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            name = f"{path}/{part.name}" if path else part.name
+            if isinstance(part, keras.layers.Embedding):
+                yield name, part
+            yield from walk(part, name)
+
+    yield from walk(model, "")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An Embedding that travels: its table, and what each of its calls is given."""
+
+    layer: keras.Layer
+    shape: TableShape
+    calls: tuple[Given, ...]
+
+
+class _Plan:
+    """Decides which Embeddings travel."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        recipe: Recipe,
+        window: int | str | None,
+        batch_size: int,
+        names: tuple[str, ...] | None,
+        shapes: Sequence[tuple[int, ...]] | None,
+    ) -> None:
+        self._model, self._recipe, self._names = model, recipe, names
+        self._window, self._batch_size, self._shapes = window, batch_size, shapes
+        self._against = reason_against_rows(model.optimizer)
+        functional = _functional(model)
+        self.graph = None if functional is None else ModelGraph(functional.get_config())
+
+    def table(self, path: str, layer: Any) -> _Found | str:
+        """Return the table of an Embedding; or why it stays dense, as a text."""
+        reason = self._reason(path, layer)
+        if reason is not None:
+            return reason
+        assert self.graph is not None
+        calls = [given for call in self.graph.calls(layer.name) for given in call]
+        ids = [self._ids_of(given) for given in calls]
+        unknown = next((given.shape for given, number in zip(calls, ids, strict=True) if number is None), None)
+        if unknown is not None:
+            return f"how many ids a row of data has is not known: their shape is {unknown}"
+        assert isinstance(self._window, int)
+        each = dict(zip([given.source for given in calls], ids, strict=True))
+        most = self._window * self._batch_size * sum(number or 0 for number in each.values()) + layer.mask_zero
+        if self._names is None and layer.input_dim < WORTH * most:
+            return f"{layer.input_dim} rows are too few to gain by it: a window can touch {most}"
+        shape = TableShape(layer.name, layer.input_dim, layer.output_dim, min(most, layer.input_dim))
+        return _Found(layer, shape, tuple(calls))
+
+    def _reason(self, path: str, layer: Any) -> str | None:
+        if self._names is not None and path not in self._names:
+            return "`tables` does not name it"
+        if self.graph is None:
+            return "only functional and Sequential models of Keras' own classes can be cut"
+        if not isinstance(self._window, int):
+            return f"a window must be a number of mini-batches. Received: window={self._window!r}"
+        if "/" in path:
+            return f"it lies within the layer {path.rpartition('/')[0]!r}"
+        return self._reason_of_layer(layer) or self._against or self._reason_of_state() or self._reason_of_ids(layer)
+
+    def _reason_of_state(self) -> str | None:
+        import keras
+
+        from distkeras.keras_model.gradient_collector import inner_optimizer
+
+        if self._recipe.optimizer_state and not isinstance(
+            inner_optimizer(self._model.optimizer), keras.optimizers.SGD
+        ):
+            return "the optimizer goes on from accumulators of all rows"
+        return None
+
+    def _reason_of_layer(self, layer: Any) -> str | None:
+        import keras
+
+        if type(layer) is not keras.layers.Embedding:
+            return f"its class is {type(layer).__name__}, and not Embedding itself"
+        if layer.lora_enabled:
+            return "LoRA replaces its weights by a product"
+        if layer.quantization_mode is not None:
+            return f"it is quantized to {layer.quantization_mode}"
+        if not layer.trainable or not layer.embeddings.trainable:
+            return "it does not train"
+        if layer.embeddings.dtype != "float32":
+            return f"its weights are {layer.embeddings.dtype}, and rows travel as float32"
+        if layer.embeddings_regularizer is not None:
+            return "its regularizer moves every row"
+        if layer.embeddings_constraint is not None:
+            return "its constraint may move every row"
+        users = [other.name for other in self._users(layer)]
+        if users:
+            return f"its weights are used in {', '.join(map(repr, users))}, too"
+        return None
+
+    def _users(self, layer: Any) -> Iterator[Any]:
+        """Yield the other layers that hold an Embedding or its weights."""
+        for other in self._model._flatten_layers(include_self=False):  # noqa: SLF001 - there is no public list
+            if other is layer:
+                continue
+            own = [*other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists have more
+            if any(variable is layer.embeddings for variable in own) or any(part is layer for part in other._layers):  # noqa: SLF001 - there is no public list
+                yield other
+
+    def _reason_of_ids(self, layer: Any) -> str | None:
+        assert self.graph is not None
+        for call in self.graph.calls(layer.name):
+            if len(call) != 1:
+                return f"it is called on {len(call)} tensors, and not on one"
+            for name in self.graph.before(call[0].source):
+                reason = _reason_against_making_ids(_operation(_functional(self._model), name))
+                if reason is not None:
+                    return reason
+        return None
+
+    def _ids_of(self, given: Given) -> int | None:
+        """Return how many ids a row of data has in a tensor; None if that is not known."""
+        shape = given.shape[1:]
+        if None in shape and self._shapes is not None:
+            shape = self._settled(given)
+        return None if None in shape else math.prod(shape)  # type: ignore[arg-type]  # there is no None
+
+    def _settled(self, given: Given) -> tuple[int | None, ...]:
+        """Return the shape of a row's ids once the shapes of the inputs are known."""
+        import keras
+
+        functional = _functional(self._model)
+        assert self._shapes is not None
+        inputs = [
+            keras.KerasTensor((None, *shape), tensor.dtype)
+            for tensor, shape in zip(functional.inputs, self._shapes, strict=True)
+        ]
+        ids = keras.Model(functional.inputs, _tensor(functional, given.source))
+        return tuple(ids.compute_output_spec(inputs if len(inputs) > 1 else inputs[0]).shape[1:])
+
+
+def _functional(model: Any) -> Any:
+    """Return a functional model, and a Sequential one as the functional that it is; None for all others."""
+    kind = type(model)
+    if kind.__module__.partition(".")[0] != "keras":
+        return None
+    if kind.__name__ == "Sequential":
+        return model._functional  # noqa: SLF001 - Keras has no public name for it
+    return model if kind.__name__ == "Functional" else None
+
+
+def _reason_against_making_ids(layer: Any) -> str | None:
+    """Return why row numbers that a layer makes cannot be made apart from the model; None if they can."""
+    import keras
+
+    if not isinstance(layer, keras.Layer):  # an operation
+        return None
+    if layer.trainable_variables:
+        return f"its ids are made by {layer.name!r}, which trains"
+    if layer.non_trainable_variables and not isinstance(layer, keras.layers.Normalization):
+        return f"its ids are made by {layer.name!r}, which has a state"
+    if "training" in inspect.signature(layer.call).parameters:
+        return f"its ids are made by {layer.name!r}, which may do otherwise in training"
+    return None
+
+
+def _operation(functional: Any, name: str) -> Any:
+    """Return the layer or the operation of this name."""
+    return next(operation for operation in functional.operations if operation.name == name)
+
+
+def _tensor(functional: Any, source: Source) -> Any:
+    """Return the symbolic tensor that ``source`` names."""
+    operation = _operation(functional, source.layer)
+    own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}  # noqa: SLF001 - there is no public list
+    nodes = [node for node in operation._inbound_nodes if id(node) in own]  # noqa: SLF001 - there is no public list
+    return nodes[source.call].output_tensors[source.output]
+
+
+class _Cutter:
+    """Builds the small model and the one that makes row numbers."""
+
+    def __init__(
+        self, model: Any, recipe: Recipe, graph: ModelGraph | None, tables: Sequence[_Found], kept: Mapping[str, str]
+    ) -> None:
+        assert graph is not None
+        self._model, self._recipe, self._graph, self._tables, self._kept = model, recipe, graph, tables, kept
+        self._functional = _functional(model)
+        self._input_names = [tensor._keras_history.operation.name for tensor in self._functional.inputs]  # noqa: SLF001 - there is no public list
+        self._sources = list(dict.fromkeys(given.source for table in tables for given in table.calls))
+        self._shapes = {given.source: given.shape for table in tables for given in table.calls}
+
+    def cut_model(self) -> CutModel:
+        lookups = self._lookups()
+        small, inputs = self._small_model(lookups)
+        order, whole = self._orders(small)
+        recipe = self._recipe
+        if recipe.optimizer_state:
+            self._copy_optimizer(small)
+        shapes = tuple(table.shape for table in self._tables)
+        worker = RowModel(recipe, order, shapes, inputs, self._id_sources(), lookups, *self._ids_part())
+        return CutModel(self._kept, shapes, worker, to_bytes(small), whole)
+
+    def _lookups(self) -> tuple[Lookup, ...]:
+        """Put tables together that are looked up by the same tensors."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, table in enumerate(self._tables):
+            sources = dict.fromkeys(self._sources.index(given.source) for given in table.calls)
+            groups.setdefault(tuple(sources), []).append(number)
+        return tuple(
+            Lookup(tuple(numbers), sources, any(self._tables[number].layer.mask_zero for number in numbers))
+            for sources, numbers in groups.items()
+        )
+
+    def _small_model(self, lookups: Sequence[Lookup]) -> tuple[Any, tuple[int, ...]]:
+        """Return the small model, and the numbers of the original's inputs that it has."""
+        taken = {layer["name"] for layer in self._functional.get_config()["layers"]}
+        inputs, replaced = list[dict[str, Any]](), dict[str, list[str]]()
+        for lookup in lookups:
+            names = dict[Source, str]()
+            for number in lookup.sources:
+                source = self._sources[number]
+                name = _free_name(f"{source.layer}_rows", taken)
+                names[source] = name
+                inputs.append(input_layer(name, self._shapes[source], "int32"))
+            for number in lookup.tables:
+                table = self._tables[number]
+                replaced[table.layer.name] = [names[given.source] for given in table.calls]
+        config = self._graph.part(replaced, inputs, self._input_names)
+        for table in self._tables:
+            layer = next(layer for layer in config["layers"] if layer["name"] == table.layer.name)
+            layer["config"]["input_dim"] = table.shape.most
+        names_left = {layer["name"] for layer in config["layers"]}
+        kept = tuple(number for number, name in enumerate(self._input_names) if name in names_left)
+        small = self._rebuilt(config, inputs)
+        self._copy_layers(small)
+        return small, kept
+
+    def _rebuilt(self, config: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Any:
+        if self._functional is self._model:
+            return type(self._model).from_config(config)
+        # A Sequential model stays one: its outputs have no names.
+        names = {layer["name"]: layer for layer in config["layers"]}
+        layers = [layer for layer in self._model.get_config()["layers"] if layer["config"]["name"] in names]
+        for layer in layers:
+            layer["config"] = names[layer["config"]["name"]]["config"]
+        first = {key: value for key, value in inputs[0].items() if key not in ("name", "inbound_nodes")}
+        own = {key: value for key, value in self._model.get_config().items() if key != "build_input_shape"}
+        return type(self._model).from_config({**own, "layers": [first, *layers]})
+
+    def _copy_layers(self, small: Any) -> None:
+        """Give the layers of the small model what those of the original hold."""
+        tables = {table.layer.name for table in self._tables}
+        for layer in small.layers:
+            if layer.name in tables:
+                layer.embeddings.assign(np.zeros(tuple(layer.embeddings.shape), np.float32))
+                continue
+            original = next((own for own in self._functional.layers if own.name == layer.name), None)
+            if original is None:
+                continue
+            for variable, copy in zip(original.variables, layer.variables, strict=True):
+                copy.assign(variable)
+            for part, copy in zip(original._flatten_layers(), layer._flatten_layers(), strict=True):  # noqa: SLF001 - there is no public list
+                if hasattr(part, "save_assets"):
+                    with tempfile.TemporaryDirectory(prefix="distkeras-") as folder:
+                        part.save_assets(folder)
+                        copy.load_assets(folder)
+
+    def _orders(self, small: Any) -> tuple[VariableOrder, VariableOrder]:
+        """Return the order of the small model's variables, and that of the original's, in the same vectors."""
+        copies: dict[int, int] = {}
+        layers = {layer.name: layer for layer in small.layers}
+        for layer in self._functional.layers:
+            if layer.name in layers:
+                copies.update(
+                    (id(variable), id(copy))
+                    for variable, copy in zip(layer.variables, layers[layer.name].variables, strict=True)
+                )
+        tables = [table.layer.embeddings for table in self._tables]
+        dense = [v for v in trainable_variables(self._model) if not any(v is table for table in tables)]
+        return (
+            _order(
+                small,
+                [copies[id(v)] for v in (*dense, *tables)],
+                [copies[id(v)] for v in moving_statistics(self._model)],
+            ),
+            _order(self._model, [id(v) for v in (*dense, *tables)], [id(v) for v in moving_statistics(self._model)]),
+        )
+
+    def _copy_optimizer(self, small: Any) -> None:
+        """Give the small model an optimizer with the state of the original's, which has none for single weights."""
+        own = self._model.optimizer
+        small.compile(optimizer=type(own).from_config(own.get_config()), loss="mse")
+        small.optimizer.build(small.trainable_variables)
+        for variable, copy in zip(own.variables, small.optimizer.variables, strict=True):
+            copy.assign(variable)
+
+    @property
+    def _made(self) -> list[Source]:
+        """The tensors of row numbers that are no inputs."""
+        return [source for source in self._sources if source.layer not in self._input_names]
+
+    def _inputs_of(self, source: Source) -> tuple[int, ...]:
+        before = self._graph.before(source)
+        return tuple(number for number, name in enumerate(self._input_names) if name in before)
+
+    def _id_sources(self) -> tuple[IdSource, ...]:
+        made = self._made
+        return tuple(
+            IdSource(self._inputs_of(source), made.index(source) if source in made else None, self._shapes[source][1:])
+            for source in self._sources
+        )
+
+    def _ids_part(self) -> tuple[bytes, tuple[int, ...], bool]:
+        """Return the model that makes row numbers, as `RowModel` has it."""
+        import keras
+
+        made = self._made
+        if not made:
+            return b"", (), True
+        numbers = sorted({number for source in made for number in self._inputs_of(source)})
+        inputs = [self._functional.inputs[number] for number in numbers]
+        ids = keras.Model(inputs, [_tensor(self._functional, source) for source in made])
+        keras_own = all(type(part).__module__.partition(".")[0] == "keras" for part in ids.operations)
+        return to_bytes(ids), tuple(numbers), keras_own
+
+
+def _order(model: Any, trainable: Sequence[int], statistics: Sequence[int]) -> VariableOrder:
+    """Return the numbers of a model's variables, by their identities."""
+    places = [{id(v): number for number, v in enumerate(of(model))} for of in (trainable_variables, moving_statistics)]
+    return VariableOrder(tuple(places[0][key] for key in trainable), tuple(places[1][key] for key in statistics))
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    free = next(
+        text for text in (name, *(f"{name}_{number}" for number in range(1, len(taken) + 2))) if text not in taken
+    )
+    taken.add(free)
+    return free

@@ -1,0 +1,227 @@
+"""Windows of mini-batches that name the rows of tables by their numbers among those that the window touches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distkeras.data.batches import Batch, Stack, aligned
+from distkeras.data.columns import ColumnArrays
+from distkeras.data.spec import DataSpec
+from distkeras.keras_model.archive import from_bytes
+from distkeras.keras_model.tables import IdSource, Lookup, RowModel
+from distkeras.ps.errors import BadValueError
+from distkeras.ps.protocol.tables import Ids
+
+if TYPE_CHECKING:
+    import keras
+
+
+class Window(NamedTuple):
+    """The mini-batches of one window, and the rows of each table that they touch, ascending."""
+
+    batches: Sequence[RowBatch]
+    rows: tuple[Ids, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBatch(Batch):
+    """A mini-batch whose ids are numbers among the rows of its window.
+
+    Attributes:
+        rows: for each table, the rows that the window touches: the same object for all mini-batches of a window.
+    """
+
+    rows: tuple[Ids, ...] = ()
+
+
+class _Piece(NamedTuple):
+    """Mini-batches of a window that are neighbors in memory. An input has the shape ``(batches, n, *column.shape)``."""
+
+    batches: Sequence[Batch]
+    x: ColumnArrays
+    y: ColumnArrays
+    weight: np.ndarray | None
+
+
+class WindowRows:
+    """The windows of a worker: an iterator.
+
+    Inputs that the small model has, too, are those of the mini-batches themselves: nothing is copied.
+
+    Args:
+        batches: of the whole model, in order.
+        rows: the tables, and what makes their row numbers.
+        spec: the columns of the model's inputs, and how rows are cut into mini-batches.
+        window: mini-batches of a window; one that ends its epoch ends its window, too.
+        worker: for error texts.
+
+    The iteration raises:
+        BadValueError: an id is no row of its table, before any mini-batch of its window is yielded.
+    """
+
+    def __init__(
+        self, batches: Iterable[Batch], rows: RowModel, spec: DataSpec, window: int, worker: int | None = None
+    ) -> None:
+        self._batches, self._rows, self._spec, self._worker = iter(batches), rows, spec, worker
+        self._window = window
+        self._ids = _IdMaker(rows)
+
+    def __iter__(self) -> Iterator[Window]:
+        return self
+
+    def __next__(self) -> Window:
+        """Return the next window."""
+        group = [next(self._batches)]
+        while len(group) < self._window and not group[-1].last:
+            group.append(next(self._batches))
+        return self._window_of(group)
+
+    def _window_of(self, group: Sequence[Batch]) -> Window:
+        pieces = list(_pieces(group))
+        ids = [self._ids.of(piece.x) for piece in pieces]
+        rows: list[Ids] = [np.empty(0, np.int64)] * len(self._rows.tables)
+        inputs: list[list[np.ndarray]] = [[piece.x[number] for number in self._rows.inputs] for piece in pieces]
+        for lookup in self._rows.lookups:
+            touched, local = self._looked_up(lookup, pieces, ids)
+            for number in lookup.tables:
+                rows[number] = touched
+            for arrays, own in zip(inputs, local, strict=True):
+                arrays += own
+        named = tuple(rows)
+        batches = [
+            batch
+            for piece, arrays in zip(pieces, inputs, strict=True)
+            for batch in _batches_of(piece, tuple(arrays), named)
+        ]
+        return Window(batches, named)
+
+    def _looked_up(
+        self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
+    ) -> tuple[Ids, list[list[np.ndarray]]]:
+        """Return the rows of a lookup, and for each piece and tensor the numbers of the ids among them."""
+        own = [[arrays[source] for source in lookup.sources] for arrays in ids]
+        flat = [array.reshape(-1) for arrays in own for array in arrays]
+        if lookup.keeps_zero:
+            flat.insert(0, np.zeros(1, flat[0].dtype))
+        touched, numbers = np.unique(np.concatenate(flat), return_inverse=True)
+        rows = min(self._rows.tables[number].rows for number in lookup.tables)
+        if touched[0] < 0 or touched[-1] >= rows:
+            self._refuse(lookup, rows, pieces, own)
+        local: list[list[np.ndarray]] = []
+        at = int(lookup.keeps_zero)
+        for arrays in own:
+            local.append([])
+            for array in arrays:
+                copy = aligned(array.shape, np.dtype(np.int32))
+                copy.reshape(-1)[...] = numbers[at : at + array.size]
+                at += array.size
+                local[-1].append(copy)
+        return touched.astype(np.int64), local
+
+    def _refuse(self, lookup: Lookup, rows: int, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]) -> None:
+        """Raise BadValueError for the first id that is no row."""
+        table = next(self._rows.tables[number] for number in lookup.tables if self._rows.tables[number].rows == rows)
+        for piece, arrays in zip(pieces, ids, strict=True):
+            for number, array in zip(lookup.sources, arrays, strict=True):
+                bad = np.argwhere((array < 0) | (array >= rows))
+                if not len(bad):
+                    continue
+                place, row, *within = (int(part) for part in bad[0])
+                batch, source = piece.batches[place], self._rows.sources[number]
+                raise BadValueError(
+                    f"ids of {table.name!r} must be in [0, {rows}), its rows. Received: {array[tuple(bad[0])]} in "
+                    f"{self._row(batch, row)}",
+                    worker=self._worker,
+                    column=self._column(source, within, array.shape[2:]),
+                    step=batch.index,
+                )
+
+    def _row(self, batch: Batch, row: int) -> str:
+        if not self._spec.shuffle:
+            return f"row {batch.index * self._spec.batch_size + row}"
+        return f"row {row} of mini-batch {batch.index} of epoch {batch.epoch}"
+
+    def _column(self, source: IdSource, within: Sequence[int], shape: Sequence[int]) -> str:
+        columns = [self._spec.features[number] for number in source.inputs]
+        if source.output is None and columns[0].parts:
+            return columns[0].name_of(int(np.ravel_multi_index(tuple(within), tuple(shape))) if within else 0)
+        return ", ".join(column.name for column in columns)
+
+
+class _IdMaker:
+    """Makes the tensors of row numbers of a model's inputs."""
+
+    def __init__(self, rows: RowModel) -> None:
+        self._rows = rows
+        self._model: keras.Model | None = None
+        self._call: Any = None
+
+    def of(self, x: ColumnArrays) -> list[np.ndarray]:
+        """Return the row numbers of each source, int32 or int64 ``(batches, n, *shape)``, for inputs of this kind."""
+        made = self._made(x) if self._rows.ids_file else []
+        sources = self._rows.sources
+        return [_whole(x[source.inputs[0]] if source.output is None else made[source.output]) for source in sources]
+
+    def _made(self, x: ColumnArrays) -> list[np.ndarray]:
+        if self._call is None:
+            self._call = self._compiled()
+        batches, size = x[0].shape[:2]
+        given = [x[number] for number in self._rows.id_inputs]
+        if self._rows.together:
+            made = self._call(*(array.reshape(-1, *array.shape[2:]) for array in given))
+            return [array.reshape(batches, size, *array.shape[1:]) for array in made]
+        each = [self._call(*(array[place] for array in given)) for place in range(batches)]
+        return [np.stack(arrays) for arrays in zip(*each, strict=True)]
+
+    def _compiled(self) -> Any:
+        """Return a function of the inputs, which a thread of its own may call."""
+        import keras
+
+        model = from_bytes(self._rows.ids_file, self._rows.objects)
+
+        def call(*arrays: Any) -> Any:
+            made = model(list(arrays) if len(arrays) > 1 else arrays[0], training=False)
+            return list(made) if isinstance(made, list | tuple) else [made]
+
+        if keras.backend.backend() != "tensorflow":
+            return lambda *arrays: [np.asarray(keras.ops.convert_to_numpy(array)) for array in call(*arrays)]
+        import tensorflow as tf
+
+        specs = [tf.TensorSpec((None, *(None for _ in tensor.shape[1:])), tensor.dtype) for tensor in model.inputs]
+        compiled = tf.function(call, input_signature=specs, autograph=False)
+        return lambda *arrays: [array.numpy() for array in compiled(*arrays)]
+
+
+def _whole(ids: np.ndarray) -> np.ndarray:
+    """Return ids as Embedding reads them: a fraction is cut off."""
+    return ids if ids.dtype in (np.int32, np.int64) else ids.astype(np.int64)
+
+
+def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
+    """Yield a window's mini-batches in runs of neighbors of one stack, and others one by one."""
+    for stack, neighbors in itertools.groupby(group, key=lambda batch: batch.stack):
+        run = list(neighbors)
+        if stack is None or any(batch.place != place for place, batch in enumerate(run, run[0].place)):
+            for batch in run:
+                weight = None if batch.weight is None else batch.weight[None]
+                yield _Piece([batch], tuple(a[None] for a in batch.x), tuple(a[None] for a in batch.y), weight)
+            continue
+        span = slice(run[0].place, run[0].place + len(run))
+        weight = None if stack.weight is None else stack.weight[span]
+        yield _Piece(run, tuple(a[span] for a in stack.x), tuple(a[span] for a in stack.y), weight)
+
+
+def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...]) -> Iterator[RowBatch]:
+    """Yield the mini-batches of a piece with other inputs; several lie in one stack."""
+    stack = Stack(x, piece.y, piece.weight) if len(piece.batches) > 1 else None
+    for place, batch in enumerate(piece.batches):
+        own = tuple(array[place] for array in x)
+        new = RowBatch(batch.epoch, batch.index, batch.last, own, batch.y, batch.weight, batch.checksum, rows=rows)
+        if stack is not None:
+            new.lying_in(stack, place)
+        yield new
