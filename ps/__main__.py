@@ -29,7 +29,7 @@ from distkeras.ps.transport.tls import Certificate, make_certificate
 from distkeras.ps.world.processes import LOOK
 
 #: Settings whose flags are not a field's name and a value.
-_OWN_FLAGS = ("rule", "deadlines", "checkpoint")
+_OWN_FLAGS = ("rule", "deadlines", "checkpoint", "tables")
 #: Seconds that a server may take to end, with a last snapshot, once its driver is gone.
 _END_SECONDS = 120
 

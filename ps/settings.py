@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distkeras.ps import rules
+from distkeras.ps.center.center import require_rows
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import require_format
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
@@ -40,6 +42,7 @@ class ServerSettings:
         checkpoint: where and how often to save the server's state; None: nowhere.
         max_body: bytes of the largest initial center that is taken.
         authenticate_vectors: without TLS, tags also cover the long vectors of commits and of the center.
+        tables: the tables whose rows travel one by one, next to the center's vector (`Traits.rows`).
 
     Raises:
         ConfigurationError: one of them cannot work.
@@ -57,6 +60,7 @@ class ServerSettings:
     checkpoint: Checkpoint | None = None
     max_body: int = 1 << 32
     authenticate_vectors: bool = False
+    tables: tuple[TableShape, ...] = ()
 
     def __post_init__(self) -> None:
         _require_kinds(self)
@@ -72,6 +76,9 @@ class ServerSettings:
         if self.learning_rate is not None:
             check_field(self, "learning_rate", lambda name, value: schedule_of(value))
         require_learning_rate(self.rule, self.learning_rate)
+        if self.tables:
+            check_field(self, "tables", _require_shapes)
+            require_rows(self.rule, len(self.tables), measure_gap=self.measure_gap)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-ready values, which `from_json` reads."""
@@ -143,6 +150,12 @@ def _require_kinds(settings: ServerSettings | WorkerSettings) -> None:
         raise invalid("deadlines", settings.deadlines, "`Deadlines`")
 
 
+def _require_shapes(name: str, value: Any) -> tuple[TableShape, ...]:
+    if not all(isinstance(shape, TableShape) for shape in value) or len({shape.name for shape in value}) < len(value):
+        raise invalid(name, value, "shapes of tables, each with a name of its own")
+    return tuple(value)
+
+
 def _json_of(value: Any) -> Any:
     if isinstance(value, Rule):
         return {"name": value.name, "hyper_parameters": value.config()}
@@ -150,6 +163,8 @@ def _json_of(value: Any) -> Any:
         return value.config()
     if isinstance(value, (Deadlines, Checkpoint)):
         return dataclasses.asdict(value)
+    if isinstance(value, tuple):
+        return [dataclasses.asdict(shape) for shape in value]
     return value
 
 
@@ -158,4 +173,5 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "rule": lambda value: rules.make(value["name"], **value["hyper_parameters"]),
     "deadlines": lambda value: Deadlines(**value),
     "checkpoint": lambda value: None if value is None else Checkpoint(**value),
+    "tables": lambda value: tuple(TableShape(**shape) for shape in value),
 }

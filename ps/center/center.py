@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import NamedTuple
 
@@ -26,10 +27,12 @@ from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.speeds import window_by_speed
+from distkeras.ps.center.tables import Table, check_rows, row_not_finite
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError, ShapeError
 from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_FLOATS, Commit, Hello
+from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 
@@ -161,10 +164,11 @@ class Released(NamedTuple):
     learning_rate: float
     moving_statistics: np.ndarray = NO_FLOATS
     window: int = 0
+    rows: tuple[Vector, ...] = ()
 
 
 class Center:
-    """The shared parameters under one rule.
+    """The shared parameters under one rule: a vector, and tables whose rows commits name.
 
     Args:
         rule: the update rule.
@@ -179,9 +183,11 @@ class Center:
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
         monotonic: clock for the workers' speeds, seconds.
+        tables: the tables, which change in place.
 
     Raises:
-        ConfigurationError: a gradient rule without a learning rate, or no worker.
+        ConfigurationError: a gradient rule without a learning rate, no worker, or tables under a rule or with an option
+            that needs the whole of them (`require_rows`).
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one job, which callers name
@@ -199,8 +205,11 @@ class Center:
         block: int = BLOCK,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        tables: Sequence[Table] = (),
     ) -> None:
         self.traits = rule.traits
+        if tables:
+            require_rows(rule, len(tables), measure_gap=measure_gap)
         if workers < 1:
             raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers}")
         if self.traits.gradient and learning_rate is None:
@@ -226,6 +235,7 @@ class Center:
         self.refused = 0
         self.log = CommitLog()
         self.leases = Leases(workers, self._make_worker_vectors, now)
+        self.tables = tuple(tables)
         self.pool = Pool(vector.size, vector.dtype)
         self.current = self.pool.take()
         self.current.array[...] = vector
@@ -251,6 +261,11 @@ class Center:
     def corrupt(self) -> bool:
         """Return whether a commit failed within its arithmetic: it may be applied in part, and no snapshot is taken."""
         return self._arithmetic.failed
+
+    @cached_property
+    def table_shapes(self) -> tuple[TableShape, ...]:
+        """The shapes of the tables."""
+        return tuple(table.shape for table in self.tables)
 
     def _make_worker_vectors(self) -> tuple[Vector, ...]:
         return tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
@@ -337,6 +352,8 @@ class Center:
             total = self._apply(lease, parts, scalars, self._view_scalars_ahead(commit))
             if total is not None:
                 scale = total / self.size
+            if self.tables:
+                scale = self._apply_rows(commit, scalars, scale)
         if self.moving_statistics.size:
             self._blend_moving_statistics(commit, lease)
         now = self._now()
@@ -464,6 +481,15 @@ class Center:
             extra.drop()
         return scale
 
+    def _apply_rows(self, commit: Commit, scalars: Scalars, scale: float) -> float:
+        """Apply the rows of ``commit``; return the mean scale factor, which is ``scale`` unless all is in tables."""
+        total = 0.0
+        for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
+            share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars))
+            total += moved.size if share is None else share
+        elements = sum(moved.size for moved in commit.moved)
+        return scale if self.size or not elements else total / elements
+
     def _publish(self, version: Buffer) -> None:
         self.current.drop()
         self.current = version
@@ -530,8 +556,12 @@ class Center:
         """Return whether ``worker`` may be sent the center now."""
         return self.scheduler.ready(worker)
 
-    def release(self, worker: int, attempt: int) -> Released:
+    def release(self, worker: int, attempt: int, wants: Sequence[Ids] = ()) -> Released:
         """What ``worker`` is sent now: a write, for it sets where the worker's staleness counts from.
+
+        Args:
+            worker, attempt: who is sent it.
+            wants: the rows of each table that go with it, in range.
 
         Raises:
             LeaseLostError: ``attempt`` does not hold the lease.
@@ -546,7 +576,8 @@ class Center:
         if not self.traits.pull_first or lease.released is None:
             lease.release(self.clock, self._monotonic())
         rate, window = self.rate(self.clock), self.next_window(worker)
-        return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window)
+        rows = tuple([table.gather(ids) for table, ids in zip(self.tables, wants, strict=True)]) if self.tables else ()
+        return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows)
 
     def next_window(self, worker: int) -> int:
         """The steps of ``worker``'s next window where windows follow the workers' speeds; else 0: the rule's own."""
@@ -574,6 +605,20 @@ class Center:
         return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics)
 
 
+def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:
+    """Raise a ConfigurationError unless that many tables may travel by rows under ``rule``, and with these options."""
+    if not rule.traits.rows:
+        raise ConfigurationError(
+            f"`tables` must be empty: rule {rule.name!r}, as it is set, needs whole tables, and not the rows that a "
+            f"window touched. Received: {tables} tables"
+        )
+    if measure_gap:
+        raise ConfigurationError(
+            "`measure_gap` must be False where tables travel by rows: a gap is one of the whole center. "
+            "Received: measure_gap=True"
+        )
+
+
 def check_hello(center: Center, message: Hello) -> None:
     """Check that the worker's model is the center's, and that the rule supports its wire format.
 
@@ -586,16 +631,29 @@ def check_hello(center: Center, message: Hello) -> None:
             f"Received: {message.size} and {message.moving_statistics}",
             worker=message.worker,
         )
+    tables = describe(center.table_shapes)
+    if message.tables != tables:
+        raise ShapeError(
+            f"the worker's tables must be {tables or 'none'} (name, rows, width, rows of a window at most). "
+            f"Received: {message.tables or 'none'}",
+            worker=message.worker,
+        )
     if message.wire_format not in FORMATS:
         raise RemoteProtocolError(
             f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
             worker=message.worker,
         )
     require_format(message.wire_format, center.rule)
+    if tables and message.wire_format != FORMATS[0]:
+        raise ConfigurationError(
+            f"`wire_format` must be {FORMATS[0]!r} where tables travel by rows. "
+            f"Received: wire_format={message.wire_format!r}",
+            worker=message.worker,
+        )
 
 
 def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
-    """Check the sizes of payload, statistics and history.
+    """Check the sizes of payload, statistics and history, and the rows that the commit names.
 
     Args:
         center: what the commit is for.
@@ -616,6 +674,8 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
             worker=commit.worker,
             step=commit.first,
         )
+    if center.tables or commit.touched or commit.moved or commit.wants:
+        check_rows(center.table_shapes, commit)
     if not _history_fits(commit, center.log.columns):
         rows, columns = commit.history.shape
         raise ShapeError(
@@ -634,13 +694,19 @@ def _history_fits(commit: Commit, log_columns: int) -> bool:
     return not rows or bool(columns >= len(FIXED_HISTORY) and columns == (log_columns or columns))
 
 
-def not_finite(commit: Commit, parts: Sequence[np.ndarray], layouts: Sequence[Layout] = ()) -> NonFiniteError | None:
+def not_finite(
+    commit: Commit,
+    parts: Sequence[np.ndarray],
+    layouts: Sequence[Layout] = (),
+    shapes: Sequence[TableShape] = (),
+) -> NonFiniteError | None:
     """What is wrong with the numbers; None if each is finite.
 
     Args:
         commit: of the right shapes.
         parts: its parts as vectors.
         layouts: of the center and the statistics; none: the error names no array.
+        shapes: of the tables.
     """
     for part in (*parts, commit.moving_statistics):
         # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.
@@ -659,4 +725,4 @@ def not_finite(commit: Commit, parts: Sequence[np.ndarray], layouts: Sequence[La
                     worker=commit.worker,
                     step=commit.first,
                 )
-    return None
+    return row_not_finite(commit, shapes) if shapes else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from distkeras.ps.errors import NonFiniteError, ShapeError
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
-from distkeras.ps.rules.base import Chunk, Vector
+from distkeras.ps.rules.base import BLOCK, Chunk, Vector
 
 
 class Table:
@@ -15,35 +18,52 @@ class Table:
 
     Args:
         shape: its name, rows and width.
-        array: the initial rows, float32 ``(rows, width)``, which it takes over; None: zeros.
+        array: the initial rows, float32 (float64 in simulations) ``(rows, width)``, which it takes over; None: zeros.
     """
 
     def __init__(self, shape: TableShape, array: np.ndarray | None = None) -> None:
         self.shape = shape
         self.array = np.zeros((shape.rows, shape.width), np.float32) if array is None else array
         self._changed = np.zeros(shape.rows, np.bool_)
-        self._scratch = np.empty(0, np.float32)
+        #: Rows of one block, which stay in a core's cache while the kernel works on them.
+        self._block = max(1, BLOCK // shape.width)
+        self._gathered = np.empty((min(self._block, shape.most), shape.width), self.array.dtype)
+        self._scratch = np.empty(self._gathered.size, self.array.dtype)
 
-    def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], object]) -> None:
-        """Move the rows ``ids``, which are unique, by a rule's ``kernel``; ``moved`` is flat, and is overwritten."""
-        if not ids.size:
-            return
-        if self._scratch.size < moved.size:
-            self._scratch = np.empty(moved.size, np.float32)
-        chunk = Chunk()
-        chunk.out, chunk.payload = moved, (moved,)
-        chunk.center = chunk.sent = self.gather(ids)
-        chunk.model, chunk.worker, chunk.scratch = (), (), self._scratch[: moved.size]
-        kernel(chunk)
-        self.array[ids] = moved.reshape(-1, self.shape.width)
+    def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None]) -> float | None:
+        """Move the rows ``ids`` by a rule's ``kernel``.
+
+        Args:
+            ids: rows, each at most once; in range.
+            moved: the payload at those rows, flat; it is overwritten.
+            kernel: works on a chunk of gathered rows, as `Rule.apply` does.
+
+        Returns:
+            The sum of the scale factors used; None if each was 1.
+        """
+        width, chunk = self.shape.width, Chunk()
+        chunk.model, chunk.worker = (), ()
+        scale: float | None = None
+        for first in range(0, ids.size, self._block):
+            rows = ids[first : first + self._block]
+            payload = moved[first * width : (first + rows.size) * width]
+            # Unlike "raise", "clip" writes straight into `out`.
+            gathered = np.take(self.array, rows, axis=0, out=self._gathered[: rows.size], mode="clip")
+            chunk.out, chunk.payload, chunk.scratch = payload, (payload,), self._scratch[: payload.size]
+            chunk.center = chunk.sent = gathered.reshape(-1)
+            share = kernel(chunk)
+            if share is not None:
+                scale = share if scale is None else scale + share
+            self.array[rows] = payload.reshape(-1, width)
         self._changed[ids] = True
+        return scale
 
     def gather(self, ids: Ids) -> Vector:
         """Return a copy of the rows ``ids``, flat."""
         return np.take(self.array, ids, axis=0).reshape(-1)
 
     def take_changed(self) -> Ids:
-        """Return the rows that have changed since the last call."""
+        """Return the rows that have changed since the last call, ascending."""
         changed = np.flatnonzero(self._changed)
         self._changed[changed] = False
         return changed
@@ -51,3 +71,71 @@ class Table:
     def put_back(self, ids: Ids) -> None:
         """Count ``ids`` as changed again: what was to be done with them has failed."""
         self._changed[ids] = True
+
+
+def check_wants(shapes: Sequence[TableShape], wants: Sequence[Ids], worker: int) -> None:
+    """Check the rows that a reply is to have.
+
+    Raises:
+        ShapeError: there is not one array for each table, or its rows are not those of a window.
+    """
+    _check_ids(shapes, "wants", wants, worker, None)
+
+
+def check_rows(shapes: Sequence[TableShape], commit: Commit) -> None:
+    """Check the rows that ``commit`` names, and how many numbers it moves them by.
+
+    Raises:
+        ShapeError: there is not one array for each table, its rows are not those of a window, or they have another
+            number of elements.
+    """
+    _check_ids(shapes, "touched", commit.touched, commit.worker, commit.first)
+    _check_ids(shapes, "wants", commit.wants, commit.worker, commit.first)
+    expected = [ids.size * shape.width for ids, shape in zip(commit.touched, shapes, strict=True)]
+    sizes = [moved.size for moved in commit.moved]
+    if sizes != expected:
+        raise ShapeError(
+            f"a commit must move its rows by {expected} elements, table by table. Received: {sizes}",
+            worker=commit.worker,
+            step=commit.first,
+        )
+
+
+def _check_ids(shapes: Sequence[TableShape], name: str, several: Sequence[Ids], worker: int, step: int | None) -> None:
+    problem = None
+    if len(several) != len(shapes):
+        problem = f"`{name}` must have an array of rows for each of {len(shapes)} tables. Received: {len(several)}"
+    for shape, ids in zip(shapes, several, strict=False):
+        if ids.size > shape.most:
+            problem = f"`{name}` must name at most {shape.most} rows of table {shape.name!r}. Received: {ids.size}"
+        elif ids.size and not (ids[1:] > ids[:-1]).all():
+            at = int(np.flatnonzero(ids[1:] <= ids[:-1])[0])
+            problem = (
+                f"`{name}` must name rows of table {shape.name!r} in ascending order, each once. "
+                f"Received: {ids[at + 1]} behind {ids[at]}"
+            )
+        elif ids.size and not 0 <= ids[0] <= ids[-1] < shape.rows:
+            wrong = ids[0] if ids[0] < 0 else ids[-1]
+            problem = f"`{name}` must name rows of table {shape.name!r} in [0, {shape.rows}). Received: {wrong}"
+    if problem is not None:
+        raise ShapeError(problem, worker=worker, step=step)
+
+
+def row_not_finite(commit: Commit, shapes: Sequence[TableShape]) -> NonFiniteError | None:
+    """What is wrong with the rows of ``commit``, which is of the right shapes; None if each number is finite."""
+    for shape, ids, moved in zip(shapes, commit.touched, commit.moved, strict=True):
+        # The squares of large finite numbers overflow too, hence the second look.
+        with np.errstate(over="ignore"):
+            if math.isfinite(float(np.dot(moved, moved))):
+                continue
+        bad = np.flatnonzero(~np.isfinite(moved))
+        if bad.size:
+            row, column = divmod(int(bad[0]), shape.width)
+            return NonFiniteError(
+                f"a commit holds {moved[bad[0]]} in column {column} of row {ids[row]} of table {shape.name!r} "
+                f"({bad.size} such elements), from mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}. "
+                "Lower the learning rate or clip gradients",
+                worker=commit.worker,
+                step=commit.first,
+            )
+    return None

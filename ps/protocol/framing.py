@@ -49,6 +49,7 @@ from distkeras.ps.protocol.messages import (
     KeptOptimizer,
     Message,
     Proof,
+    TableRows,
 )
 
 TAG_BYTES = 16
@@ -58,8 +59,9 @@ LONG = 4096
 Octets = bytes | bytearray
 
 _NUMBER = struct.Struct(">Q")
-_BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer)
-_FLOAT64 = np.dtype("<f8")
+_BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows)
+#: Of histories and row numbers, which are no vectors.
+_NO_VECTOR = (np.dtype("<f8"), np.dtype("<i8"))
 
 
 class Seal:
@@ -91,7 +93,7 @@ class Seal:
         for array in arrays:
             if array.nbytes <= LONG:
                 pieces.append(array.tobytes())
-            elif self._whole or kind not in _BULKY or array.dtype == _FLOAT64:  # a history is no vector
+            elif self._whole or kind not in _BULKY or array.dtype in _NO_VECTOR:
                 pieces.append(hashlib.sha256(array.data).digest())
         return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
 
@@ -112,7 +114,7 @@ READ_AHEAD = 256
 _HEADER = struct.Struct(">4sBBHIQ")
 _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
-_DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"))
+_DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 
@@ -432,7 +434,7 @@ def decode(frame: bytes) -> Message:
     Raises:
         RemoteProtocolError: it is not such a frame.
     """
-    reader = Reader(Limits(fields=len(frame), body=len(frame)))
+    reader = Reader(Limits(fields=len(frame), body=len(frame), arrays=len(frame)))
     rest, event = memoryview(frame), None
     while rest and event is None:
         space = reader.space()

@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import ERRORS, DistkerasError, RemoteProtocolError
+from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.rules.base import Vector
 
 #: Arrays of any length. One of another dtype is refused by both ends.
@@ -44,6 +45,9 @@ class CommitRecord:
         history: float64 ``(steps, columns)``, a row a mini-batch: `FIXED_HISTORY`, then each metric; or `NO_ROWS`.
         checksum: of the rows up to the last mini-batch.
         overlapped: computed while the commit before this one traveled, from the reply to the one before that.
+        touched: the rows that the window touched, an array for each table, strictly ascending.
+        moved: the payload at those rows, flat float32 ``(rows * width,)``, an array for each table.
+        wants: the rows that the reply is to have, those of the next window; an array for each table, as ``touched``.
     """
 
     epoch: int
@@ -58,6 +62,9 @@ class CommitRecord:
     history: Rows = field(default_factory=lambda: NO_ROWS)
     checksum: int = 0
     overlapped: bool = False
+    touched: tuple[Ids, ...] = ()
+    moved: tuple[Floats, ...] = ()
+    wants: tuple[Ids, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -131,6 +138,7 @@ class Hello(Message):
 
     ``wire_format``, one of `compression.FORMATS`, is that of commits and replies on this connection. ``connection``
     rises each time that the attempt asks: what it had sent over an older connection, and arrives late, is refused.
+    ``tables`` is what `tables.describe` says of the tables that the worker knows.
     """
 
     worker: int
@@ -140,15 +148,17 @@ class Hello(Message):
     metrics: str = ""
     wire_format: str = "float32"
     connection: int = 0
+    tables: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Pull(Message):
-    """Asks for the center."""
+    """Asks for the center, and for the rows ``wants`` of each table, which are strictly ascending."""
 
     worker: int
     attempt: int
     incarnation: int
+    wants: tuple[Ids, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -182,7 +192,7 @@ class Commit(CommitRecord, Message):
         packed: tuple[np.ndarray, ...] = (),
     ) -> Commit:
         """Return the commit that sends ``record``; ``packed`` replaces its parts."""
-        commit = object.__new__(cls)  # a frozen dataclass would set nineteen fields one by one
+        commit = object.__new__(cls)  # a frozen dataclass would set twenty-two fields one by one
         vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
         vars(commit).update(sequence=sequence, waited=waited, passed=passed)
         vars(commit).update(packed=packed, parts=() if packed else record.parts)
@@ -191,7 +201,8 @@ class Commit(CommitRecord, Message):
     @property
     def payload_bytes(self) -> int:
         """The bytes of the payload on the wire."""
-        return sum([part.nbytes for part in self.packed or self.parts])
+        parts = sum([part.nbytes for part in self.packed or self.parts])
+        return parts + sum([array.nbytes for array in (*self.touched, *self.moved)]) if self.touched else parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +307,8 @@ class CenterReply(Message):
     If the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with one that needs error
     feedback (int8), its change since the reply before on the same connection. The first reply then has ``center``
     itself, and so has the answer to a `Pull`.
+
+    ``rows`` are those that the request wanted, of each table, flat, as they are at ``clock``.
     """
 
     incarnation: int
@@ -308,6 +321,7 @@ class CenterReply(Message):
     stopping: bool = False
     packed: Bytes = field(default_factory=lambda: NO_BYTES)
     window: int = 0
+    rows: tuple[Floats, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,6 +361,42 @@ class Publish(Message):
     moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     model: Bytes = field(default_factory=lambda: NO_BYTES)
     names: Bytes = field(default_factory=lambda: NO_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class PublishRows(Message):
+    """Driver → server: the initial rows of table number ``table`` from ``start`` on, flat; answered by `RowsPublished`.
+
+    They come before `Publish`, the blocks of a table one after the other.
+    """
+
+    table: int
+    start: int
+    rows: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPublished(Message):
+    """Server → driver: the table's rows below ``rows`` are there; all of them at a server that was restored."""
+
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class InspectRows(Message):
+    """Driver → server: send ``count`` rows of table number ``table`` from ``start`` on."""
+
+    table: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows(Message):
+    """Server → driver: the rows, flat, as they are at ``clock``."""
+
+    clock: int
+    rows: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -499,6 +549,10 @@ MESSAGES: tuple[type[Message], ...] = (
     FetchOptimizer,
     KeptOptimizer,
     OptimizerTaken,
+    PublishRows,
+    RowsPublished,
+    InspectRows,
+    TableRows,
 )
 
 
@@ -539,7 +593,9 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PullRequest:
-    """Asks for a `Reply` with the center."""
+    """Asks for a `Reply` with the center, and the rows ``wants`` of each table."""
+
+    wants: tuple[Ids, ...] = ()
 
 
 class PostRequest(NamedTuple):
@@ -588,6 +644,7 @@ class Reply(NamedTuple):
     ``optimizer`` answers a `FetchRequest`; None: no state is kept.
     ``refused``: the commit was refused, and its window is to be computed again, from ``center``.
     ``window`` is the steps of the next window, if above 0.
+    ``rows`` are those that were wanted of each table, flat.
     """
 
     learning_rate: float = 0.0
@@ -598,6 +655,7 @@ class Reply(NamedTuple):
     optimizer: OptimizerState | None = None
     refused: bool = False
     window: int = 0
+    rows: tuple[np.ndarray, ...] = ()
 
 
 Request = (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from distkeras.ps.validate import check_field, require_integer, require_text
 
 #: Row numbers of one table: int64 ``(count,)``, strictly ascending.
-Ids = np.ndarray
+Ids = Annotated[np.ndarray, np.dtype("<i8")]
 
 NO_IDS = np.empty(0, np.int64)
 
@@ -40,6 +42,25 @@ class TableShape:
         for name in ("rows", "width"):
             check_field(self, name, require_integer)
         check_field(self, "most", require_integer, 1, self.rows)
+
+
+def describe(shapes: Sequence[TableShape]) -> str:
+    """Return the shapes as text, which is the same for the same tables; empty where there are none."""
+    return json.dumps([dataclasses.astuple(shape) for shape in shapes]) if shapes else ""
+
+
+#: A driver sends or reads rows in blocks of that many bytes, or of one row: the server copies them under its lock.
+_BLOCK_BYTES = 4 << 20
+
+
+def block_rows(shape: TableShape) -> int:
+    """Return how many rows a driver sends or reads at a time."""
+    return max(1, _BLOCK_BYTES // (4 * shape.width))
+
+
+def block_bytes(shape: TableShape) -> int:
+    """Return the bytes of `block_rows`."""
+    return 4 * shape.width * block_rows(shape)
 
 
 class Span(NamedTuple):

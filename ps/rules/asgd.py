@@ -42,7 +42,7 @@ class ASGD(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(gradient=True, overlaps=True)
+        return Traits(gradient=True, overlaps=True, rows=not self.weight_decay)  # which moves every row
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         (batch,) = batches

@@ -64,6 +64,10 @@ class Traits:
         drains: the rule may hold movements that the center does not have yet; when no worker is left, they are put into
             it (`Rule.drain`).
         refuses: the rule may refuse a commit (`Rule.refuses`), whose worker then computes the same window again.
+        rows: a commit may leave out of the payload what is zero, so that tables travel by the rows that a window
+            touched. The server half then moves each element by its own payload alone, keeps no vector of its own,
+            and leaves an element with a payload of zero as it is, to the bit (the sign of a zero aside); the worker
+            half makes a payload of zero of what has not moved. So an exchange by rows gives what the dense one does.
         model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """
@@ -84,6 +88,7 @@ class Traits:
     probes: bool = False
     drains: bool = False
     refuses: bool = False
+    rows: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
 

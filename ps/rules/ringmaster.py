@@ -66,7 +66,7 @@ class Ringmaster(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(grows=True, refuses=True)
+        return Traits(grows=True, refuses=True, rows=True)
 
     def _limit(self, context: Context) -> int:
         return self.threshold or 2 * context.workers

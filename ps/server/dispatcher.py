@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from distkeras.ps.center.center import Center, Released, check_hello, check_shap
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.optimizer_states import StateMemory
 from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.center.tables import Table, check_wants
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
@@ -49,6 +50,7 @@ from distkeras.ps.protocol.messages import (
     Heartbeat,
     Hello,
     Inspect,
+    InspectRows,
     KeepOptimizer,
     Leave,
     ListWorkers,
@@ -60,6 +62,7 @@ from distkeras.ps.protocol.messages import (
     Parked,
     Probe,
     Publish,
+    PublishRows,
     Pull,
     Records,
     Status,
@@ -69,7 +72,9 @@ from distkeras.ps.protocol.messages import (
     fault_of,
     most_state_bytes,
 )
+from distkeras.ps.protocol.tables import Ids, block_bytes
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
+from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.world.world import REAL, World
@@ -164,8 +169,12 @@ def make_center(
     moving_statistics: np.ndarray,
     incarnation: int,
     world: World = REAL,
+    tables: Sequence[Table] | None = None,
 ) -> Center:
-    """Return the center that ``settings`` ask for, from its initial parameters (float32) and moving statistics."""
+    """Return the center that ``settings`` ask for, from its initial parameters (float32) and moving statistics.
+
+    ``tables`` are those of the settings; where they are None, all their rows are zero.
+    """
     return Center(
         settings.rule,
         vector,
@@ -178,6 +187,7 @@ def make_center(
         incarnation=incarnation,
         now=world.time,
         monotonic=world.monotonic,
+        tables=[Table(shape) for shape in settings.tables] if tables is None else tables,
     )
 
 
@@ -298,6 +308,8 @@ class Dispatcher:
         self._layouts: list[Layout] = []
         #: Memory for the states of the workers' optimizers.
         self.states = StateMemory(settings.workers, world)
+        #: The published rows of the tables, until the center is made with them.
+        self._rows = TableRequests(settings.tables, self.changed)
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
@@ -312,8 +324,10 @@ class Dispatcher:
             Fault: self._on_fault,
             FetchModel: self._on_fetch_model,
             Publish: self._on_publish,
+            PublishRows: lambda peer, message: self._rows.publish(self.center, message),
             Observe: self._on_observe,
             Inspect: self._on_inspect,
+            InspectRows: lambda peer, message: self._rows.inspect(lambda: self._require_center(peer), message),
             Drain: self._on_drain,
             EndEarly: self._on_end_early,
             ListWorkers: self._on_list_workers,
@@ -335,12 +349,14 @@ class Dispatcher:
         peer that has not proved the key yet costs a thread, and less than a kilobyte. Each partition has at most one
         kept state of its optimizer in addition, and a second one while that arrives.
         """
-        center = self.center
+        center, shapes = self.center, self._settings.tables
+        arrays = Limits.arrays + 3 * len(shapes)
         if center is None or not self._published:
-            return Limits(body=self._settings.max_body)
+            return Limits(body=self._settings.max_body, arrays=arrays)
         vectors = center.traits.parts * center.current.array.nbytes
-        commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES
-        return Limits(body=max(commit, most_state_bytes(center.size)))
+        commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES + bytes_of_rows(shapes)
+        blocks = [block_bytes(shape) for shape in shapes]
+        return Limits(body=max(commit, most_state_bytes(center.size), *blocks), arrays=arrays)
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
@@ -428,7 +444,9 @@ class Dispatcher:
         with self.changed:
             center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
-            released = self._release(peer, center, message.worker, message.attempt)
+            if center.tables or message.wants:
+                check_wants(center.table_shapes, message.wants, message.worker)
+            released = self._release(peer, center, message.worker, message.attempt, message.wants)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
@@ -438,7 +456,7 @@ class Dispatcher:
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
         unsure = [] if peer.vectors.known_finite(commit) else [part.array for part in parts]
-        error = not_finite(commit, unsure, self._layouts)
+        error = not_finite(commit, unsure, self._layouts, center.table_shapes)
         if error is not None:
             for part in parts:
                 part.drop()
@@ -460,7 +478,7 @@ class Dispatcher:
             if refused or not commit.wants_center:
                 window = center.next_window(commit.worker)
                 return self._acknowledge(commit.worker, commit.sequence, refused=refused, window=window)
-            released = self._release(peer, center, commit.worker, commit.attempt)
+            released = self._release(peer, center, commit.worker, commit.attempt, commit.wants)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
     def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
@@ -528,7 +546,10 @@ class Dispatcher:
     def _publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         """Make the center, unless it was restored, and begin to save it; nothing changes if the sizes differ."""
         if self.center is None:
-            self.center = make_center(self._settings, vector, moving_statistics, self._incarnation, self._world)
+            self._rows.require_complete()
+            self.center = make_center(
+                self._settings, vector, moving_statistics, self._incarnation, self._world, self._rows.tables
+            )
             self._checkpointer = self._make_checkpointer(self.center)
         sizes, expected = (vector.size, moving_statistics.size), (self.center.size, self.center.moving_statistics.size)
         if sizes != expected:
@@ -645,8 +666,8 @@ class Dispatcher:
             raise RemoteProtocolError("the center must be published first. Received: a request for it")
         return self.center
 
-    def _release(self, peer: Peer, center: Center, worker: int, attempt: int) -> Released:
-        """Wait until ``worker`` may be sent the center; return what it is sent."""
+    def _release(self, peer: Peer, center: Center, worker: int, attempt: int, wants: Sequence[Ids] = ()) -> Released:
+        """Wait until ``worker`` may be sent the center, with the rows that it ``wants``; return what it is sent."""
         self._require_holder(peer, center, worker, attempt)
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
@@ -659,7 +680,7 @@ class Dispatcher:
             )
         self.changed.require_running()
         self._require_holder(peer, center, worker, attempt)
-        return center.release(worker, attempt)
+        return center.release(worker, attempt, wants)
 
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
         center.leases.held(worker, attempt)
@@ -687,6 +708,7 @@ class Dispatcher:
             moving_statistics=released.moving_statistics,
             stopping=center.stopping is not None,
             window=released.window,
+            rows=released.rows,
         )
 
     def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:

@@ -18,7 +18,7 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.framing import Allocate, Connection, EndOfStream
+from distkeras.ps.protocol.framing import Allocate, Connection, EndOfStream, Limits
 from distkeras.ps.protocol.messages import Fault, Message, error_of
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.tls import client_context
@@ -177,6 +177,7 @@ def dial(
     deadlines: Deadlines,
     *,
     allocate: Allocate | None = None,
+    limits: Limits | None = None,
     context: ssl.SSLContext | None = None,
     world: World = REAL,
 ) -> Channel:
@@ -196,7 +197,7 @@ def dial(
                 f"no parameter server listens at {where}: {error}. "
                 "It has ended, or this machine cannot reach that address"
             ) from None
-        connection = Connection(server=False, key=key, allocate=allocate, token=world.token)
+        connection = Connection(server=False, key=key, limits=limits, allocate=allocate, token=world.token)
         channel = Channel(stream, connection, frame=deadlines.frame, context=context, world=world)
         try:
             channel.handshake(deadlines.handshake)
@@ -257,6 +258,8 @@ class Client:
         self.deadlines = deadlines or Deadlines()
         self.world = world
         self.channel: Channel | None = None
+        #: Bounds on the server's frames.
+        self.limits = Limits()
         self._met = met
         #: Held while a request is under way.
         self._requesting = world.lock()
@@ -272,7 +275,13 @@ class Client:
         context = client_context(certificate) if certificate else None
         try:
             self.channel = dial(
-                where, self.address.key, self.deadlines, allocate=self._allocate, context=context, world=self.world
+                where,
+                self.address.key,
+                self.deadlines,
+                allocate=self._allocate,
+                limits=self.limits,
+                context=context,
+                world=self.world,
             )
         except DeadlineError as error:  # the kernel accepts connections for a server that stands still
             raise ServerLostError(f"the server has not completed the handshake: {error.message}") from error

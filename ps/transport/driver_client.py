@@ -17,13 +17,18 @@ from distkeras.ps.protocol.messages import (
     EndEarly,
     Goodbye,
     Inspect,
+    InspectRows,
     ListWorkers,
     Observe,
     Publish,
+    PublishRows,
     Records,
+    RowsPublished,
     Status,
+    TableRows,
     WorkerTable,
 )
+from distkeras.ps.protocol.tables import TableShape, block_rows
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Client
 
@@ -52,9 +57,19 @@ class DriverClient(Client):
         moving_statistics: np.ndarray = NO_FLOATS,
         model: bytes = b"",
         layouts: Sequence[Layout] = (),
+        tables: Sequence[tuple[TableShape, np.ndarray]] = (),
     ) -> None:
-        """Send a `publication`; it may be repeated."""
+        """Send a `publication`, behind the rows of the ``tables`` (float32 ``(rows, width)``); it may be repeated."""
+        self.publish_rows(tables)
         self.request(publication(center, moving_statistics, model, layouts), Ack)
+
+    def publish_rows(self, tables: Sequence[tuple[TableShape, np.ndarray]]) -> None:
+        """Send the initial rows of all tables, float32 ``(rows, width)``, unless the server has restored them."""
+        for number, (shape, array) in enumerate(tables):
+            start, step = 0, block_rows(shape)
+            while start < shape.rows:
+                rows = np.ascontiguousarray(array[start : start + step], np.float32).reshape(-1)
+                start = self.request(PublishRows(number, start, rows), RowsPublished).rows
 
     def observe(self, clock: int, patience: float) -> Status:
         """Wait until more than ``clock`` commits are applied, or for ``patience`` seconds; return the status.
@@ -71,6 +86,19 @@ class DriverClient(Client):
     def center(self) -> CenterReply:
         """Return the center as it is now."""
         return self.request(Inspect(), CenterReply)
+
+    def table(self, number: int, shape: TableShape, out: np.ndarray | None = None) -> np.ndarray:
+        """Return table ``number``, float32 ``(rows, width)``, written into ``out`` if that is given.
+
+        It is read in blocks: while workers commit, they are not of one clock.
+        """
+        out = np.empty((shape.rows, shape.width), np.float32) if out is None else out
+        step = block_rows(shape)
+        for start in range(0, shape.rows, step):
+            stop = min(start + step, shape.rows)
+            answer = self.request(InspectRows(number, start, stop - start), TableRows)
+            out[start:stop] = answer.rows.reshape(stop - start, shape.width)
+        return out
 
     def drain(self, start: int = 0, count: int = 4096) -> Records:
         """Return commit records from number ``start`` on, with their history."""

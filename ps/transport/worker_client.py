@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.protocol.compression import WorkerFormat
+from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
@@ -42,6 +43,7 @@ from distkeras.ps.protocol.messages import (
     fault_of,
     most_state_bytes,
 )
+from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
@@ -217,6 +219,7 @@ class WorkerClient(Client):
         metrics: the history's metric columns, loss first.
         deadlines: the longest times of the waits.
         wire_format: the format of vectors on the wire, both ways: a name in `compression.FORMATS`.
+        tables: the shapes of the tables whose rows travel.
         world: time, threads and connections.
 
     Attributes:
@@ -239,13 +242,19 @@ class WorkerClient(Client):
         metrics: tuple[str, ...] = ("loss",),
         deadlines: Deadlines | None = None,
         wire_format: str = "float32",
+        tables: Sequence[TableShape] = (),
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)
         self.worker, self.attempt, self.size = worker, attempt, size
         self.incarnation = self.sequence = 0
         self.stopping = False
-        self._hello = Hello(worker, attempt, size, moving_statistics, "\n".join(metrics), wire_format)
+        self._hello = Hello(
+            worker, attempt, size, moving_statistics, "\n".join(metrics), wire_format, tables=describe(tables)
+        )
+        self.limits = Limits(arrays=Limits.arrays + len(tables))
+        # Statistics or rows of the vector's own size would be given the same memory.
+        self._reuses_centers = size != moving_statistics and not tables
         self._format = WorkerFormat(wire_format, size)
         #: The rule still reads the center that was delivered last while the next one arrives.
         self._centers: _SpareBuffers[Vector] = _SpareBuffers()
@@ -265,8 +274,7 @@ class WorkerClient(Client):
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is CenterReply:
-            # Statistics of the vector's own size would be given the same memory.
-            if dtype == np.float32 and size == self.size != self._hello.moving_statistics:
+            if dtype == np.float32 and size == self.size and self._reuses_centers:
                 return self._spare_center()
             if dtype == np.uint8 and size == self._format.nbytes:
                 if self._encoded_reply is None:
@@ -341,9 +349,9 @@ class WorkerClient(Client):
         """Report to the server that the partition's data has ended."""
         self._reconnecting(lambda: self.request(Leave(self.worker, self.attempt, self.incarnation), Ack))
 
-    def pull(self) -> Reply:
-        """Return the center."""
-        return self._timed(lambda: self._delivered(self._reconnecting(self._pull)))
+    def pull(self, wants: tuple[Ids, ...] = ()) -> Reply:
+        """Return the center, and the rows ``wants`` of each table."""
+        return self._timed(lambda: self._delivered(self._reconnecting(lambda: self._pull(wants))))
 
     def commit(self, record: CommitRecord) -> Reply:
         """Have the payload of ``record`` applied, once; or refused, and the center pulled.
@@ -371,7 +379,7 @@ class WorkerClient(Client):
             applied = self.sequence == sequence
             if applied and (self._skipped or self._refused or not record.wants_center):
                 return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping, self._refused)
-            return self._pull() if applied else self.request(commit, _COMMITTED)
+            return self._pull(record.wants) if applied else self.request(commit, _COMMITTED)
 
         reply = self._timed(lambda: self._reconnecting(once))
         self.sequence = sequence
@@ -382,7 +390,7 @@ class WorkerClient(Client):
             raise RestartFromCenter(self.join())
         if reply.refused:
             self._format.restore_residuals(record.parts)
-            return self.pull()._replace(refused=True)
+            return self.pull(record.touched)._replace(refused=True)
         if record.wants_center:
             raise RemoteProtocolError("the answer to a Commit that is applied must be the center. Received: an Ack")
         return Reply(stopping=self.stopping, window=reply.window)
@@ -423,10 +431,10 @@ class WorkerClient(Client):
         """Drop the quantization residuals, whose steps do not count."""
         self._format.forget_residuals()
 
-    def _pull(self) -> CenterReply:
+    def _pull(self, wants: tuple[Ids, ...]) -> CenterReply:
         if not self.incarnation:
             self.join()
-        return self.request(Pull(self.worker, self.attempt, self.incarnation), CenterReply)
+        return self.request(Pull(self.worker, self.attempt, self.incarnation, wants), CenterReply)
 
     def _delivered(self, reply: CenterReply) -> Reply:
         """Return ``reply`` with its center decoded."""
@@ -436,8 +444,14 @@ class WorkerClient(Client):
             self._format.decode(reply, known, center)
         self._centers.in_use = center
         self.stopping = self.stopping or reply.stopping
-        rate, window = reply.learning_rate, reply.window
-        return Reply(rate, center, reply.moving_statistics, stopping=self.stopping, window=window)
+        return Reply(
+            reply.learning_rate,
+            center,
+            reply.moving_statistics,
+            stopping=self.stopping,
+            window=reply.window,
+            rows=reply.rows,
+        )
 
     def _timed(self, exchange: Callable[[], _T]) -> _T:
         began = self.world.monotonic()

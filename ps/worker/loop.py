@@ -38,6 +38,7 @@ from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL, Replica, Rule, Vect
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
+from distkeras.ps.worker.tables import TableWindows, require_table_windows
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     overlap: bool = False,
     windows: AutoWindow | None = None,
     keeper: OptimizerKeeper | None = None,
+    tables: TableWindows | None = None,
     now: Callable[[], float] | None = time.time,
 ) -> Loop:
     """Train on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
@@ -175,13 +177,19 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
             One commit is under way at a time.
         windows: chooses the rule's window; None: it is the rule's own.
         keeper: sends the optimizer's state now and then, and takes over that of an earlier loop; None: neither.
+        tables: the windows whose rows travel; ``batches`` and ``payload`` are theirs. None: the center is one vector.
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
         `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
         `PostRequest` and `Compute`; those of ``keeper``.
+
+    Raises:
+        ConfigurationError: ``tables`` with a rule, a window or an option that does not allow them.
     """
-    pulled = _answered((yield PullRequest()))
+    if tables is not None:
+        require_table_windows(rule, overlap=overlap or windows is not None)
+    pulled = _answered((yield PullRequest() if tables is None else PullRequest(tables.wants)))
     if pulled.stopping:
         return
     worker = _Worker(
@@ -193,6 +201,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         overlap=overlap,
         windows=windows,
         keeper=keeper,
+        tables=tables,
         now=now,
     )
     state, begun = worker.state, keeper is None
@@ -214,6 +223,9 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         yield CollectRequest()
 
 
+#: Where there are no tables.
+_NOTHING: tuple[np.ndarray, ...] = ()
+
 #: Part of the loop: ends with whether to go on.
 _Exchange = Generator[Request, Reply | None, bool]
 
@@ -232,11 +244,15 @@ class _Worker:
         overlap: bool,
         windows: AutoWindow | None,
         keeper: OptimizerKeeper | None,
+        tables: TableWindows | None,
         now: Callable[[], float] | None,
     ) -> None:
+        #: What the rule sees as the center that a reply has.
+        self._center = _center if tables is None else tables.vector
+        self._tables = tables
         self.rule = rule if windows is None else windows.rule
         self.traits = rule.traits
-        self.state = self.rule.start(replica, _center(pulled))
+        self.state = self.rule.start(replica, self._center(pulled))
         self.state.learning_rate = self.state.previous_learning_rate = pulled.learning_rate
         self.state.window = pulled.window
         if pulled.moving_statistics.size:
@@ -321,14 +337,14 @@ class _Worker:
             self._latest = reply = _answered((yield self._record(end, self._read_statistics())))
         if reply.stopping:
             return False
-        self.rule.receive(self._replica, self.state, _center(reply))
+        self.rule.receive(self._replica, self.state, self._center(reply))
         self._take_reply(reply)
         self._take_window(reply)
         return True
 
     def _compute_again(self, refused: Reply) -> Loop:
         """Take the window's mini-batches again, from the center that came with the refusal."""
-        self.rule.receive(self._replica, self.state, _center(refused))
+        self.rule.receive(self._replica, self.state, self._center(refused))
         self._take_reply(refused)
         batches = self._window
         self._end_window()
@@ -356,6 +372,10 @@ class _Worker:
         return True
 
     def _record(self, end: BatchLike, statistics: np.ndarray) -> CommitRecord:
+        parts, moved, touched, wants = self.state.payload, _NOTHING, _NOTHING, _NOTHING
+        if self._tables is not None:
+            dense, moved = self._tables.moved(parts[0])
+            parts, touched, wants = (dense,), self._tables.touched, self._tables.wants
         return CommitRecord(
             epoch=end.epoch,
             first=self._first,
@@ -364,11 +384,14 @@ class _Worker:
             wants_center=not self.traits.pull_first,
             learning_rate=0.0 if self.traits.gradient else self._replica.learning_rate,
             scale=self.state.scale,
-            parts=self.state.payload,
+            parts=parts,
             moving_statistics=statistics,
             history=np.concatenate(self._history) if self._history else NO_ROWS,
             checksum=end.checksum,
             overlapped=self.posted,
+            touched=touched,
+            moved=moved,
+            wants=wants,
         )
 
     def _take_reply(self, reply: Reply) -> None:
@@ -450,7 +473,7 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
         case CommitRecord():
             return client.commit(request)
         case PullRequest():
-            return client.pull()
+            return client.pull(request.wants)
         case PostRequest():
             client.post(request.commit)
             return None

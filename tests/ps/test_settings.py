@@ -167,7 +167,7 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         for option in dataclasses.fields(settings)
         if getattr(settings, option.name) == getattr(defaults, option.name)
     }
-    assert same == {"rule", "workers", "learning_rate", "deadlines"}
+    assert same == {"rule", "workers", "learning_rate", "deadlines", "tables"}
 
 
 def test_the_command_line_stands_without_docstrings() -> None:

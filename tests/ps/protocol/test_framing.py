@@ -20,7 +20,9 @@ from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, decode, encode
 from distkeras.ps.protocol.messages import MESSAGES, Ack, Commit, Fault, Message, Publish
+from distkeras.ps.protocol.tables import Ids
 
+ROOMY = Limits(arrays=16)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -44,6 +46,7 @@ def any_message() -> st.SearchStrategy[Message]:
         messages.Rows: st.tuples(st.integers(0, 4), st.integers(1, 4)).map(np.ones) | st.just(messages.NO_ROWS),
         tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
         tuple[messages.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
+        tuple[Ids, ...]: st.lists(arrays("<i8"), max_size=2).map(tuple),
     }
     kinds = [st.builds(kind, **{name: strategies[hint] for name, hint in fields_of(kind).items()}) for kind in MESSAGES]
     return st.one_of(kinds)
@@ -86,7 +89,7 @@ def test_one_read_may_fill_several_arrays(step: int) -> None:
 @settings(max_examples=200)
 @given(any_message(), st.lists(st.integers(1, 400), min_size=1, max_size=5))
 def test_a_read_may_end_anywhere(message: Message, sizes: list[int]) -> None:
-    reader = Reader(Limits())
+    reader = Reader(ROOMY)
     for _ in range(2):
         events = scatter(reader, joined(encode(message)), itertools.cycle(sizes))
         assert same_message(events.pop(), message)
@@ -112,7 +115,7 @@ def test_a_reader_lets_go_of_what_it_has_read() -> None:
 @settings(max_examples=200)
 @given(st.lists(any_message(), min_size=1, max_size=3), st.sampled_from([None, 1, 7]))
 def test_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None:
-    reader = Reader(Limits())
+    reader = Reader(ROOMY)
     events = feed(reader, b"".join(joined(encode(message)) for message in sent), step)
     assert len(events) == len(sent)
     assert all(map(same_message, sent, events))
@@ -142,7 +145,7 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
     frame = bytearray(joined(encode(message)))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    reader = Reader(Limits(fields=4096, body=4096))
+    reader = Reader(Limits(fields=4096, body=4096, arrays=16))
     with contextlib.suppress(RemoteProtocolError):
         feed(reader, bytes(frame))
 

@@ -31,7 +31,7 @@ from distkeras.ps.protocol.messages import (
 )
 
 KEY = bytes(range(32))
-LIMITS = Limits(fields=4096, body=8192)
+LIMITS = Limits(fields=4096, body=8192, arrays=16)
 EDGES = [0, 1, 2, 255, 2**16 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
 THREE = np.ones(3, np.float32)
 

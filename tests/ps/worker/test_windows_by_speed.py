@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,10 +164,10 @@ def test_a_reply_that_was_lost_is_made_up_for_by_the_next_pull() -> None:
         fast.turn(8.0)
         released = present(running.server.center).release
 
-        def cut(worker: int, attempt: int) -> Any:
+        def cut(worker: int, attempt: int, wants: Sequence[np.ndarray] = ()) -> Any:
             present(running.server.center).release = released
             present(slow.client.channel).hang_up()
-            return released(worker, attempt)
+            return released(worker, attempt, wants)
 
         present(running.server.center).release = cut
         slow.turn(32.0)

@@ -23,7 +23,7 @@ SIZE = 140_001  # several chunks, and not a multiple of one
 class Running:
     """A server that serves, and has been sent a center of ``size`` elements (zeros, unless ``start`` is given).
 
-    ``moving_statistics`` are theirs, or a number of zeros.
+    ``moving_statistics`` are theirs, or a number of zeros; ``tables`` are `ToyTables`, with ``start`` in front of them.
     """
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
@@ -41,6 +41,8 @@ class Running:
         staleness_bound: int | None = None,
         authenticate_vectors: bool = False,
         world: World = REAL,
+        tables: Any = None,
+        publish: bool = True,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
@@ -52,6 +54,7 @@ class Running:
             max_skipped=max_skipped,
             deadlines=deadlines,
             authenticate_vectors=authenticate_vectors,
+            tables=() if tables is None else tables.shapes,
         )
         self.server = ParameterServer(settings, KEY, world=world)
         self.address = Address(*self.server.address, KEY)
@@ -61,7 +64,13 @@ class Running:
         statistics = (
             np.zeros(moving_statistics, np.float32) if isinstance(moving_statistics, int) else moving_statistics
         )
-        self.driver.publish(vector, statistics, b"the model", layouts)
+        rows = [] if tables is None else list(zip(tables.shapes, tables.rows, strict=True))
+        self._publication = (vector, statistics, b"the model", layouts, rows)
+        if publish:
+            self.publish()
+
+    def publish(self) -> None:
+        self.driver.publish(*self._publication)
 
     def client(self, worker: int = 0, attempt: int = 0, size: int = SIZE, **options: Any) -> WorkerClient:
         options.setdefault("deadlines", self.deadlines)

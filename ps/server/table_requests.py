@@ -1,0 +1,84 @@
+"""What the server answers to a driver that publishes the rows of tables, or reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.tables import Table
+from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.protocol.messages import InspectRows, Message, PublishRows, RowsPublished, TableRows
+from distkeras.ps.protocol.tables import TableShape, block_rows
+from distkeras.ps.server.waiting import JobCondition
+
+
+class TableRequests:
+    """Takes the initial rows in before the center is made, and sends rows.
+
+    Args:
+        shapes: of the tables.
+        changed: the job's lock.
+    """
+
+    def __init__(self, shapes: Sequence[TableShape], changed: JobCondition) -> None:
+        self._changed = changed
+        #: What the center is to be made with; their memory is the system's to give when rows are written.
+        self.tables = tuple(Table(shape) for shape in shapes)
+        #: How many rows of each have come, from the first one on.
+        self._published = [0] * len(self.tables)
+
+    def require_complete(self) -> None:
+        """Raise a RemoteProtocolError unless all rows of all tables have come."""
+        for table, published in zip(self.tables, self._published, strict=True):
+            if published < table.shape.rows:
+                raise RemoteProtocolError(
+                    f"all {table.shape.rows} rows of table {table.shape.name!r} must be published before the center. "
+                    f"Received: {published}"
+                )
+
+    def publish(self, center: Center | None, message: PublishRows) -> Message:
+        """Take rows in; a ``center`` that is there already, published or restored, has all of them."""
+        table = self._table(message.table)
+        shape, end = table.shape, message.start + message.rows.size // table.shape.width
+        with self._changed:
+            if center is not None:
+                return RowsPublished(shape.rows)
+            filled = self._published[message.table]
+            whole = message.rows.size % shape.width == 0
+            if not whole or not 0 <= message.start <= filled or not message.start < end <= shape.rows:
+                raise RemoteProtocolError(
+                    f"rows of table {shape.name!r} must be whole ones of {shape.width} elements that follow the first "
+                    f"{filled} of {shape.rows}. Received: {message.rows.size} elements from row {message.start} on"
+                )
+            table.array[message.start : end] = message.rows.reshape(-1, shape.width)
+            self._published[message.table] = max(filled, end)
+            return RowsPublished(end)
+
+    def inspect(self, require_center: Callable[[], Center], message: InspectRows) -> Message:
+        """Return a copy of rows, as they are now."""
+        shape, count = self._table(message.table).shape, message.count
+        end = message.start + count
+        if not 0 <= message.start < end <= shape.rows or count > block_rows(shape):
+            raise RemoteProtocolError(
+                f"from 1 to {block_rows(shape)} rows of table {shape.name!r} in [0, {shape.rows}) may be asked for at "
+                f"a time. Received: {count} from row {message.start} on"
+            )
+        with self._changed:
+            center = require_center()
+            rows = center.tables[message.table].array[message.start : end].reshape(-1).copy()
+            return TableRows(center.clock, rows)
+
+    def _table(self, number: int) -> Table:
+        if not 0 <= number < len(self.tables):
+            raise RemoteProtocolError(
+                f"`table` must be the number of one of {len(self.tables)} tables. Received: table={number}"
+            )
+        return self.tables[number]
+
+
+def bytes_of_rows(shapes: Sequence[TableShape]) -> int:
+    """Return the most bytes of row numbers and rows in one commit."""
+    ids = sum(2 * shape.most for shape in shapes)
+    return np.dtype(np.int64).itemsize * ids + np.dtype(np.float32).itemsize * sum(s.most * s.width for s in shapes)

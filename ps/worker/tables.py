@@ -1,0 +1,144 @@
+"""The rows of tables that a worker's windows touch: what it asks for, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol.messages import Reply
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, spans
+from distkeras.ps.rules.base import Rule, Vector
+
+if TYPE_CHECKING:
+    from distkeras.ps.worker.loop import BatchLike
+
+
+class Window(NamedTuple):
+    """The mini-batches of one communication window, and the rows that they touch.
+
+    Args:
+        batches: in order; the ids in them are local ones, positions in ``rows``.
+        rows: of each table, strictly ascending, at most its `TableShape.most`.
+    """
+
+    batches: Sequence[BatchLike]
+    rows: tuple[Ids, ...]
+
+
+class TableWindows:
+    """Follows the windows of one loop, and knows the next one: its rows come with the reply to the present one.
+
+    The replica and the worker half of the rule see one flat vector: the dense variables, then each table as one of
+    `TableShape.most` rows, the window's at its head and zeros behind them.
+
+    Args:
+        shapes: of the tables.
+        dense: elements in front of the tables.
+        windows: the windows, as long as the rule's, none across an epoch's end.
+        dtype: of all vectors.
+    """
+
+    def __init__(
+        self, shapes: Sequence[TableShape], dense: int, windows: Iterator[Window], dtype: Any = np.float32
+    ) -> None:
+        self._shapes, self._dense, self._spans = tuple(shapes), dense, spans(dense, shapes)
+        #: Elements of the vector.
+        self.size = self._spans[-1].stop if self._spans else dense
+        self._windows = windows
+        self._present: Window | None = None
+        self._next: Window | None = None
+        self._looked_ahead = False
+        #: Mini-batches of the present window that are still to come.
+        self._left = 0
+        # The rule still reads the one before while the next one is made.
+        self._vectors = [np.zeros(self.size, dtype), np.zeros(self.size, dtype)]
+        #: Where the rows in each vector end, table by table.
+        self._ends = [[span.start for span in self._spans] for _ in self._vectors]
+        self._payload = (np.zeros(self.size, dtype),)
+
+    def __iter__(self) -> Iterator[BatchLike]:
+        """The mini-batches of all windows."""
+        while (window := self._look_ahead()) is not None:
+            self._present, self._next, self._looked_ahead = window, None, False
+            self._left = len(window.batches)
+            for batch in window.batches:
+                self._left -= 1
+                yield batch
+
+    def _look_ahead(self) -> Window | None:
+        if not self._looked_ahead:
+            self._next, self._looked_ahead = next(self._windows, None), True
+        return self._next
+
+    @property
+    def touched(self) -> tuple[Ids, ...]:
+        """The rows of the present window, which is complete.
+
+        Raises:
+            LocalProtocolError: it is not.
+        """
+        if self._present is None or self._left:
+            raise LocalProtocolError(
+                f"a window must be committed at its end. Received: one with {self._left} mini-batches left"
+            )
+        return self._present.rows
+
+    @property
+    def wants(self) -> tuple[Ids, ...]:
+        """The rows of the window that follows the present one; none if the data ends."""
+        window = self._look_ahead()
+        return tuple(NO_IDS for _ in self._shapes) if window is None else window.rows
+
+    def vector(self, reply: Reply) -> Vector:
+        """Return the dense center and the rows of ``reply`` as one vector; the one before stays as it is.
+
+        Raises:
+            RemoteProtocolError: the reply has other rows than were asked for.
+        """
+        assert reply.center is not None, "the driver of the loop must answer a pull with the center"
+        asked = self.touched if reply.refused else self.wants
+        expected = [ids.size * span.width for ids, span in zip(asked, self._spans, strict=True)]
+        if [rows.size for rows in reply.rows] != expected:
+            raise RemoteProtocolError(
+                f"a reply must have {expected} elements of rows, table by table. "
+                f"Received: {[rows.size for rows in reply.rows]}"
+            )
+        vector, ends = self._vectors[0], self._ends[0]
+        self._vectors.reverse()
+        self._ends.reverse()
+        vector[: self._dense] = reply.center
+        for number, (span, rows) in enumerate(zip(self._spans, reply.rows, strict=True)):
+            end = span.start + rows.size
+            vector[span.start : end] = rows
+            vector[end : ends[number]] = 0
+            ends[number] = end
+        return vector
+
+    def payload(self) -> tuple[Vector, ...]:
+        """Return the buffers for the next commit."""
+        return self._payload
+
+    def moved(self, part: Vector) -> tuple[Vector, tuple[Vector, ...]]:
+        """Return the dense part of a payload, and its rows at `touched` of each table; slices, not copies."""
+        rows = [
+            part[span.start : span.start + ids.size * span.width]
+            for span, ids in zip(self._spans, self.touched, strict=True)
+        ]
+        return part[: self._dense], tuple(rows)
+
+
+def require_table_windows(rule: Rule, *, overlap: bool) -> None:
+    """Raise a ConfigurationError unless a worker may send tables by rows under ``rule``.
+
+    Args:
+        rule: the update rule.
+        overlap: whether windows overlap with exchanges, or are chosen meanwhile.
+    """
+    if not rule.traits.rows or overlap or not isinstance(rule.window, int):
+        raise ConfigurationError(
+            "tables travel by rows for rules with the trait `rows`, a window in steps, and without overlap. "
+            f"Received: rule={rule}, overlap={overlap}"
+        )
