@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import ORMO, Chunk, Context, Replica, RuleInfo, Scalars, Vector, WorkerState
+from distkeras.ps.rules.base import ORMO, Chunk, Context, Replica, RuleInfo, Scalars, Traits, Vector, WorkerState
 from distkeras.ps.validate import check_field, require_number
 
 
@@ -45,6 +45,10 @@ class ShiftedMomentum(ASGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_field(self, "momentum", require_number, inclusive=True, below=1)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         state = super().start(replica, sent)
