@@ -561,7 +561,7 @@ class Center:
 
         Args:
             worker, attempt: who is sent it.
-            wants: the rows of each table that go with it, in range.
+            wants: the rows of each table that go with it, in range; none: no rows do.
 
         Raises:
             LeaseLostError: ``attempt`` does not hold the lease.
@@ -576,7 +576,7 @@ class Center:
         if not self.traits.pull_first or lease.released is None:
             lease.release(self.clock, self._monotonic())
         rate, window = self.rate(self.clock), self.next_window(worker)
-        rows = tuple([table.gather(ids) for table, ids in zip(self.tables, wants, strict=True)]) if self.tables else ()
+        rows = tuple([table.gather(ids) for table, ids in zip(self.tables, wants, strict=True)]) if wants else ()
         return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows)
 
     def next_window(self, worker: int) -> int:

@@ -445,6 +445,7 @@ class Dispatcher:
             center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
             if center.tables or message.wants:
+                center.leases.held(message.worker, message.attempt)  # as for a commit
                 check_wants(center.table_shapes, message.wants, message.worker)
             released = self._release(peer, center, message.worker, message.attempt, message.wants)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)

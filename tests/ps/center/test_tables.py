@@ -1,0 +1,241 @@
+"""Tables of the center: commits by hand, and what a commit's rows must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.present import present
+from support.ps.center_commits import commit_of, joined, send
+from support.ps.frames import some_commit
+from support.ps.toy_tables import TableBatch, TableJob, ToyTables
+
+from distkeras.ps.center.center import Center, check_hello, check_shapes, not_finite
+from distkeras.ps.center.tables import Table, check_wants
+from distkeras.ps.errors import ConfigurationError, NonFiniteError, ShapeError
+from distkeras.ps.protocol.messages import Commit, Hello
+from distkeras.ps.protocol.tables import TableShape, describe
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.base import BLOCK, Chunk
+from distkeras.ps.rules.schedules import StepDecay
+
+SHAPE = TableShape("users", 3, 2, 2)
+
+
+def ids(*rows: int) -> np.ndarray:
+    return np.array(rows, np.int64)
+
+
+def floats(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+def center_of(name: str = "downpour", *, rows: Sequence[float] = (1, 2, 3, 4, 5, 6), **options: Any) -> Center:
+    """Zeros of three elements, and a table of three rows of two."""
+    rule, workers = make(name, **options.pop("hyper", {})), options.pop("workers", 2)
+    table = Table(SHAPE, floats(*rows).reshape(3, 2))
+    return Center(rule, np.zeros(3, np.float32), workers=workers, tables=[table], **options)
+
+
+def moving(rows: np.ndarray, moved: np.ndarray, worker: int = 0, **fields: Any) -> Commit:
+    return commit_of(worker, touched=(rows,), moved=(moved,), wants=(ids(),), **fields)
+
+
+def rows_of(center: Center) -> list[float]:
+    return center.tables[0].array.reshape(-1).tolist()
+
+
+def test_downpour_adds_at_the_rows_that_a_commit_names() -> None:
+    center = center_of()
+    joined(center)
+    assert send(center, moving(ids(0, 2), floats(0.5, -1, 2, 2)))
+    assert rows_of(center) == [1.5, 1, 3, 4, 7, 8]
+    assert center.current.array.tolist() == [1, 1, 1]
+    (rows,) = center.release(0, 0, (ids(1, 2),)).rows
+    assert rows.tolist() == [3, 4, 7, 8]
+    # What was sent does not change with the next commit.
+    assert send(center, moving(ids(2), floats(1, 1), sequence=2, first=1, last=1))
+    assert rows.tolist() == [3, 4, 7, 8]
+    assert rows_of(center) == [1.5, 1, 3, 4, 8, 9]
+
+
+def test_dynsgd_divides_rows_by_the_same_staleness() -> None:
+    center = center_of("dynsgd")
+    joined(center, 0)
+    joined(center, 1)
+    assert send(center, moving(ids(0), floats(1, 1)))
+    # One commit since worker 1 was sent the center: halves.
+    assert send(center, moving(ids(0, 1), floats(4, 2, -2, 1), worker=1))
+    assert rows_of(center) == [1 + 1 + 2, 2 + 1 + 1, 3 - 1, 4 + 0.5, 5, 6]
+    assert center.log.commits()["scale"].tolist() == [1, 0.5]
+
+
+def test_asgd_takes_its_step_with_the_servers_rate() -> None:
+    center = center_of("asgd", learning_rate=StepDecay(0.5, (1,), 0.5), workers=1)
+    joined(center)
+    assert send(center, moving(ids(1), floats(2, 4)))
+    assert rows_of(center) == [1, 2, 3 - 1, 4 - 2, 5, 6]
+    center.release(0, 0, (ids(),))
+    assert send(center, moving(ids(1), floats(2, 4), sequence=2, first=1, last=1))
+    assert rows_of(center) == [1, 2, 2 - 0.5, 2 - 1, 5, 6]
+
+
+@pytest.mark.parametrize(("name", "moved"), [("downpour", -0.095), ("agn", -0.0475)])
+def test_a_window_of_two_steps_over_a_table_alone(name: str, moved: float) -> None:
+    # Row 1 holds 1. Step 1: its slope is 1 * 1 - .5 = .5, to .95; step 2: .45, to .905. The dense vector is empty.
+    model = ToyTables(floats(), (TableShape("items", 3, 1, 2),), (floats(7, 1, 9).reshape(3, 1),))
+    data = [TableBatch(0, index, index == 1, (ids(1),), np.ones(1)) for index in range(2)]
+    job = TableJob(make(name, window=2), model, [data], by_rows=True)
+    job.commit(0)
+    np.testing.assert_allclose(job.result(), [7, 1 + moved, 9], rtol=1e-6)
+    assert not job.pending
+
+
+def test_a_mean_factor_is_that_of_the_rows_where_there_is_nothing_else() -> None:
+    table = Table(SHAPE)
+    center = Center(make("dynsgd"), np.zeros(0, np.float32), workers=2, tables=[table])
+    joined(center, 0)
+    joined(center, 1)
+    for worker in (0, 1):
+        assert send(center, moving(ids(1), floats(4, 8), worker=worker, size=0))
+    assert table.array.tolist() == [[0, 0], [6, 12], [0, 0]]
+    joined(center, 0)
+    assert send(center, moving(ids(), floats(), sequence=2, first=1, last=1, size=0))
+    assert center.log.commits()["scale"].tolist() == [1, 0.5, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_many_rows_are_applied_block_by_block(data: st.DataObject) -> None:
+    width = data.draw(st.sampled_from([1, BLOCK // 3, BLOCK - 1, BLOCK, BLOCK + 1]))
+    most = 3 * max(1, BLOCK // width) + 1 if width > 1 else BLOCK + 5
+    count = data.draw(st.integers(0, most))
+    rng = np.random.default_rng(1)
+    start = rng.normal(size=(most + 3, width)).astype(np.float32)
+    table = Table(TableShape("users", most + 3, width, most), start.copy())
+    rows = np.sort(rng.permutation(most + 3)[:count])
+    moved = rng.normal(size=count * width).astype(np.float32)
+    expected = start.copy()
+    expected[rows] += moved.reshape(-1, width) * np.float32(0.5)
+    sizes: list[int] = []
+
+    def halve(chunk: Chunk) -> float:
+        assert chunk.scratch.shape == chunk.out.shape == chunk.center.shape
+        sizes.append(chunk.out.size)
+        np.multiply(chunk.payload[0], np.float32(0.5), out=chunk.scratch)
+        np.add(chunk.center, chunk.scratch, out=chunk.out)
+        return 0.5 * chunk.out.size
+
+    scale = table.apply(rows, moved, halve)
+    np.testing.assert_array_equal(table.array, expected)
+    assert (scale or 0.0) == 0.5 * moved.size
+    assert not sizes or max(sizes) <= max(BLOCK, width)
+    np.testing.assert_array_equal(table.take_changed(), rows)
+
+
+def test_what_has_changed_is_known_once() -> None:
+    table = Table(SHAPE)
+    table.apply(ids(0, 2), np.ones(4, np.float32), lambda chunk: None)
+    assert table.take_changed().tolist() == [0, 2]
+    assert table.take_changed().tolist() == []
+    table.apply(ids(1), np.ones(2, np.float32), lambda chunk: None)
+    table.put_back(ids(0, 2))
+    assert table.take_changed().tolist() == [0, 1, 2]
+
+
+def test_rows_that_overflow_are_an_error_of_the_commit() -> None:
+    center = center_of(rows=[3e38] * 6, check_finite=True)
+    joined(center)
+    with pytest.raises(NonFiniteError, match="rule 'downpour' made the center non-finite at clock 0"):
+        send(center, moving(ids(1), floats(3e38, 0)))
+    assert center.corrupt
+
+
+@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if not kind().traits.rows])
+def test_other_rules_have_no_tables(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"`tables` must be empty: rule '{name}'.* Received: 1 tables"):
+        center_of(name, learning_rate=0.1)
+
+
+def test_a_gap_is_one_of_the_whole_center() -> None:
+    with pytest.raises(ConfigurationError, match="`measure_gap` must be False where tables travel by rows"):
+        center_of(measure_gap=True)
+
+
+class TestChecks:
+    def commit(self, **fields: Any) -> Commit:
+        right = {"touched": (ids(0, 2),), "moved": (np.ones(4, np.float32),), "wants": (ids(),)}
+        return some_commit(np.ones(3, np.float32), history=np.zeros((1, 3)), **(right | fields))
+
+    def test_what_is_right(self) -> None:
+        check_shapes(center_of(), self.commit())
+        check_shapes(center_of(), self.commit(touched=(ids(),), moved=(floats(),), wants=(ids(0, 1),)))
+
+    @pytest.mark.parametrize("name", ["touched", "wants"])
+    @pytest.mark.parametrize(
+        ("rows", "text"),
+        [
+            ((ids(1, 0),), "in ascending order, each once. Received: 0 behind 1"),
+            ((ids(1, 1),), "in ascending order, each once. Received: 1 behind 1"),
+            ((ids(-1, 2),), r"rows of table 'users' in \[0, 3\). Received: -1"),
+            ((ids(0, 3),), r"rows of table 'users' in \[0, 3\). Received: 3"),
+            ((ids(-(2**63), 2**63 - 1),), r"in \[0, 3\). Received: -9223372036854775808"),
+            ((ids(0, 1, 2),), "at most 2 rows of table 'users'. Received: 3"),
+            ((), "an array of rows for each of 1 tables. Received: 0"),
+            ((ids(0), ids(0)), "an array of rows for each of 1 tables. Received: 2"),
+        ],
+    )
+    def test_rows(self, name: str, rows: tuple[np.ndarray, ...], text: str) -> None:
+        with pytest.raises(ShapeError, match=f"`{name}` must .*{text}") as caught:
+            check_shapes(center_of(), self.commit(**{name: rows}))
+        assert (caught.value.worker, caught.value.step) == (0, 0)
+        if name == "wants":
+            with pytest.raises(ShapeError, match=text):
+                check_wants([SHAPE], rows, 0)
+
+    @pytest.mark.parametrize(
+        "moved", [(), (floats(1, 1),), (np.ones(4, np.float32), floats()), (np.ones(6, np.float32),)]
+    )
+    def test_movements(self, moved: tuple[np.ndarray, ...]) -> None:
+        with pytest.raises(ShapeError, match=r"a commit must move its rows by \[4\] elements, table by table"):
+            check_shapes(center_of(), self.commit(moved=moved))
+
+    @pytest.mark.parametrize("name", ["touched", "moved", "wants"])
+    def test_a_center_without_tables(self, name: str) -> None:
+        center = Center(make("downpour"), np.zeros(3, np.float32), workers=1)
+        nothing = {"touched": (), "moved": (), "wants": ()}
+        check_shapes(center, self.commit(**nothing))
+        with pytest.raises(ShapeError):
+            check_shapes(center, self.commit(**nothing | {name: (floats() if name == "moved" else ids(),)}))
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_numbers(self, bad: float) -> None:
+        commit = self.commit(moved=(floats(1, 1, 1, bad),))
+        error = present(not_finite(commit, [np.ones(3, np.float32)], (), [SHAPE]))
+        assert error.message.startswith(
+            f"a commit holds {bad} in column 1 of row 2 of table 'users' (1 such elements), from mini-batches 0-0 of"
+        )
+        assert (error.worker, error.step) == (0, 0)
+
+    def test_large_numbers_are_numbers(self) -> None:
+        commit = self.commit(moved=(floats(3e38, 3e38, -3e38, 1),))
+        assert not_finite(commit, [np.ones(3, np.float32)], (), [SHAPE]) is None
+
+    def test_a_worker_with_other_tables(self) -> None:
+        center = center_of()
+        check_hello(center, Hello(0, 0, 3, 0, tables=describe([SHAPE])))
+        for shapes in ([], [TableShape("users", 3, 2, 1)], [TableShape("items", 3, 2, 2)], [SHAPE, SHAPE]):
+            with pytest.raises(ShapeError, match=r"the worker's tables must be \[\[\"users\", 3, 2, 2\]\]"):
+                check_hello(center, Hello(0, 0, 3, 0, tables=describe(shapes)))
+        dense = Center(make("downpour"), np.zeros(3, np.float32), workers=1)
+        with pytest.raises(ShapeError, match="the worker's tables must be none"):
+            check_hello(dense, Hello(0, 0, 3, 0, tables=describe([SHAPE])))
+
+    @pytest.mark.parametrize("wire_format", ["bfloat16", "int8"])
+    def test_a_wire_format(self, wire_format: str) -> None:
+        with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32' where tables travel by rows"):
+            check_hello(center_of(), Hello(0, 0, 3, 0, "", wire_format, tables=describe([SHAPE])))
