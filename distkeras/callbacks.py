@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ import numpy as np
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Records, Status
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
 from distkeras.settings import JobFacts
 
@@ -39,17 +40,29 @@ _DEFAULT_SECONDS = 10.0
 
 
 class CenterWeights(NamedTuple):
-    """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock that both belong to."""
+    """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock that both belong to.
+
+    Tables that travel by rows come last in the vector. While workers commit, their rows may be some commits newer.
+    """
 
     clock: int
     vector: np.ndarray
     moving_statistics: np.ndarray
 
     @classmethod
-    def fetch(cls, driver: DriverClient) -> CenterWeights:
-        """Return the center as the server has it now."""
+    def fetch(cls, driver: DriverClient, tables: Sequence[TableShape] = ()) -> CenterWeights:
+        """Return the center as the server has it now, with the ``tables`` that travel by rows."""
         reply = driver.center()
-        return cls(reply.clock, reply.center, reply.moving_statistics)
+        if not tables:
+            return cls(reply.clock, reply.center, reply.moving_statistics)
+        start = reply.center.size
+        vector = np.empty(start + sum(table.rows * table.width for table in tables), np.float32)
+        vector[:start] = reply.center
+        for number, table in enumerate(tables):
+            stop = start + table.rows * table.width
+            driver.table(number, table, vector[start:stop].reshape(table.rows, table.width))
+            start = stop
+        return cls(reply.clock, vector, reply.moving_statistics)
 
     def load(self, replica: KerasReplica) -> None:
         """Set a model's weights."""

@@ -9,7 +9,7 @@ The settings that act on it have a field of its name: `TrainSettings` for the da
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -176,6 +176,7 @@ class TrainSettings:
     stall_after: float | None = Monitoring.stall_after
     resources: Any = Executors.resources
     frozen_weights: str | None = None
+    tables: str | tuple[str, ...] | None = "auto"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -185,6 +186,7 @@ class TrainSettings:
         }
         for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 0)):
             checked[name] = require_integer(name, getattr(self, name), least)
+        checked["tables"] = _table_names(self.tables)
         checked["decode"] = decoders(self.decode, listed(checked["features_col"])) or None
         if self.num_workers is not None:
             checked["num_workers"] = require_integer("num_workers", self.num_workers)
@@ -233,6 +235,16 @@ class TrainSettings:
             "partitioned_already": self.partitioned_already,
             **({"decode": decoded} if decoded else {}),
         }
+
+
+def _table_names(value: Any) -> str | tuple[str, ...] | None:
+    """Return "auto", None, or the names of layers."""
+    if value is None or value == "auto":
+        return value  # type: ignore[no-any-return]  # it is one of the two
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        raise invalid("tables", value, '"auto", None, or names of Embedding layers')
+    return tuple(names)
 
 
 def _qualified_name(function: Any) -> str:
@@ -323,13 +335,14 @@ def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
 def component_settings(kind: type[_S], rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> _S:
     """Return `ServerSettings` or `WorkerSettings` from the keywords of `Trainer`.
 
-    The number of workers and the host are settled when there is a DataFrame.
+    The number of workers, the host and the tables are settled when there is a DataFrame.
 
     Raises:
         ConfigurationError: one of the keywords cannot work.
     """
     fields = _fields(kind, arguments) | {"rule": rule, "workers": training.num_workers or 1}
-    fields.pop("host", None)
+    for name in ("host", "tables"):
+        fields.pop(name, None)
     return kind(**fields)
 
 

@@ -38,8 +38,9 @@ from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.tables import CutModel, cut
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
-from distkeras.ps.errors import headline
+from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -64,6 +65,8 @@ from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, 
 from distkeras.training.plan import (
     JobPlan,
     arrangement_of,
+    reason_against_tables,
+    report_tables,
     require_finite,
     require_fit,
     require_optimizer,
@@ -130,6 +133,10 @@ class Trainer(JobResults):
         custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
         frozen_weights: path or URI of a ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a
             frozen base, that each executor reads for itself. What is in it, to the bit, is not sent with the model.
+        tables: which `keras.layers.Embedding` of the model travel by rows: the server holds the whole table, and a
+            worker receives and sends the rows that its window touches, so that time and memory do not grow with the
+            table. "auto": those for which the result is the same, to the bit, and that have enough rows to gain by it;
+            the log says which. None: none. Names of layers: these, or an error that says why one cannot.
         deadlines: `Deadlines`, of every wait.
 
     Raises:
@@ -166,6 +173,7 @@ class Trainer(JobResults):
         monitoring: Monitoring | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         frozen_weights: str | None = None,
+        tables: str | Sequence[str] | None = TrainSettings.tables,
         deadlines: Deadlines | None = None,
     ) -> None:
         arguments = flattened(locals())  # each setting finds its option by name
@@ -372,7 +380,12 @@ class Trainer(JobResults):
         callbacks = [*require_callbacks(callbacks), *self.observers]
         settings, replica = self.settings, self._build_replica()
         rows, spec = self._weighted_rows(df, replica)
-        spec = replace(spec, rewindable=checkpoint is not None or self.worker_settings.overlap)
+        cut = self._cut(replica, spec)
+        if cut.tables:
+            replica = KerasReplica(replica.model, cut.order)
+            replica.prepare(example(spec))
+        rewindable = checkpoint is not None or self.worker_settings.overlap or bool(cut.tables)
+        spec = replace(spec, rewindable=rewindable)
         in_cluster = settings.server == "cluster"
         if in_cluster:
             require_shared(checkpoint)
@@ -380,7 +393,7 @@ class Trainer(JobResults):
         workers = settings.num_workers or facts.default_workers()
         host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
         slots = facts.slots(settings.resources)
-        server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
+        server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
         require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         worker = replace(self.worker_settings, workers=workers)
         options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
@@ -394,15 +407,17 @@ class Trainer(JobResults):
             model_file=self.model_file,
             recipe=self.recipe,
             replica=replica,
+            cut=cut,
             server=server,
             worker=worker,
             callbacks=callbacks,
             resume=resume,
             facts=facts,
         )
+        report_tables(cut, outcome.events)
         setup = TrainingSetup(
             replica.metric_names,
-            self._build_replica,
+            plan.build_replica,
             partial(self._read_rows, replica.model),
             outcome.facts,
             outcome.events,
@@ -411,6 +426,24 @@ class Trainer(JobResults):
         )
         begin_callbacks(callbacks, setup)
         return plan
+
+    def _cut(self, replica: KerasReplica, spec: DataSpec) -> CutModel:
+        """Decide which tables travel by rows."""
+        chosen = self.settings.tables
+        reason = reason_against_tables(self.server_settings, self.worker_settings, self.settings)
+        if reason is not None and chosen not in (None, "auto"):
+            raise ConfigurationError(f'`tables` must be "auto" or None: {reason}. Received: tables={chosen!r}')
+        if self.recipe.optimizer_state:
+            replica = self._build_replica(to_train=True)
+        result = cut(
+            replica.model,
+            self.recipe,
+            window=self.rule.window,
+            batch_size=self.settings.batch_size,
+            choose=chosen if reason is None else None,
+            shapes=[column.shape for column in spec.features],
+        )
+        return result if reason is None else CutModel(dict.fromkeys(result.kept_dense, reason))
 
     def _weighted_rows(self, df: DataFrame, replica: KerasReplica) -> tuple[DataFrame, DataSpec]:
         """Return the rows with their weights by class, and the columns that are read of them."""

@@ -16,16 +16,10 @@ from distkeras.keras_model.archive import from_bytes
 from distkeras.keras_model.tables import IdSource, Lookup, RowModel
 from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.worker.tables import Window
 
 if TYPE_CHECKING:
     import keras
-
-
-class Window(NamedTuple):
-    """The mini-batches of one window, and the rows of each table that they touch, ascending."""
-
-    batches: Sequence[RowBatch]
-    rows: tuple[Ids, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

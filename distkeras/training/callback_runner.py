@@ -88,6 +88,7 @@ class CallbackRunner:
         callbacks: whose `Callback.on_begin` has been called.
         build_replica: makes a copy of the model for a callback that wants one.
         connect: makes a connection to the server.
+        fetch_center: reads the center over one.
         on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
         scope: wraps what a thread runs; called in the thread that makes this object.
     """
@@ -98,13 +99,15 @@ class CallbackRunner:
         build_replica: Callable[[], KerasReplica],
         connect: Callable[[], DriverClient],
         *,
+        fetch_center: Callable[[DriverClient], CenterWeights],
         on_stop: Callable[[str], None],
         on_error: Callable[[BaseException], None],
         scope: Callable[[Callable[[], None]], Callable[[], None]] = lambda run: run,
     ) -> None:
         self._job = _JobView()
         self._threads = [
-            _CallbackThread(callback, build_replica, connect(), self._job, on_stop, on_error) for callback in callbacks
+            _CallbackThread(callback, build_replica, connect(), fetch_center, self._job, on_stop, on_error)
+            for callback in callbacks
         ]
         for thread in self._threads:
             thread.run = scope(thread.run)  # type: ignore[method-assign]  # what the thread begins with
@@ -185,6 +188,7 @@ class _CallbackThread(threading.Thread):
         callback: Callback,
         build_replica: Callable[[], KerasReplica],
         client: DriverClient,
+        fetch_center: Callable[[DriverClient], CenterWeights],
         job: _JobView,
         on_stop: Callable[[str], None],
         on_error: Callable[[BaseException], None],
@@ -193,7 +197,7 @@ class _CallbackThread(threading.Thread):
         self.callback = callback
         self._build_replica = build_replica
         self._replica: KerasReplica | None = None
-        self._client = client
+        self._client, self._fetch = client, fetch_center
         self._job = job
         self._on_stop, self._on_error = on_stop, on_error
         self._called_at, self._called_clock, self._called_epochs = 0.0, 0, 0
@@ -237,7 +241,7 @@ class _CallbackThread(threading.Thread):
         return CallbackContext(status, now, self._fetch_center, self.replica, self._on_stop, link=self.link)
 
     def _fetch_center(self) -> CenterWeights:
-        return self._ask(CenterWeights.fetch)
+        return self._ask(self._fetch)
 
     def _ask(self, call: Callable[[DriverClient], _R]) -> _R:
         while True:

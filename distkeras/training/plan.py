@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.callbacks import Callback
+from distkeras.callbacks import Callback, CenterWeights
 from distkeras.data.batches import Batch
 from distkeras.data.binding import listed
 from distkeras.data.schema import CLASS_WEIGHT
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
+from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack, Publish
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
+from distkeras.ps.rules.base import Vector
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
+log = logging.getLogger(__name__)
+
 #: Bytes for the names of a model's arrays, in addition to the model.
 _FRAME_ROOM = 1 << 20
 
@@ -54,7 +62,8 @@ class JobPlan:
         spec: columns, mini-batches, epochs.
         training, server, worker: the settings of data and driver, of the server, of the workers.
         model_file, recipe: the model, and how to compile it.
-        replica: the model, compiled like the workers'.
+        replica: the model, compiled like the workers'; with the tables that travel by rows at the end of its vector.
+        cut: those tables, and the model without them.
         callbacks: those of the trainer and of the call.
         resume: go on with the job that the server's checkpoint holds.
         facts: of Spark's session.
@@ -70,6 +79,7 @@ class JobPlan:
     model_file: bytes
     recipe: Recipe
     replica: KerasReplica
+    cut: CutModel
     server: ServerSettings
     worker: WorkerSettings
     callbacks: Sequence[Callback]
@@ -77,13 +87,20 @@ class JobPlan:
     facts: SparkFacts
 
     def __post_init__(self) -> None:
-        require_size(self.server, self.replica, self.sent_file)
+        require_size(self.server, self.dense_size + self.replica.moving_statistics.size, self.sent_file)
 
     @cached_property
     def sent_file(self) -> bytes:
         """The model as workers are sent it: without weights that they read elsewhere."""
+        if self.cut.tables:
+            return self.cut.model_file
         uri = self.training.frozen_weights
         return self.model_file if uri is None else without_weights_of(self.model_file, uri)
+
+    @property
+    def dense_size(self) -> int:
+        """The elements of the vector in front of the tables."""
+        return self.replica.size - sum(table.rows * table.width for table in self.cut.tables)
 
     def task(self, address: Address) -> Task:
         """Return what Spark runs on each partition, with the server at ``address``."""
@@ -91,15 +108,20 @@ class JobPlan:
             address=address,
             settings=self.worker,
             spec=self.spec,
-            recipe=self.recipe,
-            size=self.replica.size,
+            recipe=self.recipe if self.cut.worker is None else self.cut.worker.recipe,
+            size=self.dense_size,
             moving_statistics=self.replica.moving_statistics.size,
             metrics=self.replica.metric_names,
+            rows=self.cut.worker,
         )
 
     def build_replica(self) -> KerasReplica:
         """Return another copy of the model, compiled like the workers'."""
-        return KerasReplica(self.recipe.build(self.model_file))
+        return KerasReplica(self.recipe.build(self.model_file), self.cut.order)
+
+    def fetch_center(self, driver: DriverClient) -> CenterWeights:
+        """Return the center as the server has it now, in the order of `replica`."""
+        return CenterWeights.fetch(driver, self.cut.tables)
 
     def identity(self) -> dict[str, Any]:
         """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""
@@ -111,12 +133,19 @@ class JobPlan:
             "layout": layout_identity(replica.layout),
             "moving_statistics": layout_identity(replica.moving_statistics),
             "compilation": self.recipe.identity(replica.model),
+            **({"tables": [table.name for table in self.cut.tables]} if self.cut.tables else {}),
         }
 
     def publisher(self) -> Callable[[DriverClient], object]:
         """Return what hands the model as it is now over to a server, any number of times."""
-        message = self._publication()
-        return lambda driver: driver.request(message, Ack)
+        start = self._start()
+        message, tables = self._publication(start), self._tables_of(start)
+
+        def publish(driver: DriverClient) -> None:
+            driver.publish_rows(tables)
+            driver.request(message, Ack)
+
+        return publish
 
     def server_task(self) -> ServerTask:
         """Return the server as a task in the cluster, with a fresh random key."""
@@ -127,15 +156,28 @@ class JobPlan:
             mode=StartMode(fresh=not self.resume, same_attempts=False, epochs=self.training.num_epoch),
             job=self.identity(),
         )
-        return ServerTask(request, b"".join(encode(self._publication())), driver=self.facts.driver_address)
+        publication = self._publication(self._start())
+        return ServerTask(request, b"".join(encode(publication)), driver=self.facts.driver_address)
 
-    def _publication(self) -> Publish:
-        replica = self.replica
-        start, moving_statistics = replica.layout.empty(), replica.moving_statistics.empty()
-        replica.read(start)
+    def _start(self) -> Vector:
+        """Return the model's weights now."""
+        start = self.replica.layout.empty()
+        self.replica.read(start)
+        return start
+
+    def _publication(self, start: Vector) -> Publish:
+        replica, tables = self.replica, len(self.cut.tables)
+        moving_statistics = replica.moving_statistics.empty()
         replica.read_moving_statistics(moving_statistics)
-        layouts = (replica.layout, replica.moving_statistics)
-        return publication(start, moving_statistics, self.sent_file, layouts)
+        names, shapes = replica.layout.names, replica.layout.shapes
+        dense = Layout(names[: len(names) - tables], shapes[: len(shapes) - tables])
+        layouts = (dense, replica.moving_statistics)
+        return publication(start[: self.dense_size], moving_statistics, self.sent_file, layouts)
+
+    def _tables_of(self, start: Vector) -> list[tuple[TableShape, np.ndarray]]:
+        """Return each table that travels by rows, and its part of the weights, ``(rows, width)``."""
+        arrays = self.replica.layout.views(start)[len(self.replica.layout.shapes) - len(self.cut.tables) :]
+        return list(zip(self.cut.tables, arrays, strict=True))
 
 
 def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object]) -> None:
@@ -160,9 +202,9 @@ def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object])
         ) from error
 
 
-def require_size(server: ServerSettings, replica: KerasReplica, sent_file: bytes) -> None:
-    """Raise ConfigurationError unless a server, which is not started yet, accepts a model of this size."""
-    nbytes = len(sent_file) + 4 * (replica.size + replica.moving_statistics.size)
+def require_size(server: ServerSettings, size: int, sent_file: bytes) -> None:
+    """Raise ConfigurationError unless a server, which is not started yet, accepts a model of ``size`` elements."""
+    nbytes = len(sent_file) + 4 * size
     most = server.max_body - _FRAME_ROOM
     if nbytes > most:
         raise ConfigurationError(
@@ -199,6 +241,29 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
             f"`worker_optimizer` must be SGD without momentum, weight decay or accumulation: rule {rule.name!r} {why}. "
             f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
         )
+
+
+def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
+    """Return why no table of a job can travel by rows; None if tables can, as far as the job's options decide it."""
+    reasons = {
+        f"rule {worker.rule.name!r} may move rows that a commit does not name": not worker.rule.traits.rows,
+        f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
+        "the next window's rows come with the reply that `overlap` does not wait for": worker.overlap,
+        "`measure_gap` compares whole vectors": server.measure_gap,
+        "a server in the cluster is sent the model with Spark's task": training.server == "cluster",
+        "the model is sent without the weights of `frozen_weights`": training.frozen_weights is not None,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def report_tables(cut: CutModel, events: Events) -> None:
+    """Log which tables of a model travel by rows, and which do not, and why."""
+    if not (cut.tables or cut.kept_dense):
+        return
+    travel = ", ".join(f"{table.name!r} ({table.rows} rows of {table.width})" for table in cut.tables)
+    parts = [f"by rows: {travel}"] if travel else []
+    parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
+    events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)
 
 
 def require_shared(checkpoint: Checkpoint | None) -> None:

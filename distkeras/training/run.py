@@ -145,7 +145,7 @@ def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
 
 
 def _collect(driver: DriverClient, plan: JobPlan, outcome: JobOutcome) -> CenterWeights:
-    center = CenterWeights.fetch(driver)
+    center = plan.fetch_center(driver)
     center.load(plan.replica)
     outcome.model = plan.replica.model
     outcome.records = JobRecords.drain(driver)

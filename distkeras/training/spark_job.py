@@ -101,6 +101,7 @@ class SparkJob:
             plan.callbacks,
             plan.build_replica,
             server.connect,
+            fetch_center=plan.fetch_center,
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
             on_error=lambda error: self._signals.put(_CallbackFailed(error)),
             scope=partial(in_callers_scope, self._session),

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,6 +25,8 @@ from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica_cache import ReplicaCache
+from distkeras.keras_model.tables import RowModel
+from distkeras.keras_model.window_rows import WindowRows
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
 from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
@@ -32,6 +35,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
+from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
@@ -63,9 +67,10 @@ class Task:
         settings: the workers'.
         spec: columns, mini-batches, epochs.
         recipe: how to rebuild the model.
-        size: elements of the parameter vector, as the driver counted them.
+        size: elements of the parameter vector, as the driver counted them; without those of ``rows``.
         moving_statistics: elements of the moving statistics.
         metrics: history columns, loss first.
+        rows: the tables that travel by rows, which the model of ``recipe`` has small ones for; None: none does.
     """
 
     address: Address
@@ -75,6 +80,7 @@ class Task:
     size: int
     moving_statistics: int
     metrics: tuple[str, ...]
+    rows: RowModel | None = None
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Train, and yield the summary; the function for ``mapInArrow``."""
@@ -105,7 +111,7 @@ class _TaskAttempt:
         settings = task.settings
         self._task = task
         self._records = records
-        #: The mini-batch that training has reached, for error texts, and epoch and number of the next one.
+        #: The mini-batch that training has reached, for error texts, and epoch and number of the next one to be read.
         self._step: int | None = None
         self._next = (0, 0)
         self._client = WorkerClient(
@@ -117,6 +123,7 @@ class _TaskAttempt:
             metrics=task.metrics,
             deadlines=settings.deadlines,
             wire_format=settings.wire_format,
+            tables=() if task.rows is None else task.rows.tables,
         )
         self._auto_window: AutoWindow | None = None
         if settings.rule.window == AUTO:
@@ -192,28 +199,43 @@ class _TaskAttempt:
         ensure_backend(task.recipe.backend)
         import_keras()
         # The optimizer's state belongs to steps that are forgotten: a new replica begins with the state that is kept.
-        replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file))
+        replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and not settings.rule.traits.gradient:  # there, the server takes the steps
             keeper = OptimizerKeeper(replica, self._optimizer_due, welcome)
+        tables = self._table_windows(source)
         return work(
             settings.rule,
             replica,
-            self._following(source),
-            lambda: self._client.payload(settings.rule.traits.parts),
+            self._following(source, self._read(source) if tables is None else iter(tables)),
+            (lambda: self._client.payload(settings.rule.traits.parts)) if tables is None else tables.payload,
             moving_statistics=task.moving_statistics,
             overlap=settings.overlap,
             windows=self._auto_window,
             keeper=keeper,
+            tables=tables,
         )
 
-    def _following(self, source: BatchSource) -> Iterator[Batch]:
-        """Yield the mini-batches of ``source``, and note them for errors, for rewinds and for commits."""
+    def _table_windows(self, source: BatchSource) -> TableWindows | None:
+        """Return the windows of the mini-batches to come, if tables travel by rows; one is read ahead."""
+        rows, window = self._task.rows, self._task.settings.rule.window
+        if rows is None or not isinstance(window, int):
+            return None
+        windows = WindowRows(self._read(source), rows, self._task.spec, window, self._client.worker)
+        return TableWindows(rows.tables, self._task.size, windows)
+
+    def _read(self, source: BatchSource) -> Iterator[Batch]:
+        """Yield the mini-batches of ``source``, and note how far it is read, for rewinds."""
         for batch in source:
-            self._step = batch.index
             self._next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
+            yield batch
+
+    def _following(self, source: BatchSource, batches: Iterator[Any]) -> Iterator[Batch]:
+        """Yield ``batches``, and note them for errors and for commits."""
+        for batch in batches:
+            self._step = batch.index
             self._client.passed = source.passed(batch)
             yield batch
 

@@ -60,6 +60,6 @@ def test_the_error_for_a_model_that_no_server_takes_says_what_helps() -> None:
     model = model_with(0.0, "first", 0)
     model.compile("sgd", "mse")
     server = ServerSettings(rule=make("downpour"), workers=1, max_body=3 << 20)
-    require_size(server, KerasReplica(model), bytes(1 << 20))
+    require_size(server, KerasReplica(model).size, bytes(1 << 20))
     with pytest.raises(ConfigurationError, match=r"at most 2 MiB.*`frozen_weights`. Received: 3 MiB"):
-        require_size(server, KerasReplica(model), bytes(2 << 20))
+        require_size(server, KerasReplica(model).size, bytes(2 << 20))

@@ -1,0 +1,199 @@
+"""Embeddings whose rows travel, in real jobs of Spark: the numbers of dense ones, and exact counts under faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.training.spark_jobs import once_at_step, servers, step_callback_layer, total
+
+from distkeras import Callback, Executors, Network, Trainer
+from distkeras.callbacks import CallbackContext
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras.ps.rules import make
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(180)]
+
+ROWS, BATCH, EPOCHS = 61, 4, 3
+
+
+def counted(rows: int, *hooks: keras.layers.Layer) -> keras.Model:
+    """A model whose table has -1 for each time that the row with this id was trained on."""
+    inputs = keras.Input((1,), dtype="int32")
+    hidden: Any = keras.layers.Embedding(rows, 1, embeddings_initializer="zeros", name="counts")(inputs)
+    for hook in hooks:
+        hidden = hook(hidden)
+    return keras.Model(inputs, keras.layers.Flatten()(hidden))
+
+
+def ids(spark: SparkSession, rows: int) -> DataFrame:
+    return spark.createDataFrame([([number], 0.0) for number in range(rows)], "features array<int>, label float")
+
+
+def counter(model: keras.Model, rule: str = "downpour", window: int = 2, **options: Any) -> Trainer:
+    defaults: dict[str, Any] = {"num_workers": 2, "batch_size": BATCH, "num_epoch": EPOCHS, "tables": ["counts"]}
+    sgd = keras.optimizers.SGD(1.0)
+    return Trainer(model, make(rule, window=window), worker_optimizer=sgd, loss=total, **(defaults | options))
+
+
+def assert_exact(model: keras.Model) -> None:
+    np.testing.assert_array_equal(-model.get_weights()[0].ravel(), np.full(ROWS, EPOCHS))
+
+
+def two_towers(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    """Two tables, one of which is looked up twice, and a dense input."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    user, items = keras.Input((1,), dtype="int32", name="user"), keras.Input((2,), dtype="int32", name="items")
+    other, extra = keras.Input((1,), dtype="int32", name="other"), keras.Input((3,), name="extra")
+    item = layers.Embedding(50, 4, name="item")
+    parts = [layers.Embedding(40, 6, name="person")(user), item(items), item(other)]
+    hidden = layers.Concatenate()([*map(layers.Flatten(), parts), extra])
+    model = keras.Model([user, items, other, extra], layers.Dense(1)(layers.Dense(8, activation="tanh")(hidden)))
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def interactions(spark: SparkSession) -> DataFrame:
+    draw = np.random.default_rng(5)
+    rows = [
+        (
+            int(draw.integers(40)),
+            draw.integers(0, 50, 2).tolist(),
+            int(draw.integers(50)),
+            draw.normal(size=3).tolist(),
+            float(draw.normal()),
+        )
+        for _ in range(90)
+    ]
+    return spark.createDataFrame(rows, "user int, items array<int>, other int, extra array<double>, label float")
+
+
+OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adagrad": lambda: keras.optimizers.Adagrad(0.1)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_trajectory_is_that_of_the_dense_exchange_to_the_bit(spark: SparkSession, optimizer: str) -> None:
+    df, weights, losses = interactions(spark), [], []
+    for tables in (("person", "item"), None):
+        trainer = Trainer(
+            two_towers(OPTIMIZERS[optimizer]()),
+            make("downpour", window=3),
+            features_col=["user", "items", "other", "extra"],
+            num_workers=1,
+            batch_size=8,
+            num_epoch=3,
+            tables=tables,
+            executors=Executors(threads=1),
+        )
+        weights.append(trainer.train(df).get_weights())
+        losses.append(trainer.history.sort("iteration").select("loss", "mae").toPandas().to_numpy())
+        events = [row["text"] for row in trainer.events.where("kind = 'tables'").collect()]
+        assert ("by rows" in events[0]) == (tables is not None)
+    for by_rows, dense in zip(*weights, strict=True):
+        np.testing.assert_array_equal(by_rows, dense)
+    np.testing.assert_array_equal(*losses)
+
+
+@pytest.mark.parametrize(("rule", "window"), [("downpour", 2), ("asgd", 1)])
+def test_each_row_counts_as_often_as_it_was_trained_on(spark: SparkSession, rule: str, window: int) -> None:
+    assert_exact(counter(counted(ROWS), rule, window).train(ids(spark, ROWS)))
+
+
+def test_a_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    hook = step_callback_layer(once_at_step(tmp_path / "killed", 5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    trainer = counter(counted(ROWS, hook))
+    assert_exact(trainer.train(ids(spark, ROWS)))
+    assert (tmp_path / "killed").exists()
+    assert trainer.ledger.select("attempt").distinct().count() > 2
+
+
+class KillServer(Callback):
+    """Kills the server once, when some commits are applied."""
+
+    def __init__(self) -> None:
+        super().__init__(every_commits=3)
+        self.killed = 0
+
+    def on_center(self, context: CallbackContext) -> None:
+        if not self.killed and context.status.saved_clock >= 5:
+            (server,) = servers()
+            self.killed = server
+            os.kill(server, signal.SIGKILL)
+
+
+def test_a_server_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    callback = KillServer()
+    trainer = counter(counted(ROWS), num_epoch=40)
+    trained = trainer.train(ids(spark, ROWS), callbacks=[callback], checkpoint=Checkpoint(str(tmp_path), every=5))
+    assert callback.killed
+    np.testing.assert_array_equal(-trained.get_weights()[0].ravel(), np.full(ROWS, 40))
+
+
+class StopAt(Callback):
+    def on_center(self, context: CallbackContext) -> None:
+        if context.clock >= 4:
+            context.stop("enough")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_job_that_is_resumed(spark: SparkSession, tmp_path: Path, workers: int) -> None:
+    df, place = ids(spark, ROWS), str(tmp_path)
+    counter(counted(ROWS)).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
+    trainer = counter(counted(ROWS), num_workers=workers)
+    trained = trainer.train(df, checkpoint=place, resume=True)
+    if workers == 2:
+        assert_exact(trained)
+    else:  # the first epoch that was not ended counts once more
+        passed = -trained.get_weights()[0].ravel()
+        assert passed.min() >= EPOCHS
+        assert trainer.resumed is not None
+
+
+class TestErrors:
+    """Before any work starts, except for what only the rows show."""
+
+    def test_an_id_that_is_no_row(self, spark: SparkSession) -> None:
+        df = spark.createDataFrame([([1], 0.0), ([ROWS], 0.0)], "features array<int>, label float")
+        with pytest.raises(BadValueError, match=rf"ids of 'counts' must be in \[0, {ROWS}\).*Received: {ROWS}"):
+            counter(counted(ROWS), num_workers=1).train(df)
+
+    def test_a_layer_that_is_not_there(self, spark: SparkSession) -> None:
+        with pytest.raises(ConfigurationError, match=r"`tables` must .*'counts'.*Received: \['others'\]"):
+            counter(counted(ROWS), tables=["others"]).train(ids(spark, ROWS))
+
+    @pytest.mark.parametrize(
+        ("rule", "options", "why"),
+        [
+            ("easgd", {}, "rule 'easgd'"),
+            ("downpour", {"network": Network(wire_format="int8")}, "wire_format='int8'"),
+            ("downpour", {"network": Network(overlap=True)}, "`overlap`"),
+        ],
+    )
+    def test_what_does_not_allow_it(self, spark: SparkSession, rule: str, options: dict[str, Any], why: str) -> None:
+        with pytest.raises(ConfigurationError, match=why):
+            counter(counted(ROWS), rule, **options).train(ids(spark, ROWS))
+
+    def test_an_optimizer_that_moves_rows_that_were_not_touched(self, spark: SparkSession) -> None:
+        trainer = Trainer(counted(ROWS), "downpour", worker_optimizer="adam", loss=total, tables="counts")
+        with pytest.raises(ConfigurationError, match=r"'counts', which stays dense: Adam may move rows"):
+            trainer.train(ids(spark, ROWS))
+
+    def test_what_is_no_choice(self) -> None:
+        with pytest.raises(ConfigurationError, match="`tables` must be"):
+            counter(counted(ROWS), tables=3)
+
+
+def test_by_itself_only_tables_with_enough_rows_travel(spark: SparkSession) -> None:
+    for rows, expected in ((12, "too few"), (4000, "by rows: 'counts' (4000 rows of 1)")):
+        trainer = counter(counted(rows), tables="auto")
+        trainer.train(ids(spark, 10))
+        (event,) = trainer.events.where("kind = 'tables'").collect()
+        assert expected in event["text"]
