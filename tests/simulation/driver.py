@@ -24,6 +24,7 @@ from distkeras.training.supervisor import Supervisor
 from simulation.cluster import VirtualClusterServer
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task
+from simulation.tables import check_tables, shapes_of, start_of
 from simulation.watch import Watch
 from simulation.worker import run_attempt
 from simulation.world import Surroundings, VirtualWorld
@@ -133,6 +134,7 @@ class Driver:
         self.process = process
         self._resume = resume
         self.layout, self.epochs = plan.layout(int(resume)), plan.epochs_of(int(resume))
+        self._shapes = shapes_of(plan, watch.size)
         surroundings.layouts[process] = self.layout
         watch.epochs[process] = self.epochs
         self._clock = -1
@@ -168,7 +170,8 @@ class Driver:
             except DistkerasError:
                 self._salvage(supervisor)
                 raise
-            self.center, self.commits = supervisor.ask(_collect)
+            self.center, self.commits, tables = supervisor.ask(self._collect)
+            check_tables(tables, self.center, "at the end")
 
     def _await_tasks(self, supervisor: ServerHandle) -> None:
         plan, world = self._plan, self._world
@@ -197,7 +200,7 @@ class Driver:
             return
         try:
             supervisor.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
-            supervisor.try_to_ask(_collect)
+            supervisor.try_to_ask(self._collect)
         except DistkerasError as error:
             supervisor.abandon(error)
 
@@ -214,6 +217,7 @@ class Driver:
             host=self.process.host,
             deadlines=plan.deadlines,
             checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
+            tables=self._shapes,
         )
 
     def _server_process(self) -> ServerProcess:
@@ -249,7 +253,7 @@ class Driver:
         return np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
 
     def _publish(self, driver: DriverClient) -> None:
-        driver.publish(*self._start(), model=b"the model")
+        driver.publish(*self._start(), model=b"the model", tables=start_of(self._shapes))
 
     def _observe(
         self, observer: DriverClient, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]
@@ -276,7 +280,7 @@ class Driver:
         if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches))):
             raise Finding("table", f"partitions must be those of the job. Received: {table.tolist()}")
 
-
-def _collect(driver: DriverClient) -> tuple[np.ndarray, np.ndarray]:
-    reply, records = driver.center(), driver.drain()
-    return reply.center.copy(), records.commits.view(COMMIT)
+    def _collect(self, driver: DriverClient) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        reply, records = driver.center(), driver.drain()
+        tables = [driver.table(number, shape) for number, shape in enumerate(self._shapes)]
+        return reply.center.copy(), records.commits.view(COMMIT), tables

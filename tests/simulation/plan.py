@@ -166,6 +166,7 @@ class Plan:
         cluster: the server is a task in the cluster, and not the driver's process.
         lists: the driver asks for the table of workers now and then.
         keeps: states of the workers' optimizers are kept.
+        tables: tables travel by rows, next to the center's vector.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -203,6 +204,7 @@ class Plan:
     cluster: bool = False
     stray: bool = False
     keeps: bool = False
+    tables: bool = False
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -334,7 +336,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
     if plan.hyper_parameters.get("window") != AUTO and chance.random() < _BY_SPEED:
         paced = {**plan.hyper_parameters, "window": BY_SPEED, "window_max": chance.choice((2, 3))}
         plan = replace(plan, hyper_parameters=paced) if _goes(lambda: rules.make(plan.rule, **paced)) else plan
-    return _with_what_is_rare(plan, chance, damage=damage)
+    plan = _with_what_is_rare(plan, chance, damage=damage)
+    return replace(plan, tables=_may_have_tables(plan) and chance.random() < _TABLES)
 
 
 def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
@@ -353,6 +356,12 @@ def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Pl
         rule = plan.hyper_parameters | {"buffer": None}
         return replace(plan, hyper_parameters=rule, resized=resized, bound=None, every=1, faults=faults)
     return plan
+
+
+def _may_have_tables(plan: Plan) -> bool:
+    rule = plan.make_rule()
+    plain = plan.wire_format == FORMATS[0] and not (plan.overlap or plan.gap or plan.cluster)
+    return plain and rule.traits.rows and isinstance(rule.window, int) and not plan.every
 
 
 def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
@@ -481,6 +490,8 @@ _BY_SPEED = 0.2
 _RARE = 0.4
 #: How many of the jobs with a checkpoint have their server in the cluster.
 _CLUSTER = 0.1
+#: How many of the jobs have tables, where they may.
+_TABLES = 0.5
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.3
 #: Those of them for which the center does what it does for few others, and the only one of its family.

@@ -60,6 +60,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "whole": False,
         "lists": False,
         "cluster": False,
+        "tables": False,
         "skipped": 0,
         "bound": None,
         "enough": 0,

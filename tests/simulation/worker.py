@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from distkeras.ps.protocol.messages import (
     Loop,
     Message,
     OptimizerState,
+    Pull,
     Reply,
     Welcome,
 )
+from distkeras.ps.protocol.tables import Span, spans
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
@@ -29,10 +32,12 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
+from distkeras.ps.worker.tables import TableWindows
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
 from simulation.speed_watch import AccountOfWindows
+from simulation.tables import TableBatch, check_reply, cut_windows, shapes_of
 from simulation.watch import Watch
 from simulation.world import VirtualWorld
 
@@ -81,6 +86,8 @@ class WatchedClient(WorkerClient):
         if isinstance(message, Commit):
             self._write_down(message)
         answer = super().request(message, expected, timeout)
+        if isinstance(answer, CenterReply) and isinstance(message, (Commit, Pull)):
+            check_reply(answer, message.wants)
         if isinstance(answer, CenterReply) and not (self._pulls_first and self._began):
             self._began.append(answer.clock)
         if isinstance(answer, CenterReply):
@@ -291,10 +298,13 @@ class CountingReplica:
         """See `Replica`."""
         for batch in batches:
             element = self._element(batch)
-            self._theta[element] += self._compute(element)
+            self._move(batch, self._theta, element, self._compute(element))
             self._count(element)
             self._statistics += (element + 1 - self._statistics) / 4
         return np.zeros((len(batches), 1))
+
+    def _move(self, batch: VirtualBatch, vector: np.ndarray, element: int, by: float) -> None:
+        vector[element] += by
 
     def _count(self, element: int) -> None:
         self._steps[-2:] = [self._steps[-2] + 1, hash((self._steps[-1], element))]
@@ -316,10 +326,29 @@ class CountingReplica:
         element = self._element(batch)
         step = self._compute(element)
         out[...] = 0.0
-        out[element] = -step
+        self._move(batch, out, element, -step)
         self._count(element)
         self._statistics += (element + 1 - self._statistics) / 4
         return np.zeros(1)
+
+
+class TableReplica(CountingReplica):
+    """Moves the row of a mini-batch in each table as it moves the element.
+
+    Args:
+        places: where each table lies in the vector.
+        arguments, options: see `CountingReplica`.
+    """
+
+    def __init__(self, places: Sequence[Span], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._places = places
+
+    def _move(self, batch: VirtualBatch, vector: np.ndarray, element: int, by: float) -> None:
+        vector[element] += by
+        assert isinstance(batch, TableBatch)
+        for place, row in zip(self._places, batch.local, strict=True):
+            vector[place.start + place.width * row] += by
 
 
 def run_attempt(
@@ -346,6 +375,7 @@ def run_attempt(
     """
     epochs, settings = watch.epochs[driver], _settings(plan, layout)
     rule, windows = settings.rule, _windows(settings, world)
+    shapes = shapes_of(plan, watch.size)
     client = WatchedClient(
         plan,
         watch,
@@ -358,6 +388,7 @@ def run_attempt(
         moving_statistics=plan.statistics,
         deadlines=settings.deadlines,
         wire_format=settings.wire_format,
+        tables=shapes,
         world=world,
     )
 
@@ -367,15 +398,23 @@ def run_attempt(
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and not rule.traits.gradient:
             keeper = OptimizerKeeper(replica, client.interval, welcome)
+        batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
+        tables: TableWindows | None = None
+        if shapes:
+            assert isinstance(rule.window, int)
+            cut = cut_windows(batches, lambda batch: layout.element(worker, batch.epoch, batch.index), rule.window)
+            tables = TableWindows(shapes, watch.size, cut)
+            batches = iter(tables)
         return work(
             rule,
             replica,
-            _batches(epochs, layout, worker, welcome),
-            lambda: client.payload(rule.traits.parts),
+            batches,
+            (lambda: client.payload(rule.traits.parts)) if tables is None else tables.payload,
             moving_statistics=plan.statistics,
             overlap=settings.overlap,
             windows=windows,
             keeper=keeper,
+            tables=tables,
             now=world.time,
         )
 
@@ -399,8 +438,10 @@ def _replica(
     plan: Plan, layout: Layout, watch: Watch, world: VirtualWorld, worker: int, attempt: int
 ) -> CountingReplica:
     """A new model of an attempt."""
-    return CountingReplica(
-        watch.size,
+    places = spans(watch.size, shapes_of(plan, watch.size))
+    kind = partial(TableReplica, places) if places else CountingReplica
+    return kind(
+        places[-1].stop if places else watch.size,
         lambda batch: layout.element(worker, batch.epoch, batch.index),
         lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
         plan.statistics,

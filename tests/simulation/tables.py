@@ -1,0 +1,112 @@
+"""Tables of a run: what must be in their rows follows from the center's vector, at every clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.protocol.messages import CenterReply
+from distkeras.ps.protocol.tables import Ids, TableShape
+from distkeras.ps.simulation.function_replica import VirtualBatch
+from distkeras.ps.worker.tables import Window
+from simulation.plan import Plan
+from simulation.reference import close
+from simulation.scheduler import Finding
+
+#: Rows of the second table.
+_SHARED = 3
+
+
+def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
+    """The tables next to a center of ``size`` elements.
+
+    The first one has a row for each mini-batch, which moves its first number as it moves the center's element; the
+    second number stays. The second table has few rows, each of which many mini-batches move.
+    """
+    window = plan.make_rule().window
+    if not plan.tables:
+        return ()
+    assert isinstance(window, int)
+    return TableShape("own", size, 2, min(size, window)), TableShape("shared", _SHARED, 1, min(_SHARED, window))
+
+
+def start_of(shapes: Sequence[TableShape]) -> list[tuple[TableShape, np.ndarray]]:
+    """The initial rows."""
+    rows = [np.zeros((shape.rows, shape.width), np.float32) for shape in shapes]
+    if rows:
+        rows[0][:, 1] = _standing(shapes[0].rows)
+    return list(zip(shapes, rows, strict=True))
+
+
+def _standing(size: int) -> np.ndarray:
+    return np.arange(1, size + 1, dtype=np.float32)
+
+
+@dataclass(slots=True)
+class TableBatch(VirtualBatch):
+    """A mini-batch, with the positions of its row in each table's rows of the window."""
+
+    local: tuple[int, ...] = ()
+
+
+def cut_windows(
+    batches: Iterator[VirtualBatch], element: Callable[[VirtualBatch], int], steps: int
+) -> Iterator[Window]:
+    """Windows of so many mini-batches, none across an epoch's end, and their rows."""
+    group: list[VirtualBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if batch.last or len(group) == steps:
+            yield _window_of(group, [element(batch) for batch in group])
+            group = []
+
+
+def _window_of(group: Sequence[VirtualBatch], elements: Sequence[int]) -> Window:
+    rows = [_ids(elements), _ids([element % _SHARED for element in elements])]
+    batches = [
+        TableBatch(
+            batch.index,
+            batch.epoch,
+            batch.last,
+            batch.size,
+            batch.checksum,
+            (int(np.searchsorted(rows[0], element)), int(np.searchsorted(rows[1], element % _SHARED))),
+        )
+        for batch, element in zip(group, elements, strict=True)
+    ]
+    return Window(batches, tuple(rows))
+
+
+def _ids(numbers: Iterable[int]) -> Ids:
+    return np.array(sorted(set(numbers)), np.int64)
+
+
+def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -> None:
+    """Raise a finding unless the rows say what the elements of ``center`` say."""
+    if not tables:
+        return
+    own, shared = tables
+    totals = np.array([center[row::_SHARED].sum() for row in range(_SHARED)])
+    if not np.array_equal(own[:, 0], center):
+        raise Finding("rows", f"the rows must be {center.tolist()}, {where}. Received: {own[:, 0].tolist()}")
+    if not np.array_equal(own[:, 1], _standing(own.shape[0])):
+        raise Finding("rows", f"the second number of a row must stay, {where}. Received: {own[:, 1].tolist()}")
+    if not close(totals, shared[:, 0]):
+        raise Finding("rows", f"the shared rows must be {totals.tolist()}, {where}. Received: {shared[:, 0].tolist()}")
+
+
+def check_reply(reply: CenterReply, wants: Sequence[Ids]) -> None:
+    """Raise a finding unless the rows of a reply are those that were wanted, at the clock of its center."""
+    if not wants:
+        return
+    own = reply.rows[0].reshape(-1, 2)
+    first, second = reply.center[wants[0]], wants[0] + 1
+    if not (np.array_equal(own[:, 0], first) and np.array_equal(own[:, 1], second)):
+        raise Finding(
+            "rows",
+            f"rows {wants[0].tolist()} must be {first.tolist()}, with clock {reply.clock}. Received: {own.tolist()}",
+        )
+    if reply.rows[1].size != wants[1].size:
+        raise Finding("rows", f"{wants[1].size} shared rows are wanted. Received: {reply.rows[1].size}")
