@@ -11,6 +11,7 @@ from mutants.protocol import PROTOCOL
 from mutants.resume import RESUME
 from mutants.server import SERVER
 from mutants.speeds import SPEEDS
+from mutants.tables import TABLES
 from mutants.transport import TRANSPORT
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -18,6 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CENTER,
     *SERVER,
     *CHECKPOINT,
+    *TABLES,
     *TRANSPORT,
     *DRIVER,
     *RESUME,

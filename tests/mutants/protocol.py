@@ -133,8 +133,8 @@ PROTOCOL = (
     Mutant(
         "long histories are not covered",
         FRAMING,
-        " or array.dtype == _FLOAT64:",
-        ":",
+        '_NO_VECTOR = (np.dtype("<f8"), ',
+        "_NO_VECTOR = (",
         "records can be changed",
         _OF_SEALING,
     ),

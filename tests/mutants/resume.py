@@ -153,9 +153,9 @@ RESUME = (
     Mutant(
         "a commit that is sent again is encoded again",
         "ps/transport/worker_client.py",
-        "            return self._pull() if applied else self.request(commit, _COMMITTED)\n",
+        "            return self._pull(record.wants) if applied else self.request(commit, _COMMITTED)\n",
         "            self._format.encode(record.parts)\n"
-        "            return self._pull() if applied else self.request(commit, _COMMITTED)\n",
+        "            return self._pull(record.wants) if applied else self.request(commit, _COMMITTED)\n",
         "with int8 it has the residual twice",
         _SIMULATED,
     ),

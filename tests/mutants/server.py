@@ -72,8 +72,8 @@ SERVER = (
     Mutant(
         "a pull of an older incarnation is accepted",
         DISPATCHER,
-        "            center.require_incarnation(message.worker, message.incarnation)\n            released",
-        "            released",
+        "            center.require_incarnation(message.worker, message.incarnation)\n            if center.tables",
+        "            if center.tables",
         "a worker goes on as if the server had not forgotten its latest commits",
         _SERVER,
     ),

@@ -14,7 +14,7 @@ from support.ps.frames import deliver, feed, joined, same_message, shake_hands, 
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import KEY_BYTES, LONG, TAG_BYTES, Connection, Limits, Nonces, Reader, Seal, encode
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, Pull
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, PublishRows, Pull, TableRows
 
 KEY = b"k" * KEY_BYTES
 SEALED = "the tag of a frame does not match"
@@ -89,6 +89,11 @@ def changed(message: Message, whole: bool) -> list[Any]:
         (center(SHORT, moving_statistics=LONGER), False),
         (Publish(LONGER), True),
         (Publish(LONGER, model=np.ones(LONG + 1, np.uint8)), True),
+        (some_commit(LONGER, wants=(np.arange(LONG),)), True),  # row numbers are no vector
+        (some_commit(LONGER, touched=(np.arange(LONG),), moved=(LONGER,)), False),
+        (center(LONGER, rows=(LONGER,)), False),
+        (PublishRows(0, 0, LONGER), True),
+        (TableRows(0, LONGER), False),
     ],
 )
 def test_what_is_covered(message: Message, covered: bool) -> None:

@@ -34,6 +34,7 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.protocol.tables import TableShape, block_rows
 from distkeras.ps.rules import Rule, make
+from distkeras.ps.server.table_requests import TableRequests
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
@@ -424,6 +425,17 @@ class TestPublication:
                 with pytest.raises(RemoteProtocolError, match="one of 0 tables"):
                     running.driver.request(message, (RowsPublished, TableRows))
                 running.driver.close()
+
+
+def test_rows_that_are_read_do_not_change_any_more() -> None:
+    model = some_model()
+    with started(make("downpour"), model) as running:
+        server, table = running.server.dispatcher, present(running.server.center).tables[0]
+        requests = TableRequests(model.shapes, server.changed)
+        answer = requests.inspect(lambda: present(running.server.center), InspectRows(0, 1, 3))
+        assert isinstance(answer, TableRows)
+        np.testing.assert_array_equal(answer.rows, table.array[1:4].reshape(-1))
+        assert not np.shares_memory(answer.rows, table.array)
 
 
 def test_a_job_that_has_ended_says_so_when_rows_are_asked_for() -> None:
