@@ -16,7 +16,13 @@ from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.training.supervisor import Supervisor
-from simulation import disk_mutations, rule_mutations, speed_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
+from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
+    disk_mutations,
+    rule_mutations,
+    speed_mutations,
+    state_mutations,
+    table_mutations,
+)
 from simulation.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulation.world import VirtualChild
 

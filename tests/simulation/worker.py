@@ -345,8 +345,12 @@ class TableReplica(CountingReplica):
         self._places = places
 
     def _move(self, batch: VirtualBatch, vector: np.ndarray, element: int, by: float) -> None:
-        vector[element] += by
         assert isinstance(batch, TableBatch)
+        own = self._places[0].start + self._places[0].width * batch.local[0]
+        row, expected = self._theta[own : own + 2].tolist(), [float(self._theta[element]), element + 1]
+        if row != expected:
+            raise Finding("rows", f"row {element} must be {expected} at the worker. Received: {row}")
+        vector[element] += by
         for place, row in zip(self._places, batch.local, strict=True):
             vector[place.start + place.width * row] += by
 

@@ -214,10 +214,10 @@ class TestChecks:
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_numbers(self, bad: float) -> None:
-        commit = self.commit(moved=(floats(1, 1, 1, bad),))
+        commit = self.commit(moved=(floats(1, 1, bad, 1),))
         error = present(not_finite(commit, [np.ones(3, np.float32)], (), [SHAPE]))
         assert error.message.startswith(
-            f"a commit holds {bad} in column 1 of row 2 of table 'users' (1 such elements), from mini-batches 0-0 of"
+            f"a commit holds {bad} in column 0 of row 2 of table 'users' (1 such elements), from mini-batches 0-0 of"
         )
         assert (error.worker, error.step) == (0, 0)
 

@@ -1,0 +1,120 @@
+"""Faults in rows that travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.tables import Table
+from distkeras.ps.protocol.messages import CommitRecord, RowsPublished
+from distkeras.ps.server.table_requests import TableRequests
+from distkeras.ps.transport.worker_client import WorkerClient
+from simulation.planting import Patch, mutation
+
+
+@mutation
+def _a_pull_brings_the_rows_of_the_window_before() -> list[Patch]:
+    """Where a commit is applied and its reply is lost, the next window begins from the rows of the one before."""
+    commit, pull = WorkerClient.commit, WorkerClient._pull  # noqa: SLF001 - a fault within
+    latest: dict[WorkerClient, CommitRecord] = {}
+
+    def committed(self: WorkerClient, record: CommitRecord) -> Any:
+        latest[self] = record
+        return commit(self, record)
+
+    def pulled(self: WorkerClient, wants: Any) -> Any:
+        record = latest.get(self)
+        same = record is not None and [ids.size for ids in record.touched] == [ids.size for ids in record.wants]
+        return pull(self, record.touched if record is not None and same and wants is record.wants else wants)
+
+    return [(WorkerClient, "commit", committed), (WorkerClient, "_pull", pulled)]
+
+
+@mutation
+def _a_refused_window_has_the_next_ones_rows() -> list[Patch]:
+    """It is computed again from them, where they are as many."""
+    commit = WorkerClient.commit
+
+    def committed(self: WorkerClient, record: CommitRecord) -> Any:
+        reply = commit(self, record)
+        if reply.refused and [ids.size for ids in record.touched] == [ids.size for ids in record.wants]:
+            return self.pull(record.wants)._replace(refused=True)
+        return reply
+
+    return [(WorkerClient, "commit", committed)]
+
+
+@mutation
+def _a_skipped_commit_moves_its_rows() -> list[Patch]:
+    """Only its part of the vector is left out."""
+    skip = Center.skip
+
+    def moves(self: Center, commit: Any) -> bool:
+        news = skip(self, commit)
+        if news and self.tables:
+            for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
+                table.array[ids] += np.nan_to_num(moved).reshape(-1, table.shape.width) + 1
+        return news
+
+    return [(Center, "skip", moves)]
+
+
+@mutation
+def _a_refused_commit_moves_its_rows() -> list[Patch]:
+    """Only its part of the vector is refused."""
+    commit = Center.commit
+
+    def moves(self: Center, message: Any, *arguments: Any) -> bool:
+        refused, applied = self.refused, commit(self, message, *arguments)
+        if self.refused > refused:
+            for table, ids, moved in zip(self.tables, message.touched, message.moved, strict=True):
+                table.array[ids] += moved.reshape(-1, table.shape.width)
+        return applied
+
+    return [(Center, "commit", moves)]
+
+
+@mutation
+def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
+    """And its center is the one after it."""
+    commit, release = Center.commit, Center.release
+    before: dict[Center, list[np.ndarray]] = {}
+
+    def committed(self: Center, message: Any, *arguments: Any) -> bool:
+        before[self] = [table.array.copy() for table in self.tables]
+        return commit(self, message, *arguments)
+
+    def released(self: Center, worker: int, attempt: int, wants: Any = ()) -> Any:
+        rows = [array[ids].reshape(-1) for array, ids in zip(before.get(self, ()), wants, strict=False)]
+        found = release(self, worker, attempt, wants)
+        return found._replace(rows=tuple(rows)) if rows else found
+
+    return [(Center, "commit", committed), (Center, "release", released)]
+
+
+@mutation
+def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
+    """The tables behind the first one stay as they are."""
+    apply = Table.apply
+
+    def first_only(self: Table, ids: Any, moved: Any, kernel: Any) -> float | None:
+        return apply(self, ids, moved, kernel) if self.shape.name == "own" else None
+
+    return [(Table, "apply", first_only)]
+
+
+@mutation
+def _rows_that_are_published_again_are_taken() -> list[Patch]:
+    """A server that goes on from a snapshot has the rows that the job began with."""
+    publish = TableRequests.publish
+
+    def taken(self: TableRequests, center: Center | None, message: Any) -> Any:
+        if center is None:
+            return publish(self, center, message)
+        table, rows = center.tables[message.table], message.rows.reshape(-1, center.tables[message.table].shape.width)
+        table.array[message.start : message.start + len(rows)] = rows
+        return RowsPublished(message.start + len(rows))
+
+    return [(TableRequests, "publish", taken)]
