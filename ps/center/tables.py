@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from distkeras.ps.center.table_changes import TableChanges
 from distkeras.ps.errors import NonFiniteError, ShapeError
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
@@ -24,7 +25,7 @@ class Table:
     def __init__(self, shape: TableShape, array: np.ndarray | None = None) -> None:
         self.shape = shape
         self.array = np.zeros((shape.rows, shape.width), np.float32) if array is None else array
-        self._changed = np.zeros(shape.rows, np.bool_)
+        self.changes = TableChanges(shape.rows)
         #: Rows of one block, which stay in a core's cache while the kernel works on them.
         self._block = max(1, BLOCK // shape.width)
         self._gathered = np.empty((min(self._block, shape.most), shape.width), self.array.dtype)
@@ -54,23 +55,13 @@ class Table:
             share = kernel(chunk)
             if share is not None:
                 scale = share if scale is None else scale + share
+            self.changes.note(rows, gathered)
             self.array[rows] = payload.reshape(-1, width)
-        self._changed[ids] = True
         return scale
 
     def gather(self, ids: Ids) -> Vector:
         """Return a copy of the rows ``ids``, flat."""
         return np.take(self.array, ids, axis=0).reshape(-1)
-
-    def take_changed(self) -> Ids:
-        """Return the rows that have changed since the last call, ascending."""
-        changed = np.flatnonzero(self._changed)
-        self._changed[changed] = False
-        return changed
-
-    def put_back(self, ids: Ids) -> None:
-        """Count ``ids`` as changed again: what was to be done with them has failed."""
-        self._changed[ids] = True
 
 
 def check_wants(shapes: Sequence[TableShape], wants: Sequence[Ids], worker: int) -> None:

@@ -1,33 +1,37 @@
 """A job's snapshots in their directory: what belongs together, what is kept, what is read again.
 
 The commit log only grows, so it is saved in files of its own, each with the commits between two snapshots. A snapshot
-names the log files before it, but can be restored without them: weights, clock and leases are in the snapshot.
+names the log files before it, but can be restored without them: weights, clock and leases are in the snapshot. The rows
+of tables are in files of their own as well, without which the snapshots that name them cannot be restored.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
 from distkeras.ps.center.optimizer_states import KeptState
+from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
+from distkeras.ps.checkpoint.row_files import RowFile
 from distkeras.ps.checkpoint.snapshot import State, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import OptimizerState
+from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
 #: Kinds of files that only snapshots need, which name them; and no such file.
-_NEEDED = ("log", "optimizer")
+_NEEDED = ("log", "optimizer", "table")
 NO_FILES: Mapping[int, str] = MappingProxyType({})
 #: Differences that an error names, and characters of each value.
 _NAMED, _LONGEST_TEXT = 3, 120
@@ -140,10 +144,18 @@ class Saved:
     log_files: LogFiles
     #: By partition, the file with the state of its optimizer.
     optimizer_files: Mapping[int, str] = field(default_factory=dict)
+    #: The files with the rows of its tables, in the order in which they are read.
+    row_files: tuple[RowFile, ...] = ()
 
 
-#: A snapshot as it was read: its name, its header and its arrays.
-_Newest = tuple[Name, dict[str, Any], dict[str, np.ndarray]]
+class _Newest(NamedTuple):
+    """A snapshot as it was read."""
+
+    name: Name
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    row_files: tuple[RowFile, ...]
+    tables: tuple[np.ndarray, ...]
 
 
 class SnapshotDirectory:
@@ -174,7 +186,7 @@ class SnapshotDirectory:
         self._ownership = Ownership(self._store, token, world)
         self._serial = 0
         self._strays: set[str] = set()
-        #: The log files that a snapshot needs, where that is known.
+        #: The other files that a snapshot needs, where that is known.
         self._needs: dict[Name, frozenset[str]] = {}
 
     def latest(self) -> Saved | None:
@@ -287,6 +299,37 @@ class SnapshotDirectory:
         state = OptimizerState(header["layout"], arrays["content"], header["checksum"])
         return KeptState(state, **{name: header[name] for name in _KEPT_OF_STATE})
 
+    def save_rows(self, table: int, start: int, rows: np.ndarray, ids: Ids | None = None) -> RowFile:
+        """Write rows of a table to a file, which a snapshot is to name.
+
+        Args:
+            table: its number.
+            start: the first row.
+            rows: ``(count, width)``.
+            ids: the row numbers, in any order, each there once; None: these are all rows from ``start`` on.
+
+        Raises:
+            SnapshotError: it cannot be written.
+        """
+        name, arrays = self._name("table", table), {"rows": rows}
+        stop = start + len(rows)
+        if ids is not None:
+            arrays["ids"], stop = ids, int(ids.max()) + 1
+        self._store.save(name, {}, arrays)
+        return RowFile(name, table, start, stop, ids is None, sum(array.nbytes for array in arrays.values()))
+
+    def load_rows(self, file: RowFile) -> Rows:
+        """Return the rows of a partial file, and their numbers; raise a DamagedError if it is damaged or missing."""
+        _, arrays = self._read(file.name)
+        return arrays["ids"], arrays["rows"]
+
+    def _load_tables(self, shapes: list[list[int]], files: Sequence[RowFile]) -> tuple[np.ndarray, ...]:
+        tables = tuple(np.zeros(shape, np.float32) for shape in shapes)
+        for file in files:
+            _, arrays = self._read(file.name)
+            tables[file.table][slice(file.start, file.stop) if file.whole else arrays["ids"]] = arrays["rows"]
+        return tables
+
     def _require_first(self, names: list[Name]) -> None:
         """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""
         # A second one must claim within the first one's epoch. With an epoch of its own it would take the directory
@@ -317,12 +360,12 @@ class SnapshotDirectory:
         for name in reversed(snapshots):
             try:
                 header, arrays = self._read(str(name))
+                require_same_job(self._job, header["job"], self._store.uri)
+                files = tuple(RowFile(**values) for values in header.get("row_files", ()))
+                return _Newest(name, header, arrays, files, self._load_tables(header["state"].get("tables", []), files))
             except DamagedError as error:
                 report(log, "snapshot", "snapshot passed over: %s", error)
                 damage = error
-                continue
-            require_same_job(self._job, header["job"], self._store.uri)
-            return name, header, arrays
         if damage is not None:
             raise SnapshotError(
                 f"none of {len(snapshots)} snapshots can be read; the latest: {damage.message}. "
@@ -333,7 +376,7 @@ class SnapshotDirectory:
     def _with_log(self, newest: _Newest | None) -> Saved | None:
         if newest is None:
             return None
-        name, header, arrays = newest
+        name, header, arrays, row_files, tables = newest
         commit_log, files = CommitLog(), LogFiles()
         for file in (LogFile(**values) for values in header["log_files"]):
             try:
@@ -344,11 +387,11 @@ class SnapshotDirectory:
                 continue
             commit_log.extend(LogRows(rows["commits"].view(COMMIT), rows["lengths"], rows["history"]))
             files = files.with_last(file)
-        state = State(header["state"], arrays, header["metrics"], header["log_totals"])
+        state = State(header["state"], arrays, header["metrics"], header["log_totals"], tables=tables)
         commit_log.restore_totals(state.log_totals)
         optimizers = {int(worker): file for worker, file in header.get("optimizer_files", {}).items()}
-        self._needs[name] = frozenset((*files.names, *optimizers.values()))
-        return Saved(str(name), state, commit_log, files, optimizers)
+        self._needs[name] = _names_needed(files, optimizers, row_files)
+        return Saved(str(name), state, commit_log, files, optimizers, row_files)
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return self._patiently(lambda: self._store.load(name))
@@ -387,7 +430,13 @@ class SnapshotDirectory:
         size = sum(array.nbytes for array in arrays.values())
         return files.with_last(LogFile(name, len(rows.commits), size, level), replaced)
 
-    def save(self, state: State, files: LogFiles, optimizer_files: Mapping[int, str] = NO_FILES) -> None:
+    def save(
+        self,
+        state: State,
+        files: LogFiles,
+        optimizer_files: Mapping[int, str] = NO_FILES,
+        row_files: Sequence[RowFile] = (),
+    ) -> None:
         """Write a snapshot, which needs these files; it counts once `require_owned` has passed."""
         header = {
             "state": state.header,
@@ -397,9 +446,11 @@ class SnapshotDirectory:
             "optimizer_files": {str(worker): file for worker, file in optimizer_files.items()},
             "log_totals": state.log_totals,
         }
+        if row_files:
+            header["row_files"] = [asdict(file) for file in row_files]
         name = self._name("snapshot", state.header["clock"])
         self._store.save(name, header, state.arrays)
-        self._needs[_name_of(name)] = frozenset((*files.names, *optimizer_files.values()))
+        self._needs[_name_of(name)] = _names_needed(files, optimizer_files, row_files)
 
     def require_owned(self) -> list[Name]:
         """Return all files there, if this process still owns the directory, so that its writes count.
@@ -449,6 +500,10 @@ class SnapshotDirectory:
 
 def _snapshots(names: list[Name]) -> list[Name]:
     return sorted((name for name in names if name.kind == "snapshot"), key=lambda name: name.age)
+
+
+def _names_needed(files: LogFiles, optimizers: Mapping[int, str], rows: Sequence[RowFile]) -> frozenset[str]:
+    return frozenset((*files.names, *optimizers.values(), *(file.name for file in rows)))
 
 
 def _name_of(text: str) -> Name:

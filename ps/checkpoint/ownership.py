@@ -32,7 +32,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.world.world import REAL, World
 
 _NAME = re.compile(
-    r"(owner|server|snapshot|log|optimizer)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?"
+    r"(owner|server|snapshot|log|optimizer|table)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?"
 )
 
 
@@ -65,11 +65,11 @@ class Name:
     """A file's name.
 
     Args:
-        kind: "owner", "server", "snapshot", "log" or "optimizer".
+        kind: "owner", "server", "snapshot", "log", "optimizer" or "table".
         claim: the claim of its writer, the only server that writes this file.
         serial: rises with each file of a claim; -1 for an owner's or a server's.
-        number: clock of a snapshot, commits before those of a log file, partition of an optimizer's state; -1 for the
-            others.
+        number: clock of a snapshot, commits before those of a log file, partition of an optimizer's state, number of
+            the table of a file with rows; -1 for the others.
     """
 
     kind: str

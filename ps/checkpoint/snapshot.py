@@ -1,7 +1,8 @@
 """A center's whole state as JSON and arrays, and back.
 
 What a worker was last sent is left out: after a restart every worker begins with a pull, which sets it. Of the log only
-the totals are kept here, because it only grows; `directory` writes its new part next to each snapshot.
+the totals are kept here, because it only grows; `directory` writes its new part next to each snapshot. The rows of
+tables are in files of their own as well: `table_files` writes those that have changed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class State:
     """What `capture` took of a center: JSON-ready values and arrays. `drop` it once it is written.
 
     ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned. ``optimizers``
-    are the kept states by partition, which have files of their own.
+    are the kept states by partition, which have files of their own. ``tables`` are the rows of the center's tables once
+    they were read: `capture` does not take them, for they are written little by little.
     """
 
     header: dict[str, Any]
@@ -53,6 +55,7 @@ class State:
     log_totals: dict[str, Any] = field(default_factory=dict)
     held: Buffer | None = None
     optimizers: dict[int, KeptState] = field(default_factory=dict)
+    tables: tuple[np.ndarray, ...] = ()
 
     def drop(self) -> None:
         """Let go of the center's version."""
@@ -69,7 +72,8 @@ def capture(center: Center) -> State:
     """Return the state of ``center`` now; the caller holds the lock.
 
     A published version of the center is only held on to. Vectors that change in place are copied: those of the rule
-    and of its workers, an unfinished round, and the center itself under a rule with a view.
+    and of its workers, an unfinished round, and the center itself under a rule with a view. Of tables, which change in
+    place too, only the shapes are taken.
     """
     held = None if center.traits.view else center.current.hold()
     arrays = {
@@ -97,6 +101,8 @@ def capture(center: Center) -> State:
         "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
         "progress": {str(worker): number for worker, number in center.scheduler.progress().items()},
     }
+    if center.tables:
+        header["tables"] = _shapes(center)
     optimizers = {worker: lease.optimizer for worker, lease in center.leases.items() if lease.optimizer is not None}
     return State(header, arrays, center.metrics, center.log.totals(), held, optimizers)
 
@@ -110,8 +116,8 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     center starts again.
 
     Args:
-        center: a new one, of the same rule and size.
-        state: what `capture` returned.
+        center: a new one, of the same rule, size and tables; it takes over the rows.
+        state: what `capture` returned, with the rows of the tables.
         same_attempts, epochs: see `checkpointer.StartMode`.
 
     Returns:
@@ -126,6 +132,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
             f"the snapshot must be of rule {rule_json(center.rule)} and {center.size} elements. "
             f"Received: {header['rule']} and {arrays['center'].size}"
         )
+    _restore_tables(center, state)
     center.current.array[...] = arrays["center"]
     center.moving_statistics = np.array(arrays["moving_statistics"])
     center.clock = header["clock"]
@@ -158,6 +165,20 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         active=active,
     )
     return True
+
+
+def _restore_tables(center: Center, state: State) -> None:
+    saved, expected = state.header.get("tables", []), _shapes(center)
+    if saved != expected:
+        raise DifferentJobError(
+            f"the snapshot must have tables of these rows and widths: {expected}. Received: {saved}"
+        )
+    for table, rows in zip(center.tables, state.tables, strict=True):
+        table.array = rows
+
+
+def _shapes(center: Center) -> list[list[int]]:
+    return [list(table.array.shape) for table in center.tables]
 
 
 def sum_of_rows(state: State) -> int | None:

@@ -12,6 +12,7 @@ from mutants.resume import RESUME
 from mutants.server import SERVER
 from mutants.speeds import SPEEDS
 from mutants.tables import TABLES
+from mutants.tables_saved import TABLES_SAVED
 from mutants.transport import TRANSPORT
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -20,6 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVER,
     *CHECKPOINT,
     *TABLES,
+    *TABLES_SAVED,
     *TRANSPORT,
     *DRIVER,
     *RESUME,

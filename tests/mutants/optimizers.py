@@ -61,8 +61,8 @@ OPTIMIZERS = (
     Mutant(
         "files of old states stay",
         "ps/checkpoint/directory.py",
-        '_NEEDED = ("log", "optimizer")',
-        '_NEEDED = ("log",)',
+        '_NEEDED = ("log", "optimizer", "table")',
+        '_NEEDED = ("log", "table")',
         "the checkpoint grows without end",
         _IN_FILES,
     ),

@@ -134,17 +134,43 @@ def test_many_rows_are_applied_block_by_block(data: st.DataObject) -> None:
     np.testing.assert_array_equal(table.array, expected)
     assert (scale or 0.0) == 0.5 * moved.size
     assert not sizes or max(sizes) <= max(BLOCK, width)
-    np.testing.assert_array_equal(table.take_changed(), rows)
+    table.changes.begin()
+    assert table.changes.unread(0, most + 3) == rows.size
+    np.testing.assert_array_equal(table.changes.read(table.array, 0, most + 3, np.empty_like(start)), rows)
 
 
-def test_what_has_changed_is_known_once() -> None:
+def changed(table: Table) -> list[int]:
+    """The rows of the snapshot that has just begun."""
+    return table.changes.read(table.array, 0, len(table.array), np.empty_like(table.array)).tolist()
+
+
+def test_what_has_changed_is_in_one_snapshot() -> None:
     table = Table(SHAPE)
     table.apply(ids(0, 2), np.ones(4, np.float32), lambda chunk: None)
-    assert table.take_changed().tolist() == [0, 2]
-    assert table.take_changed().tolist() == []
+    table.changes.begin()
+    assert changed(table) == [0, 2]
+    table.changes.end(saved=True)
     table.apply(ids(1), np.ones(2, np.float32), lambda chunk: None)
-    table.put_back(ids(0, 2))
-    assert table.take_changed().tolist() == [0, 1, 2]
+    table.changes.begin()
+    table.apply(ids(0), np.ones(2, np.float32), lambda chunk: None)
+    assert changed(table) == [1]
+    table.changes.end(saved=False)
+    table.changes.begin()
+    assert changed(table) == [0, 1]
+
+
+def test_a_row_that_changes_before_it_was_read_is_set_aside_as_it_was() -> None:
+    """Once, however often it changes; and never after it was read."""
+    table = Table(SHAPE)
+    rows, moved = table.changes, np.array([1, 2, 3, 4], np.float32)
+    table.apply(ids(0, 2), moved.copy(), lambda chunk: None)
+    rows.begin()
+    for _ in range(2):
+        table.apply(ids(1, 2), 2 * moved, lambda chunk: None)
+    assert [(numbers.tolist(), part.tolist()) for numbers, part in rows.take_aside()] == [([2], [[3, 4]])]
+    assert changed(table) == [0]
+    table.apply(ids(0), np.zeros(2, np.float32), lambda chunk: None)
+    assert rows.take_aside() == []
 
 
 def test_rows_that_overflow_are_an_error_of_the_commit() -> None:

@@ -1,0 +1,198 @@
+"""Writing the rows of a center's tables for its snapshots: each snapshot writes the rows that have changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.table_changes import Rows
+from distkeras.ps.center.tables import Table
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.row_files import LARGEST, RowFile, covers, due, merged, needed, partials, replaced, wholes
+from distkeras.ps.checkpoint.store import DamagedError
+from distkeras.ps.events import report
+from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.world.world import Condition
+
+log = logging.getLogger(__name__)
+
+#: Bytes that are copied, and rows that are searched, under one hold of the lock.
+AT_ONCE, SEARCHED = 4 << 20, 1 << 20
+#: The bytes of a table's partial files may be this share of the table, until whole files replace the oldest ones.
+SHARE = 0.5
+
+
+class TableFiles:
+    """Writes the rows of one center's tables, between `begin` and `save`, while commits change them.
+
+    The first snapshot has all rows, as whole files. A later one has a partial file of the rows that have changed since
+    the one before; and, where most rows of a range have changed, a whole file of that range. A whole file also takes
+    the place of the oldest one when partial files have become large. So what a snapshot needs is at most about 2.5
+    times its tables, and what is written in the long run at most about twice what has changed.
+
+    Args:
+        directory: where the files are.
+        center: whose tables they are of.
+        changed: guards the center.
+        files: the files that ``center`` was restored from.
+    """
+
+    def __init__(
+        self, directory: SnapshotDirectory, center: Center, changed: Condition, files: Sequence[RowFile] = ()
+    ) -> None:
+        self._directory, self._tables, self._changed = directory, center.tables, changed
+        #: The files of all rows as they were when the latest snapshot was begun, in order.
+        self.files = tuple(files)
+        #: For each table, the ranges of which the snapshot that is being written gets whole files.
+        self._ranges: list[list[tuple[int, int]]] = []
+
+    def begin(self) -> None:
+        """Begin a snapshot of the tables as they are; the caller holds the lock."""
+        self._end()  # one that could not be captured
+        self._ranges = []
+        for number, table in enumerate(self._tables):
+            table.changes.begin()
+            ranges = self._whole_ranges(number, table)
+            for start, stop in ranges:
+                table.changes.include(start, stop)
+            self._ranges.append(ranges)
+
+    def save(self) -> tuple[RowFile, ...]:
+        """Write the rows; return the files that have all rows as they were at `begin`."""
+        new = [file for number, table in enumerate(self._tables) for file in self._save_table(number, table)]
+        if self._tables:
+            with self._changed:
+                for table in self._tables:
+                    table.changes.end(saved=True)
+        self.files = needed((*self.files, *new))
+        return self.files
+
+    def end(self) -> None:
+        """End a snapshot that could not be saved: the next one has its rows. One that was saved has ended."""
+        if self._tables:
+            with self._changed:
+                self._end()
+
+    def merge(self) -> None:
+        """Make one file of many small ones, which are read again for it; the next snapshot names it in their place."""
+        for number in range(len(self._tables)):
+            files = due(self.files, number)
+            contents = [self._load(file) for file in files]
+            if files and all(rows is not None for rows in contents):
+                ids, rows = merged(files, [content for content in contents if content is not None], self.files)
+                outgoing = self._outgoing(number)
+                outgoing.put(ids, rows)
+                self.files = replaced(self.files, files, outgoing.flush())
+
+    def _load(self, file: RowFile) -> Rows | None:
+        """Return the rows of a partial file; None where it is damaged: the next snapshot has its rows then."""
+        try:
+            return self._directory.load_rows(file)
+        except DamagedError as error:
+            report(log, "snapshot", "rows of a table are written again: %s", error)
+            with self._changed:
+                self._tables[file.table].changes.mark(file.start, file.stop)
+            self.files = tuple(other for other in self.files if other != file)
+            return None
+
+    def _end(self) -> None:
+        for table in self._tables:
+            if table.changes.active:
+                table.changes.end(saved=False)
+
+    def _whole_ranges(self, number: int, table: Table) -> list[tuple[int, int]]:
+        rows, row_bytes = len(table.array), table.array[:1].nbytes
+        present = wholes(self.files, number)
+        there = [(file.start, file.stop) for file in present]
+        step, changes, ranges = max(1, LARGEST // row_bytes), table.changes, list[tuple[int, int]]()
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            if not covers(there, start, stop) or 2 * changes.unread(start, stop) > stop - start:
+                ranges.append((start, stop))
+        partial = sum(file.size for file in partials(self.files, number))
+        budget = (changes.unread(0, rows) - sum(changes.unread(*each) for each in ranges)) * row_bytes
+        for file in present:  # the oldest one first
+            if partial <= SHARE * table.array.nbytes or budget < 0:
+                break
+            if not covers(ranges, file.start, file.stop):
+                ranges.append((file.start, file.stop))
+                budget -= file.size
+        return ranges
+
+    def _save_table(self, number: int, table: Table) -> list[RowFile]:
+        changes, array = table.changes, table.array
+        block = np.empty((min(len(array), max(1, AT_ONCE // array[:1].nbytes)), array.shape[1]), array.dtype)
+        block.fill(0)  # page faults come now, and not under the lock, where they may take longer than the copy
+        outgoing, whole, ranges = self._outgoing(number), list[RowFile](), self._ranges[number]
+        memory = np.empty((max((stop - start for start, stop in ranges), default=0), array.shape[1]), array.dtype)
+        for start, stop in ranges:
+            rows = memory[: stop - start]
+            for at in range(0, len(rows), len(block)):
+                part = rows[at : at + len(block)]
+                with self._changed:
+                    changes.read_all(array, start + at, block[: len(part)])
+                part[...] = block[: len(part)]
+            whole.append(self._directory.save_rows(number, start, rows))
+            self._put_aside(table, outgoing)
+        at = 0
+        while at < len(array):
+            stop = min(at + SEARCHED, len(array))
+            with self._changed:
+                ids = changes.read(array, at, stop, block)
+            outgoing.put(ids, block[: len(ids)])
+            at = int(ids[-1]) + 1 if len(ids) == len(block) else stop
+            self._put_aside(table, outgoing)
+        # The rows of a whole file that were set aside are in a partial one, which must follow it.
+        return [*whole, *outgoing.flush()]
+
+    def _put_aside(self, table: Table, outgoing: Outgoing) -> None:
+        with self._changed:
+            aside = table.changes.take_aside()
+        for ids, rows in aside:
+            outgoing.put(ids, rows)
+
+    def _outgoing(self, number: int) -> Outgoing:
+        array = self._tables[number].array
+        capacity = min(len(array), max(1, LARGEST // array[:1].nbytes))
+        return Outgoing(
+            np.empty(capacity, np.int64),
+            np.empty((capacity, array.shape[1]), array.dtype),
+            lambda ids, rows: self._directory.save_rows(number, int(ids.min()), rows, ids),
+        )
+
+
+class Outgoing:
+    """Rows on their way to partial files: each file has as many as there is room for.
+
+    Args:
+        ids, rows: memory for one file's row numbers and rows.
+        save: writes a file.
+    """
+
+    def __init__(self, ids: Ids, rows: np.ndarray, save: Callable[[Ids, np.ndarray], RowFile]) -> None:
+        self._ids, self._rows, self._save = ids, rows, save
+        self._count = 0
+        self._files: list[RowFile] = []
+
+    def put(self, ids: Ids, rows: np.ndarray) -> None:
+        """Add rows, and write each file that is full."""
+        while len(ids):
+            taken = min(len(ids), len(self._ids) - self._count)
+            end = self._count + taken
+            self._ids[self._count : end], self._rows[self._count : end] = ids[:taken], rows[:taken]
+            ids, rows, self._count = ids[taken:], rows[taken:], end
+            if end == len(self._ids):
+                self._write()
+
+    def flush(self) -> list[RowFile]:
+        """Write what is left; return all files."""
+        if self._count:
+            self._write()
+        return self._files
+
+    def _write(self) -> None:
+        self._files.append(self._save(self._ids[: self._count], self._rows[: self._count]))
+        self._count = 0

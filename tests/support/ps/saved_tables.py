@@ -1,0 +1,171 @@
+"""A center with tables in a checkpoint's directory, whose commits come at chosen moments of a snapshot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.tables import Table
+from distkeras.ps.checkpoint import row_files, table_files
+from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.row_files import RowFile
+from distkeras.ps.checkpoint.snapshot import capture
+from distkeras.ps.checkpoint.table_files import TableFiles
+from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.rules import make
+from distkeras.ps.rules.base import Chunk
+from distkeras.ps.world.files import LocalFiles
+from distkeras.ps.world.world import World
+from support.present import present
+
+Meanwhile = Callable[[], object]
+
+
+def nothing() -> None:
+    """Do nothing meanwhile."""
+
+
+@contextmanager
+def small_files(width: int) -> Iterator[None]:
+    """Files of at most 6 rows of that width, of which 3 small ones become one; 2 rows under one hold of the lock."""
+    row = 4 * width
+    with (
+        mock.patch.multiple(row_files, LARGEST=6 * row, MERGED=3, SMALL=4 * (8 + row)),
+        mock.patch.multiple(table_files, LARGEST=6 * row, AT_ONCE=2 * row, SEARCHED=5),
+    ):
+        yield
+
+
+class Lock(threading.Condition):
+    """One after each hold of which something happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Meanwhile = nothing
+        self.holds = 0
+
+    def __exit__(self, *exc_info: Any) -> None:
+        super().__exit__(*exc_info)
+        self.holds += 1
+        self.meanwhile()
+
+
+class FullDisk(World):
+    """The system's files, of which one write fails: the one after so many others (``room``)."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def files(self, uri: str) -> LocalFiles:
+        world = self
+
+        class Full(LocalFiles):
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                if world.room == 0:
+                    world.room = None
+                    raise OSError("No space left on device")
+                if world.room is not None:
+                    world.room -= 1
+                super().write(name, pieces)
+
+            def sync(self, name: str = "") -> None:
+                """Do nothing, for it takes long: no power is cut here."""
+
+        return Full(Path(uri))
+
+
+def add(chunk: Chunk) -> None:
+    """What the server's half of DOWNPOUR does."""
+    np.add(chunk.center, chunk.payload[0], out=chunk.out)
+
+
+class Taken(NamedTuple):
+    """A snapshot that was written: its name, the files with its rows, and what these rows must be."""
+
+    name: str
+    files: frozenset[str]
+    rows: list[np.ndarray]
+
+
+class SavedTables:
+    """Tables of these rows and widths, and the files that their snapshots leave in a folder."""
+
+    def __init__(self, folder: Path, shapes: Sequence[tuple[int, int]], *, token: str = "0000000a") -> None:
+        self.folder, self.world, self.lock = folder, FullDisk(), Lock()
+        self.rng = np.random.default_rng(7)
+        #: The snapshots that were written, the latest last.
+        self.taken: list[Taken] = []
+        tables = [Table(TableShape(f"table {n}", *shape, most=shape[0])) for n, shape in enumerate(shapes)]
+        self.center = Center(make("downpour"), np.zeros(3, np.float32), workers=1, tables=tables)
+        self.center.join(0, 0)
+        self.directory = SnapshotDirectory(str(folder), token=token, world=self.world)
+        self.saved: Saved | None = self.directory.take_over()
+        if self.saved is not None:
+            self.center.leases.clear()
+            self.directory.restore(self.center, self.saved, same_attempts=True)
+        else:
+            for table in self.center.tables:
+                table.array[...] = self.rng.random(table.array.shape, np.float32)
+        files = () if self.saved is None else self.saved.row_files
+        self.files = TableFiles(self.directory, self.center, self.lock, files)
+
+    @property
+    def rows(self) -> list[np.ndarray]:
+        """A copy of the rows of each table now."""
+        return [table.array.copy() for table in self.center.tables]
+
+    def commit(self, *touched: Iterable[int]) -> None:
+        """Move these rows of each table by chance."""
+        for table, numbers in zip(self.center.tables, touched, strict=True):
+            ids = np.array(sorted(set(numbers)), np.int64)
+            table.apply(ids, self.rng.random(ids.size * table.shape.width, np.float32), add)
+        self.center.clock += 1
+
+    def snapshot(self, meanwhile: Meanwhile = nothing, *, keep: int = 99, merge: bool = True) -> list[np.ndarray]:
+        """Take a snapshot, with ``meanwhile`` after each hold of the lock; return the rows that it must have.
+
+        Raises:
+            SnapshotError: a file cannot be written.
+        """
+        with self.lock:
+            self.files.begin()
+            state, rows = capture(self.center), self.rows
+        self.lock.meanwhile, before = meanwhile, self._stems("snapshot")
+        try:
+            self.directory.save(state, LogFiles(), row_files=self.files.save())
+            (name,) = self._stems("snapshot") - before
+            self.taken.append(Taken(name, frozenset(file.name for file in self.files.files), rows))
+        finally:
+            self.lock.meanwhile = nothing
+            state.drop()
+            self.files.end()
+        self.directory.prune(keep, LogFiles(), self.directory.require_owned())
+        if merge:
+            self.files.merge()
+        return rows
+
+    def read(self) -> list[np.ndarray]:
+        """Return the rows of the latest snapshot that is not damaged."""
+        return list(present(SnapshotDirectory(str(self.folder)).latest()).state.tables)
+
+    def restored(self, token: str = "0000000b") -> SavedTables:
+        """Return what another job's server makes of the folder."""
+        return SavedTables(self.folder, [table.array.shape for table in self.center.tables], token=token)
+
+    def path(self, file: RowFile) -> Path:
+        """Return where a file is."""
+        return self.folder / f"{file.name}.dks"
+
+    def table_files(self) -> set[str]:
+        """Return the names of the files with rows that are there."""
+        return self._stems("table")
+
+    def _stems(self, kind: str) -> set[str]:
+        return {path.stem for path in self.folder.glob(f"{kind}-*.dks")}
