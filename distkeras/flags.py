@@ -127,6 +127,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "Any": {},
     "int | str": {"type": json_or_text, "metavar": "N"},
     "str | Sequence[str] | Mapping[str, str]": COLUMNS,
+    "str | Sequence[str]": {"nargs": "+", "metavar": "NAME"},
     "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
     "Mapping[int, float]": PAIRS | {"metavar": "CLASS=VALUE"},
     "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},

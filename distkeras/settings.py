@@ -176,7 +176,7 @@ class TrainSettings:
     stall_after: float | None = Monitoring.stall_after
     resources: Any = Executors.resources
     frozen_weights: str | None = None
-    tables: str | tuple[str, ...] | None = "auto"
+    tables: str | tuple[str, ...] = "auto"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -237,14 +237,12 @@ class TrainSettings:
         }
 
 
-def _table_names(value: Any) -> str | tuple[str, ...] | None:
-    """Return "auto", None, or the names of layers."""
-    if value is None or value == "auto":
-        return value  # type: ignore[no-any-return]  # it is one of the two
+def _table_names(value: Any) -> str | tuple[str, ...]:
+    """Return "auto", "dense", or the names of layers."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
-        raise invalid("tables", value, '"auto", None, or names of Embedding layers')
-    return tuple(names)
+        raise invalid("tables", value, '"auto", "dense", or names of Embedding layers')
+    return str(names[0]) if tuple(names) in (("auto",), ("dense",)) else tuple(names)
 
 
 def _qualified_name(function: Any) -> str:

@@ -136,7 +136,7 @@ class Trainer(JobResults):
         tables: which `keras.layers.Embedding` of the model travel by rows: the server holds the whole table, and a
             worker receives and sends the rows that its window touches, so that time and memory do not grow with the
             table. "auto": those for which the result is the same, to the bit, and that have enough rows to gain by it;
-            the log says which. None: none. Names of layers: these, or an error that says why one cannot.
+            the log says which. "dense": none. Names of layers: these, or an error that says why one cannot.
         deadlines: `Deadlines`, of every wait.
 
     Raises:
@@ -173,7 +173,7 @@ class Trainer(JobResults):
         monitoring: Monitoring | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         frozen_weights: str | None = None,
-        tables: str | Sequence[str] | None = TrainSettings.tables,
+        tables: str | Sequence[str] = TrainSettings.tables,
         deadlines: Deadlines | None = None,
     ) -> None:
         arguments = flattened(locals())  # each setting finds its option by name
@@ -431,8 +431,8 @@ class Trainer(JobResults):
         """Decide which tables travel by rows."""
         chosen = self.settings.tables
         reason = reason_against_tables(self.server_settings, self.worker_settings, self.settings)
-        if reason is not None and chosen not in (None, "auto"):
-            raise ConfigurationError(f'`tables` must be "auto" or None: {reason}. Received: tables={chosen!r}')
+        if reason is not None and chosen not in ("dense", "auto"):
+            raise ConfigurationError(f'`tables` must be "auto" or "dense": {reason}. Received: tables={chosen!r}')
         if self.recipe.optimizer_state:
             replica = self._build_replica(to_train=True)
         result = cut(
@@ -440,7 +440,7 @@ class Trainer(JobResults):
             self.recipe,
             window=self.rule.window,
             batch_size=self.settings.batch_size,
-            choose=chosen if reason is None else None,
+            choose=chosen if reason is None and chosen != "dense" else None,
             shapes=[column.shape for column in spec.features],
         )
         return result if reason is None else CutModel(dict.fromkeys(result.kept_dense, reason))

@@ -94,6 +94,7 @@ _TYPES: dict[str, Any] = {
     "str": Text,
     "int | str": Integer | Text,
     "str | Sequence[str] | Mapping[str, str]": Columns,
+    "str | Sequence[str]": Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)],
     "Mapping[int, float]": ClassWeights,
     "tuple[int, ...]": Annotated[list[Integer], Field(max_length=_ITEMS)],
 }
