@@ -240,7 +240,7 @@ class TrainSettings:
 def _table_names(value: Any) -> str | tuple[str, ...]:
     """Return "auto", "dense", or the names of layers."""
     names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise invalid("tables", value, '"auto", "dense", or names of Embedding layers')
     return str(names[0]) if tuple(names) in (("auto",), ("dense",)) else tuple(names)
 

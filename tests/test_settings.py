@@ -59,6 +59,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "server": ("spark", "", None, 1),
     "resources": (2, {"cpus": 2}, ResourceProfileBuilder(), ResourceProfile),
     "frozen_weights": ("", 3, Path("base.weights.h5")),
+    "tables": ((), 3, None, [1], ""),
     "shuffle": (None, *NO_SWITCH),
     "partitioned_already": (None, *NO_SWITCH),
     "tls": (None, *NO_SWITCH),
