@@ -1,4 +1,4 @@
-"""Rows of tables in snapshots: those at the snapshot's clock, to the bit, although commits and failures come between."""
+"""Rows of tables in snapshots: those at the snapshot's clock, to the bit, although commits and faults come between."""
 
 from __future__ import annotations
 

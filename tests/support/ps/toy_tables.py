@@ -120,6 +120,7 @@ def table_worker(
     worker: int = 0,
     attempt: int = 0,
     eta: float = 0.1,
+    gradient: Callable[[np.ndarray, TableBatch], np.ndarray] | None = None,
     **options: Any,
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
     """A real client, what it was told when it joined, and how to begin with a toy replica: for `run_worker`."""
@@ -128,7 +129,7 @@ def table_worker(
 
     def begin(welcome: Welcome) -> Loop:
         windows = TableWindows(model.shapes, size, cut_windows(continued(batches, welcome), rule.window))  # type: ignore[arg-type]  # a number
-        replica = ToyReplica(windows.size, eta, gradient_of(size, model.shapes), np.float32)
+        replica = ToyReplica(windows.size, eta, gradient or gradient_of(size, model.shapes), np.float32)
         return work(rule, replica, iter(windows), windows.payload, tables=windows)
 
     return client, client.join(), begin
