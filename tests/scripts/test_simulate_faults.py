@@ -34,6 +34,9 @@ SOON = {
     "numbers-are-not-looked-at": 100,
     "a-skipped-commit-leaves-its-worker-where-it-was": 100,
     "other-partitions-go-on-where-these-were": 200,
+    "the-rows-of-a-reply-are-those-before-its-commit": 50,
+    "rows-of-a-second-table-are-not-applied": 50,
+    "rows-that-are-published-again-are-taken": 100,
 }
 
 
@@ -141,7 +144,10 @@ def test_drivers_at_one_checkpoint_do_not_harm_each_other(name: str) -> None:
 #: What takes so much at once that the tests above say what: to draw it takes tens of thousands of schedules.
 TOLD = {"waits-run-out-while-the-server-stands-still", "a-first-start-that-stands-still-is-the-last", *RIVALRIES}
 #: What takes faults of few kinds, one soon after the other.
-NARROW = {"a-server-begins-for-a-dead-driver": ("kill driver twice", "kill driver", "disk slow", "slow start")}
+NARROW = {
+    "a-server-begins-for-a-dead-driver": ("kill driver twice", "kill driver", "disk slow", "slow start"),
+    "a-pull-brings-the-rows-of-the-window-before": ("half cut", "stall"),
+}
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -
     if not tables:
         return
     own, shared = tables
-    totals = np.array([center[row::_SHARED].sum() for row in range(_SHARED)])
+    totals = _totals(center)
     if not np.array_equal(own[:, 0], center):
         raise Finding("rows", f"the rows must be {center.tolist()}, {where}. Received: {own[:, 0].tolist()}")
     if not np.array_equal(own[:, 1], _standing(own.shape[0])):
@@ -108,5 +108,12 @@ def check_reply(reply: CenterReply, wants: Sequence[Ids]) -> None:
             "rows",
             f"rows {wants[0].tolist()} must be {first.tolist()}, with clock {reply.clock}. Received: {own.tolist()}",
         )
-    if reply.rows[1].size != wants[1].size:
-        raise Finding("rows", f"{wants[1].size} shared rows are wanted. Received: {reply.rows[1].size}")
+    totals = _totals(reply.center)[wants[1]]
+    if reply.rows[1].size != wants[1].size or not close(totals, reply.rows[1]):
+        text = f"shared rows {wants[1].tolist()} must be {totals.tolist()}, with clock {reply.clock}"
+        raise Finding("rows", f"{text}. Received: {reply.rows[1].tolist()}")
+
+
+def _totals(center: np.ndarray) -> np.ndarray:
+    """What the shared rows must be."""
+    return np.array([center[row::_SHARED].sum() for row in range(_SHARED)])
