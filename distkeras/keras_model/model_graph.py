@@ -71,11 +71,11 @@ class ModelGraph:
             for node, name in zip(layer["inbound_nodes"], replaced.get(layer["name"], ()), strict=False):
                 for tensor in _tensors(node):
                     tensor.update(dtype=new[name]["config"]["dtype"], keras_history=[name, 0, 0])
-        names = [name for name in kept if name in needed] + list(new)
+        names = [[name, 0, 0] for name in (*kept, *new) if name in needed or name in new]
         return {
             **self._config,
             "layers": [*inputs, *layers],
-            "input_layers": [[name, 0, 0] for name in names],
+            "input_layers": names if len(names) > 1 else names[0],
             "output_layers": copy.deepcopy(self._config["output_layers"]),
         }
 

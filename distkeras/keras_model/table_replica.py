@@ -44,6 +44,11 @@ class RowValues:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its memory."""
+        return self._pages.nbytes + self._places.nbytes + self._values.nbytes
+
     def get(self, ids: Ids, out: np.ndarray) -> None:
         """Fill ``out``, float32 ``(len(ids), width)``, with the rows of ``ids``."""
         pages = self._pages[ids // _PAGE]

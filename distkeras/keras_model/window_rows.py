@@ -99,12 +99,13 @@ class WindowRows:
     ) -> tuple[Ids, list[list[np.ndarray]]]:
         """Return the rows of a lookup, and for each piece and tensor the numbers of the ids among them."""
         own = [[arrays[source] for source in lookup.sources] for arrays in ids]
-        flat = [array.reshape(-1) for arrays in own for array in arrays]
+        flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
         if lookup.keeps_zero:
             flat.insert(0, np.zeros(1, flat[0].dtype))
         touched, numbers = np.unique(np.concatenate(flat), return_inverse=True)
         rows = min(self._rows.tables[number].rows for number in lookup.tables)
-        if touched[0] < 0 or touched[-1] >= rows:
+        masked_fraction = lookup.keeps_zero and any(_is_fraction_of_zero(a).any() for arrays in own for a in arrays)
+        if touched[0] < 0 or touched[-1] >= rows or masked_fraction:
             self._refuse(lookup, rows, pieces, own)
         local: list[list[np.ndarray]] = []
         at = int(lookup.keeps_zero)
@@ -122,7 +123,8 @@ class WindowRows:
         table = next(self._rows.tables[number] for number in lookup.tables if self._rows.tables[number].rows == rows)
         for piece, arrays in zip(pieces, ids, strict=True):
             for number, array in zip(lookup.sources, arrays, strict=True):
-                bad = np.argwhere((array < 0) | (array >= rows))
+                whole = _whole(array)
+                bad = np.argwhere((whole < 0) | (whole >= rows) | (_is_fraction_of_zero(array) & lookup.keeps_zero))
                 if not len(bad):
                     continue
                 place, row, *within = (int(part) for part in bad[0])
@@ -156,10 +158,10 @@ class _IdMaker:
         self._call: Any = None
 
     def of(self, x: ColumnArrays) -> list[np.ndarray]:
-        """Return the row numbers of each source, int32 or int64 ``(batches, n, *shape)``, for inputs of this kind."""
+        """Return the row numbers of each source, ``(batches, n, *shape)``, for inputs of this kind."""
         made = self._made(x) if self._rows.ids_file else []
         sources = self._rows.sources
-        return [_whole(x[source.inputs[0]] if source.output is None else made[source.output]) for source in sources]
+        return [x[source.inputs[0]] if source.output is None else made[source.output] for source in sources]
 
     def _made(self, x: ColumnArrays) -> list[np.ndarray]:
         if self._call is None:
@@ -194,6 +196,12 @@ class _IdMaker:
 def _whole(ids: np.ndarray) -> np.ndarray:
     """Return ids as Embedding reads them: a fraction is cut off."""
     return ids if ids.dtype in (np.int32, np.int64) else ids.astype(np.int64)
+
+
+def _is_fraction_of_zero(ids: np.ndarray) -> np.ndarray:
+    """Return where ids are row 0 and not zero, so that the whole model would not mask them."""
+    fraction: np.ndarray = (ids != 0) & (np.abs(ids) < 1)
+    return fraction
 
 
 def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:

@@ -1,0 +1,316 @@
+"""Which tables of a model can travel by rows, why others cannot, and what is cut."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.training.table_models import (
+    OTHER_ROWS,
+    ROWS,
+    SIZE,
+    WINDOW,
+    CutCase,
+    compiled,
+    extra_input,
+    named,
+    one_table,
+    sequential,
+    slices,
+    string_lookup,
+    two_calls,
+    two_tables,
+    wide_and_deep,
+)
+
+from distkeras.keras_model.archive import from_bytes
+from distkeras.keras_model.tables import WORTH, cut
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.tables import TableShape
+
+
+def embedded(table: Callable[[Any], Any], *, before: Callable[[Any], Any] = lambda ids: ids) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((4,), dtype="int32", name="ids")
+    return compiled(keras.Model(ids, layers.Dense(1)(layers.Flatten()(table(before(ids))))))
+
+
+def embedding(**options: Any) -> layers.Embedding:
+    return layers.Embedding(ROWS, 8, name="table", **options)
+
+
+@keras.saving.register_keras_serializable("test_tables")
+class Subclassed(keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.table, self.flat, self.out = embedding(), layers.Flatten(), layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        return self.out(self.flat(self.table(ids)))
+
+
+@keras.saving.register_keras_serializable("test_tables")
+class OwnStep(keras.Model):
+    """A functional model of the user's own class."""
+
+
+@keras.saving.register_keras_serializable("test_tables")
+class OwnEmbedding(layers.Embedding):
+    pass
+
+
+@keras.saving.register_keras_serializable("test_tables")
+class Tied(layers.Layer):
+    """Uses the weights of an Embedding that it is made with."""
+
+    def __init__(self, table: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.table = table
+
+    def call(self, hidden: Any) -> Any:
+        return hidden @ keras.ops.transpose(self.table.embeddings)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"table": keras.saving.serialize_keras_object(self.table)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Tied:
+        return cls(**config | {"table": keras.saving.deserialize_keras_object(config["table"])})
+
+
+@keras.saving.register_keras_serializable("test_tables")
+class Doubtful(layers.Layer):
+    def call(self, ids: Any, training: bool = False) -> Any:
+        return ids + 1 if training else ids
+
+
+def subclassed() -> keras.Model:
+    model = Subclassed()
+    model(np.zeros((2, 4), np.int32))
+    return compiled(model)
+
+
+def own_class() -> keras.Model:
+    ids = keras.Input((4,), dtype="int32")
+    return compiled(OwnStep(ids, layers.Dense(1)(layers.Flatten()(embedding()(ids)))))
+
+
+def nested() -> keras.Model:
+    inner = keras.Sequential([keras.Input((4,), dtype="int32"), embedding(), layers.Flatten()], name="tower")
+    return embedded(inner)
+
+
+def wrapped() -> keras.Model:
+    return embedded(
+        layers.TimeDistributed(layers.Embedding(ROWS, 8, name="table"), name="times"), before=lambda i: i[:, :, None]
+    )
+
+
+def lora() -> keras.Model:
+    model = embedded(embedding())
+    model.get_layer("table").enable_lora(2)
+    return compiled(model)
+
+
+def frozen() -> keras.Model:
+    return embedded(embedding(trainable=False))
+
+
+def narrow_floats() -> keras.Model:
+    return embedded(embedding(dtype="bfloat16"))
+
+
+def reversible() -> keras.Model:
+    return embedded(layers.ReversibleEmbedding(ROWS, 8, name="table"))
+
+
+def tied() -> keras.Model:
+    table = embedding()
+    ids = keras.Input((4,), dtype="int32")
+    return compiled(keras.Model(ids, Tied(table, name="tied")(layers.Dense(8)(layers.Flatten()(table(ids))))))
+
+
+def trained_ids() -> keras.Model:
+    return embedded(embedding(), before=lambda ids: layers.Dense(4, name="choice")(layers.Rescaling(1.0)(ids)))
+
+
+def random_ids() -> keras.Model:
+    return embedded(embedding(), before=lambda ids: layers.Dropout(0.5, name="dropped")(ids))
+
+
+def doubtful_ids() -> keras.Model:
+    return embedded(embedding(), before=Doubtful(name="doubtful"))
+
+
+def ids_of_unknown_number() -> keras.Model:
+    ids = keras.Input((None,), dtype="int32")
+    return compiled(keras.Model(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(embedding()(ids)))))
+
+
+def gone_on() -> keras.Model:
+    model = one_table(keras.optimizers.Adagrad(0.1))
+    model.fit(np.zeros((4, 4), np.int32), np.zeros(4), verbose=0)
+    return model
+
+
+def optimized(kind: str, **options: Any) -> Callable[[], keras.Model]:
+    return lambda: one_table(getattr(keras.optimizers, kind)(0.1, **options))
+
+
+DENSE = {
+    "subclassed": (subclassed, "only functional and Sequential models"),
+    "own class": (own_class, "only functional and Sequential models"),
+    "nested": (nested, "within the layer 'tower'"),
+    "wrapped": (wrapped, "within the layer 'times'"),
+    "own embedding": (lambda: embedded(OwnEmbedding(ROWS, 8, name="table")), "its class is OwnEmbedding"),
+    "reversible": (reversible, "its class is ReversibleEmbedding"),
+    "tied": (tied, "used in 'tied'"),
+    "lora": (lora, "LoRA"),
+    "frozen": (frozen, "does not train"),
+    "bfloat16": (narrow_floats, "bfloat16"),
+    "regularizer": (lambda: embedded(embedding(embeddings_regularizer="l2")), "regularizer"),
+    "constraint": (lambda: embedded(embedding(embeddings_constraint="non_neg")), "constraint"),
+    "trained ids": (trained_ids, "made by 'choice', which trains"),
+    "random ids": (random_ids, "made by 'dropped', which has a state"),
+    "doubtful ids": (doubtful_ids, "made by 'doubtful', which may do otherwise in training"),
+    "unknown number": (ids_of_unknown_number, "how many ids a row of data has is not known"),
+    "few rows": (lambda: embedded(layers.Embedding(200, 8, name="table")), "200 rows are too few"),
+    "state": (gone_on, "goes on from accumulators"),
+    "momentum": (optimized("SGD", momentum=0.9), "momentum"),
+    "weight decay": (optimized("SGD", weight_decay=0.1), "weight decay"),
+    "accumulation": (optimized("SGD", gradient_accumulation_steps=2), "accumulated gradients"),
+    "moving average": (optimized("SGD", use_ema=True), "moving average"),
+    "norm": (optimized("SGD", clipnorm=1.0), "norm"),
+    "global norm": (optimized("Adagrad", global_clipnorm=1.0), "norm"),
+    "division by zero": (optimized("Adagrad", initial_accumulator_value=0.0, epsilon=0.0), "divides by zero"),
+    **{name: (optimized(name), f"{name} may move rows") for name in ("Adam", "RMSprop", "Adadelta", "Ftrl", "Lion")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "reason"), DENSE.values(), ids=DENSE)
+def test_what_must_stay_dense_says_why(model: Callable[[], keras.Model], reason: str) -> None:
+    if model is reversible and not hasattr(layers, "ReversibleEmbedding"):
+        pytest.skip("this version of Keras has none")
+    case = CutCase.of(model())
+    assert (case.cut.tables, case.cut.worker, case.cut.order) == ((), None, None)
+    (name,) = case.cut.kept_dense
+    assert name.rpartition("/")[2] == "table"
+    assert reason in case.cut.kept_dense[name]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Keras quantizes on TensorFlow and JAX")
+def test_a_quantized_table_stays_dense() -> None:
+    model = embedded(embedding())
+    model.get_layer("table").quantize("int8")
+    model.compile("sgd", "mse")
+    assert "quantized to int8" in CutCase.of(model).cut.kept_dense["table"]
+
+
+def test_the_number_of_ids_may_be_known_from_the_data() -> None:
+    case = CutCase.of(ids_of_unknown_number(), shapes=[(5,)])
+    assert case.cut.tables == (TableShape("table", ROWS, 8, WINDOW * SIZE * 5),)
+
+
+@pytest.mark.parametrize("window", [None, "auto"])
+def test_a_window_must_be_a_number(window: Any) -> None:
+    assert "a number of mini-batches" in CutCase.of(one_table(), window=window).cut.kept_dense["table"]
+
+
+def test_a_table_gains_from_a_number_of_rows_on() -> None:
+    most = WINDOW * SIZE * 4
+    for rows, travels in ((WORTH * most, True), (WORTH * most - 1, False)):
+        case = CutCase.of(embedded(layers.Embedding(rows, 8, name="table")))
+        assert bool(case.cut.tables) is travels
+    assert CutCase.of(embedded(layers.Embedding(20, 8, name="table")), choose=["table"]).cut.tables[0].most == 20
+
+
+def test_tables_may_be_named_or_forbidden() -> None:
+    assert [table.name for table in CutCase.of(two_tables()).cut.tables] == ["narrow", "wide"]
+    case = CutCase.of(two_tables(), choose=("wide",))
+    assert [table.name for table in case.cut.tables] == ["wide"]
+    assert case.cut.kept_dense == {"narrow": "`tables` does not name it"}
+    assert CutCase.of(two_tables(), choose=None).cut.kept_dense == dict.fromkeys(
+        ("narrow", "wide"), "`tables` does not name it"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"names of Embedding layers of the model, which are \['narrow', 'wide'\]"
+    ):
+        CutCase.of(two_tables(), choose=["other"])
+    with pytest.raises(ConfigurationError, match="'table', which stays dense: momentum"):
+        CutCase.of(one_table(keras.optimizers.SGD(0.1, momentum=0.9)), choose="table")
+
+
+def test_a_window_touches_at_most_its_ids() -> None:
+    each = WINDOW * SIZE
+    assert CutCase.of(one_table()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
+    assert CutCase.of(one_table(mask_zero=True)).cut.tables == (TableShape("table", ROWS, 8, 4 * each + 1),)
+    assert CutCase.of(two_calls()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)  # one tensor comes twice
+    assert CutCase.of(slices()).cut.tables == (
+        TableShape("table", ROWS, 8, 3 * each),
+        TableShape("other", ROWS, 3, each),
+    )
+    assert CutCase.of(two_tables()).cut.tables == (
+        TableShape("narrow", OTHER_ROWS, 5, 2 * each),
+        TableShape("wide", ROWS, 8, 2 * each),
+    )
+
+
+def test_the_small_model_is_shipped_without_the_table() -> None:
+    case = CutCase.of(embedded(layers.Embedding(200_000, 8, name="table")))
+    assert len(case.file) > 200_000 * 8 * 4 > 30 * len(case.cut.model_file)
+    assert len(pickle.dumps(case.cut.worker)) < 5000
+
+
+def test_inputs_that_only_make_ids_are_left_out() -> None:
+    worker = CutCase.of(extra_input()).cut.worker
+    assert worker is not None
+    assert worker.inputs == (1,)
+    assert worker.ids_file == b""
+    worker = CutCase.of(named()).cut.worker  # Keras sorts dictionaries; the ids are used otherwise, too
+    assert worker is not None
+    assert worker.inputs == (0, 1)
+    assert worker.sources[0].inputs == (1,)
+
+
+def test_tables_of_one_tensor_share_their_rows() -> None:
+    worker = CutCase.of(wide_and_deep()).cut.worker
+    assert worker is not None
+    assert [lookup.tables for lookup in worker.lookups] == [(0, 1)]
+
+
+def test_dense_variables_keep_their_order() -> None:
+    for model in (two_tables(), sequential(), named(), slices()):
+        case = CutCase.of(model)
+        dense, small = case.dense(), case.small()
+        count = len(case.cut.tables)
+        names = [name.rsplit("/", 2)[-2:] for name in dense.layout.names]
+        assert [name.rsplit("/", 2)[-2:] for name in small.layout.names] == names
+        assert [name[0] for name in names[-count:]] == [table.name for table in case.cut.tables]
+        assert dense.layout.shapes[:-count] == small.layout.shapes[:-count]
+        own = [v.path.rsplit("/", 2)[-2:] for v in dense.model.trainable_variables]
+        assert [name for name in own if name[1] != "embeddings"] == names[:-count]
+        assert dense.moving_statistics.shapes == small.moving_statistics.shapes
+
+
+def test_the_given_model_is_left_as_it_is() -> None:
+    case = CutCase.of(slices())
+    model = case.recipe.build(case.file)
+    before, weights = model.get_config(), model.get_weights()
+    assert cut(model, case.recipe, window=WINDOW, batch_size=SIZE).tables
+    assert model.get_config() == before
+    for value, expected in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_vocabularies_travel() -> None:
+    case = CutCase.of(string_lookup())
+    assert case.cut.worker is not None
+    for file in (case.cut.model_file, case.cut.worker.ids_file):
+        model = from_bytes(file)
+        assert model.get_layer("listed").get_vocabulary()[:3] == ["[UNK]", "w0", "w1"]
+        assert len(model.get_layer("adapted").get_vocabulary()) == 1001
