@@ -347,9 +347,9 @@ class TableReplica(CountingReplica):
     def _move(self, batch: VirtualBatch, vector: np.ndarray, element: int, by: float) -> None:
         assert isinstance(batch, TableBatch)
         own = self._places[0].start + self._places[0].width * batch.local[0]
-        row, expected = self._theta[own : own + 2].tolist(), [float(self._theta[element]), element + 1]
-        if row != expected:
-            raise Finding("rows", f"row {element} must be {expected} at the worker. Received: {row}")
+        found, expected = self._theta[own : own + 2].tolist(), [float(self._theta[element]), element + 1]
+        if found != expected:
+            raise Finding("rows", f"row {element} must be {expected} at the worker. Received: {found}")
         vector[element] += by
         for place, row in zip(self._places, batch.local, strict=True):
             vector[place.start + place.width * row] += by
@@ -379,22 +379,8 @@ def run_attempt(
     """
     epochs, settings = watch.epochs[driver], _settings(plan, layout)
     rule, windows = settings.rule, _windows(settings, world)
-    shapes = shapes_of(plan, watch.size)
-    client = WatchedClient(
-        plan,
-        watch,
-        driver,
-        layout,
-        address,
-        worker=worker,
-        attempt=attempt,
-        size=watch.size,
-        moving_statistics=plan.statistics,
-        deadlines=settings.deadlines,
-        wire_format=settings.wire_format,
-        tables=shapes,
-        world=world,
-    )
+    options = _client_options(settings, watch.size, plan)
+    client = WatchedClient(plan, watch, driver, layout, address, worker=worker, attempt=attempt, world=world, **options)
 
     def begin(welcome: Welcome) -> Loop:
         client.begin()
@@ -403,17 +389,15 @@ def run_attempt(
         if settings.keep_optimizer and not rule.traits.gradient:
             keeper = OptimizerKeeper(replica, client.interval, welcome)
         batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
-        tables: TableWindows | None = None
-        if shapes:
-            assert isinstance(rule.window, int)
-            cut = cut_windows(batches, lambda batch: layout.element(worker, batch.epoch, batch.index), rule.window)
-            tables = TableWindows(shapes, watch.size, cut)
-            batches = iter(tables)
+        payload: Callable[[], tuple[np.ndarray, ...]] = partial(client.payload, rule.traits.parts)
+        tables = _table_windows(plan, layout, watch, worker, batches)
+        if tables is not None:
+            batches, payload = iter(tables), tables.payload
         return work(
             rule,
             replica,
             batches,
-            (lambda: client.payload(rule.traits.parts)) if tables is None else tables.payload,
+            payload,
             moving_statistics=plan.statistics,
             overlap=settings.overlap,
             windows=windows,
@@ -463,6 +447,29 @@ def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
         keep_optimizer=plan.keeps,
         deadlines=plan.deadlines,
     )
+
+
+def _client_options(settings: WorkerSettings, size: int, plan: Plan) -> dict[str, Any]:
+    """Options of the client that follow from the job."""
+    return {
+        "size": size,
+        "moving_statistics": plan.statistics,
+        "deadlines": settings.deadlines,
+        "wire_format": settings.wire_format,
+        "tables": shapes_of(plan, size),
+    }
+
+
+def _table_windows(
+    plan: Plan, layout: Layout, watch: Watch, worker: int, batches: Iterator[VirtualBatch]
+) -> TableWindows | None:
+    """The windows of ``batches`` whose rows travel; None: the run has no tables."""
+    shapes, window = shapes_of(plan, watch.size), plan.make_rule().window
+    if not shapes:
+        return None
+    assert isinstance(window, int)
+    cut = cut_windows(batches, lambda batch: layout.element(worker, batch.epoch, batch.index), window)
+    return TableWindows(shapes, watch.size, cut)
 
 
 def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:

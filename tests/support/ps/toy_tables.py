@@ -123,7 +123,7 @@ def table_worker(
     gradient: Callable[[np.ndarray, TableBatch], np.ndarray] | None = None,
     **options: Any,
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
-    """A real client, what it was told when it joined, and how to begin with a toy replica: for `run_worker`."""
+    """A real client, the answer when it joined, and how to begin with a toy replica: for `run_worker`."""
     size = model.dense.size
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
 
