@@ -414,7 +414,7 @@ class Trainer(JobResults):
             resume=resume,
             facts=facts,
         )
-        report_tables(cut, outcome.events)
+        report_tables(cut, replica.model.optimizer, outcome.events)
         setup = TrainingSetup(
             replica.metric_names,
             plan.build_replica,

@@ -256,12 +256,14 @@ def reason_against_tables(server: ServerSettings, worker: WorkerSettings, traini
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def report_tables(cut: CutModel, events: Events) -> None:
-    """Log which tables of a model travel by rows, and which do not, and why."""
+def report_tables(cut: CutModel, optimizer: Any, events: Events) -> None:
+    """Log which tables of a model travel by rows, and which do not, and why; and what that costs."""
     if not (cut.tables or cut.kept_dense):
         return
     travel = ", ".join(f"{table.name!r} ({table.rows} rows of {table.width})" for table in cut.tables)
     parts = [f"by rows: {travel}"] if travel else []
+    if cut.tables and not _is_plain_sgd(optimizer):
+        parts.append("what the workers' optimizers keep of these rows does not outlive a worker")
     parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
     events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)
 
