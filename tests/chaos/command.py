@@ -44,6 +44,7 @@ from chaos.jobs import (
     deadlines,
     image_job,
     in_cluster,
+    table_job,
     with_batches_counted,
 )
 from chaos.plan import KINDS, PlannedFault, plan
@@ -300,6 +301,7 @@ def _train(
                 image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
                 # Longer, so that second attempts of the server come before its end.
                 in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
+                table_job(scratch, rows=rows, epochs=epochs),
                 counting_job(scratch, rows=rows, epochs=epochs),
             ]
             disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)

@@ -197,6 +197,32 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
         model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
         return model
 
+    return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, counts_of(rows, epochs))
+
+
+def table_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
+    """The counting job as a table that travels by rows: each row of data has the number of its own row in the table."""
+    from distkeras.data.datasets import write_parquet
+
+    ids = np.arange(rows, dtype=np.int32)[:, None]
+    path = write_parquet(folder / "table", ids, np.full(rows, -1e4), files=WORKERS)
+
+    def build() -> keras.Model:
+        import keras
+
+        inputs = keras.Input((1,), dtype="int32")
+        table = keras.layers.Embedding(rows, 1, embeddings_initializer="zeros", name="counts")
+        model = keras.Model(inputs, keras.layers.Flatten()(table(inputs)))
+        model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
+        return model
+
+    options = {"tables": ["counts"]}
+    return JobSpec("table (downpour)", path, rows, epochs, 4, "downpour", options, build, counts_of(rows, epochs))
+
+
+def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str]]:
+    """Return the judge of a model whose first weights count how often each row of data moved the center."""
+
     def judge(model: keras.Model) -> tuple[None, str]:
         counts = -model.get_weights()[0].ravel()
         wrong = np.flatnonzero(counts != epochs)
@@ -207,7 +233,7 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
             f"from {counts.min():g} to {counts.max():g}"
         )
 
-    return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, judge)
+    return judge
 
 
 def in_cluster(spec: JobSpec) -> JobSpec:
