@@ -176,7 +176,7 @@ class TrainSettings:
     stall_after: float | None = Monitoring.stall_after
     resources: Any = Executors.resources
     frozen_weights: str | None = None
-    tables: str | tuple[str, ...] = "auto"
+    tables: str | tuple[str, ...] = "dense"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
