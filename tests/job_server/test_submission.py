@@ -93,6 +93,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "threads": (1, {}),
     "keep_optimizer": (False, {}),
     "stall_after": (None, {}),
+    "tables": ("auto", {}),
 }
 
 
