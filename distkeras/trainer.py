@@ -430,8 +430,10 @@ class Trainer(JobResults):
     def _cut(self, replica: KerasReplica, spec: DataSpec) -> CutModel:
         """Decide which tables travel by rows."""
         chosen = self.settings.tables
+        if chosen == "dense":
+            return CutModel({})
         reason = reason_against_tables(self.server_settings, self.worker_settings, self.settings)
-        if reason is not None and chosen not in ("dense", "auto"):
+        if reason is not None and chosen != "auto":
             raise ConfigurationError(f'`tables` must be "auto" or "dense": {reason}. Received: tables={chosen!r}')
         if self.recipe.optimizer_state:
             replica = self._build_replica(to_train=True)
@@ -440,7 +442,7 @@ class Trainer(JobResults):
             self.recipe,
             window=self.rule.window,
             batch_size=self.settings.batch_size,
-            choose=chosen if reason is None and chosen != "dense" else None,
+            choose=chosen if reason is None else None,
             shapes=[column.shape for column in spec.features],
         )
         return result if reason is None else CutModel(dict.fromkeys(result.kept_dense, reason))

@@ -24,6 +24,7 @@ SECTIONS = (
     "predict",
     "groups",
     "train",
+    "tables",
     "start",
     "scale",
     "safety",

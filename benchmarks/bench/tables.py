@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.measure import Case, Factory
-from bench.workload import fit_rate, session
+from bench.workload import fit_rate, session, steady_rate
 from distkeras import Monitoring, Trainer
 from distkeras.ps import rules
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SECTION = "tables"
-#: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window.
-IDS, WIDTH, BATCH, WINDOW = 4, 64, 512, 10
+#: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window, and epochs, of which the first one
+#: is not measured.
+IDS, WIDTH, BATCH, WINDOW, EPOCHS = 4, 64, 512, 10, 10
 #: The optimizers, with a rate at which nothing diverges.
 OPTIMIZERS = {"SGD": 0.01, "Adagrad": 0.01}
 
@@ -57,10 +58,10 @@ def _table(rows: int, count: int) -> Iterator[list[Case]]:
     with session(spark__driver__maxResultSize="0") as spark:
         frame = spark.createDataFrame(_pandas(x, y), "features array<int>, label float").repartition(2).cache()
         frame.count()
+        kinds = [(optimizer, workers) for optimizer in OPTIMIZERS for workers in (1, 2)]
         yield [
-            _case(rows, optimizer, workers, frame, (x[:plain], y[:plain]))
-            for optimizer in OPTIMIZERS
-            for workers in (1, 2)
+            *(_beside_keras(rows, *kind, frame, (x[:plain], y[:plain])) for kind in kinds),
+            *(_beside_dense(rows, *kind, frame) for kind in kinds if 2_000 < rows <= 100_000),
         ]
 
 
@@ -70,10 +71,29 @@ def _pandas(x: np.ndarray, y: np.ndarray) -> Any:
     return pd.DataFrame({"features": x.tolist(), "label": y})
 
 
-def _case(rows: int, optimizer: str, workers: int, frame: DataFrame, data: tuple[np.ndarray, np.ndarray]) -> Case:
+def _beside_dense(rows: int, optimizer: str, workers: int, frame: DataFrame) -> Case:
     return Case(
         SECTION,
-        f"{rows} rows, {optimizer}, {workers} worker{'s' * (workers > 1)}",
+        f"{_name(rows, optimizer, workers)}, and dense",
+        "samples/s",
+        lambda: steady(rows, optimizer, workers, frame, "auto"),
+        None,
+        lambda: steady(rows, optimizer, workers, frame, "dense"),
+        target_naive=1.0,
+        note=f"epochs >= 2; DOWNPOUR, window {WINDOW}; naive: the whole table travels",
+    )
+
+
+def _name(rows: int, optimizer: str, workers: int) -> str:
+    return f"{rows} rows, {optimizer}, {workers} worker{'s' * (workers > 1)}"
+
+
+def _beside_keras(
+    rows: int, optimizer: str, workers: int, frame: DataFrame, data: tuple[np.ndarray, np.ndarray]
+) -> Case:
+    return Case(
+        SECTION,
+        _name(rows, optimizer, workers),
         "samples/s",
         lambda: steady(rows, optimizer, workers, frame, "auto"),
         None,
@@ -84,20 +104,15 @@ def _case(rows: int, optimizer: str, workers: int, frame: DataFrame, data: tuple
 
 
 def steady(rows: int, optimizer: str, workers: int, frame: DataFrame, tables: str) -> float:
-    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
+    """The `steady_rate` of one training."""
     trainer = Trainer(
         model_of(rows, optimizer),
         rules.make("downpour", window=WINDOW),
         tables=tables,
         num_workers=workers,
         batch_size=BATCH,
-        num_epoch=4,
+        num_epoch=EPOCHS,
         monitoring=Monitoring(progress=False),
     )
     trainer.train(frame)
-    history: Any = trainer.history.toPandas()
-    stamps = history["timestamp"]
-    begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
-    end = stamps.groupby(history["worker"]).max().min()
-    counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
-    return float(counted / (end - begin).total_seconds())
+    return steady_rate(trainer)

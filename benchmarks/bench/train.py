@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.measure import Case, Factory
-from bench.workload import PATIENCE, WORKERS, answer, bare_loop, build, fit_rate, rows, session
+from bench.workload import PATIENCE, WORKERS, answer, bare_loop, build, fit_rate, rows, session, steady_rate
 from distkeras import Monitoring, Trainer
 from distkeras.ps import rules
 
@@ -138,16 +138,11 @@ def _trainer(job: Job) -> Trainer:
 
 
 def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
-    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
+    """The `steady_rate` of one training."""
     trainer = _trainer(job)
     with trainer.dashboard() if watched else nullcontext():
         trainer.train(frame)
-    history: Any = trainer.history.toPandas()
-    stamps = history["timestamp"]
-    begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
-    end = stamps.groupby(history["worker"]).max().min()
-    counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
-    return float(counted / (end - begin).total_seconds())
+    return steady_rate(trainer)
 
 
 def _whole_job(frame: DataFrame) -> Case:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import SparkSession
 
+    from distkeras import Trainer
+
 #: Hidden layers between 784 inputs and 10 classes: M has 4.8 million parameters (19.2 MB), S 0.12 million (0.47 MB).
 HIDDEN = {"M": (1000, 2000, 1000), "S": (128, 128)}
 INPUTS, CLASSES = 784, 10
@@ -94,6 +96,16 @@ def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> fl
     clock = Clock()
     model.fit(x, y, batch_size=batch, verbose=0, callbacks=[clock])
     return len(x) / clock.seconds
+
+
+def steady_rate(trainer: Trainer) -> float:
+    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
+    history: Any = trainer.history.toPandas()
+    stamps = history["timestamp"]
+    begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
+    end = stamps.groupby(history["worker"]).max().min()
+    counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
+    return float(counted / (end - begin).total_seconds())
 
 
 def answer(pipe: Connection) -> Any:
