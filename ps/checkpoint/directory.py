@@ -196,7 +196,11 @@ class SnapshotDirectory:
             DifferentJobError: it is another job's.
             SnapshotError: there are some, and none can be read.
         """
-        return self._with_log(self._newest(_snapshots(self._patiently(self._names))))
+
+        def listed() -> list[Name]:
+            return _snapshots(self._patiently(self._names))
+
+        return self._with_log(self._newest(listed(), listed))
 
     def take_over(
         self,
@@ -224,11 +228,16 @@ class SnapshotDirectory:
         if attempt is not None and not epoch:
             self._require_first(names)
         snapshots = self._eligible(names, fresh, epoch)
+
+        def listed() -> list[Name]:
+            return self._eligible(self._patiently(self._names, patience), fresh, epoch)
+
         if epoch:
             self._ownership.require_own(names, epoch)
             if not names:
                 report(log, "snapshot", "the files of %r are gone: the job begins again", self._store.uri)
-        newest = self._newest(snapshots)  # if this server cannot resume from it, the present owner keeps the directory
+        # If this server cannot resume from it, the present owner keeps the directory.
+        newest = self._newest(snapshots, listed)
         self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
@@ -237,7 +246,7 @@ class SnapshotDirectory:
             raise
         eligible = self._eligible(names, fresh, epoch)
         if eligible != snapshots:
-            newest = self._newest(eligible)
+            newest = self._newest(eligible, listed)
         return self._with_log(newest)
 
     def own(self, saved: Saved) -> bool:
@@ -355,7 +364,22 @@ class SnapshotDirectory:
             )
         return []
 
-    def _newest(self, snapshots: list[Name]) -> _Newest | None:
+    def _newest(self, snapshots: list[Name], listed: Callable[[], list[Name]]) -> _Newest | None:
+        """Return the newest of ``snapshots`` that can be read; None if there are none.
+
+        The present owner deletes old snapshots while it takes new ones. Where none that was listed can be read any
+        more, those that are ``listed`` now are tried, unless they are the same.
+        """
+        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=_PATIENCE, world=self._world)
+        while True:
+            try:
+                return self._newest_of(snapshots)
+            except SnapshotError:
+                before, snapshots = snapshots, listed()
+                if snapshots == before or not backoff.pause():
+                    raise
+
+    def _newest_of(self, snapshots: list[Name]) -> _Newest | None:
         damage: DamagedError | None = None
         for name in reversed(snapshots):
             try:

@@ -102,6 +102,14 @@ CHECKPOINT = (
         equivalent="the first snapshot is taken at once, and its writer looks; nothing counts before",
     ),
     Mutant(
+        "snapshots that the owner has deleted since are the only ones",
+        DIRECTORY,
+        "                if snapshots == before or not backoff.pause():\n",
+        "                if True:\n",
+        "a server does not start where another one takes snapshots at the same time",
+        ("tests/ps/checkpoint/test_pruning.py",),
+    ),
+    Mutant(
         "snapshots that come while a directory is claimed are overlooked",
         DIRECTORY,
         "        if eligible != snapshots:\n",

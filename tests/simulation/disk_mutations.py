@@ -36,8 +36,8 @@ def _durable_before_the_snapshot() -> list[Patch]:
 @mutation
 def _restart_from_an_older_snapshot() -> list[Patch]:
     """The server goes on from the snapshot before the latest one, where there is one."""
-    newest = SnapshotDirectory._newest  # noqa: SLF001 - a fault within
-    return [(SnapshotDirectory, "_newest", lambda self, snapshots: newest(self, snapshots[:-1] or snapshots))]
+    newest = SnapshotDirectory._newest_of  # noqa: SLF001 - a fault within
+    return [(SnapshotDirectory, "_newest_of", lambda self, snapshots: newest(self, snapshots[:-1] or snapshots))]
 
 
 @mutation

@@ -1,15 +1,39 @@
-"""Pruning keeps the log files of the snapshots that it keeps."""
+"""Pruning keeps the log files of the snapshots that it keeps; a server that comes meanwhile finds the others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
 from distkeras.ps.checkpoint.snapshot import capture
+from distkeras.ps.errors import SnapshotError
 from distkeras.ps.rules import make
+from distkeras.ps.world.files import Files, LocalFiles
+from distkeras.ps.world.world import World
+
+
+class BeforeReading(World):
+    """The system's own, in which something happens just before a snapshot is read, so many times."""
+
+    def __init__(self, happens: Callable[[], object], times: int) -> None:
+        self.happens, self.left = happens, times
+
+    def files(self, uri: str) -> Files:
+        world = self
+
+        class Meddled(LocalFiles):
+            def read(self, name: str) -> Iterator[bytes]:
+                if name.startswith("snapshot-") and world.left:
+                    world.left -= 1
+                    world.happens()
+                return super().read(name)
+
+        return Meddled(Path(uri))
 
 
 def test_a_snapshot_that_is_kept_keeps_the_log_files_that_became_others(tmp_path: Path) -> None:
@@ -27,3 +51,32 @@ def test_a_snapshot_that_is_kept_keeps_the_log_files_that_became_others(tmp_path
     saved = SnapshotDirectory(str(tmp_path)).latest()
     assert saved is not None
     assert (saved.state.header["clock"], len(saved.log), saved.log.missing) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_owner_saves_and_prunes_while_another_server_reads(tmp_path: Path, times: int) -> None:
+    job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((5, 5))], dtype=np.float32)
+    owner = SnapshotDirectory(str(tmp_path), token="0000000a")
+    owner.take_over()
+
+    def save_and_prune() -> None:
+        job.commit(0)
+        owner.save(capture(job.center), LogFiles())
+        owner.prune(1, LogFiles(), owner.require_owned())
+
+    save_and_prune()
+    other = SnapshotDirectory(str(tmp_path), token="0000000b", world=BeforeReading(save_and_prune, times))
+    saved = other.take_over()
+    assert saved is not None
+    assert saved.state.header["clock"] == job.center.clock == 1 + times
+
+
+def test_only_snapshots_that_cannot_be_read_are_an_error_without_another_wait(tmp_path: Path) -> None:
+    job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((1, 5))], dtype=np.float32)
+    owner = SnapshotDirectory(str(tmp_path), token="0000000a")
+    owner.take_over()
+    owner.save(capture(job.center), LogFiles())
+    (snapshot,) = tmp_path.glob("snapshot-*")
+    snapshot.write_bytes(snapshot.read_bytes()[:-1])
+    with pytest.raises(SnapshotError, match="none of 1 snapshots can be read"):
+        SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
