@@ -200,7 +200,7 @@ def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | N
     ("options", "expected"),
     [
         (["--rule", "hogwild", "--loss", LOSS], "`rule` must be one of adag"),
-        (["--rule", "agn", "--set", "gamma=1", "--loss", LOSS], "rule 'agn' takes window. Received: gamma"),
+        (["--rule", "agn", "--set", "gamma=1", "--loss", LOSS], "rule 'agn' takes window, window_max. Received: gamma"),
         (["--rule", "agn"], "`loss` must be given"),
         (["--rule", "agn", "--loss", LOSS, "--workers", "0"], "`num_workers` must be a positive integer"),
         (["--rule", "agn", "--loss", LOSS, "--optimizer", "adamm"], "`--optimizer` and `--optimizer-set` must be"),
