@@ -20,13 +20,23 @@ pytestmark = [
 ]
 
 
+#: The cases of the default suite. The others are slow: they combine what these show.
+BY_DEFAULT = {
+    *("a table called three times", "slices", "a mask for pooling", "lookups", "mixed precision with a loss scale"),
+    *("names, two outputs, moving statistics", "adagrad, two tables", "used again", "a gradient rule", "drawn ids"),
+}
+PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in exact_rows.cases()]
+
+
 @pytest.fixture(scope="module")
-def results() -> dict[str, str | None]:
-    """Of the program, which computes all of them: starting it takes longer than most."""
+def results(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    """Of the program, which computes those that are asked for: starting it takes longer than most."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    names = [call.params["name"] for call in calls if call is not None]
     threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, exact_rows.__file__],
+        [sys.executable, exact_rows.__file__, *names],
         env=environment,
         capture_output=True,
         text=True,
@@ -38,6 +48,10 @@ def results() -> dict[str, str | None]:
     return found
 
 
-@pytest.mark.parametrize("name", exact_rows.cases())
+def test_the_default_cases_are_there() -> None:
+    assert exact_rows.cases().keys() >= BY_DEFAULT
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_rows_are_trained_as_the_whole_table(results: dict[str, str | None], name: str) -> None:
     assert results[name] is None, results[name]

@@ -75,7 +75,7 @@ def a_gradient_rule() -> None:
         assert_same(CutCase.of(build(), window=1), batches_of(draw, 12), window=1, gradient=True)
 
 
-def drawn_ids() -> None:
+def drawn_ids(examples: int = 12) -> None:
     """Any ids: all alike, all rows, the first and the last."""
     cases = {
         (zero, adagrad): CutCase.of(
@@ -86,7 +86,7 @@ def drawn_ids() -> None:
     }
     ids = st.integers(0, ROWS - 1) | st.sampled_from([0, 1, ROWS - 1])
 
-    @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @hypothesis.given(st.data())
     def check(draws: st.DataObject) -> None:
         case = cases[draws.draw(st.booleans()), draws.draw(st.booleans())]
@@ -118,6 +118,10 @@ REFUSED: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
+def many_drawn_ids() -> None:
+    drawn_ids(60)
+
+
 def refused_optimizers_differ() -> None:
     for name, optimizer in REFUSED.items():
         refused = CutCase.of(two_tables(optimizer()))
@@ -147,7 +151,15 @@ def used_again() -> None:
         assert replica is not replicas[0]
 
 
-OTHERS = (refused_optimizers_differ, used_again, weighted_rows, lonely_batches, a_gradient_rule, drawn_ids)
+OTHERS = (
+    refused_optimizers_differ,
+    used_again,
+    weighted_rows,
+    lonely_batches,
+    a_gradient_rule,
+    drawn_ids,
+    many_drawn_ids,
+)
 
 
 def cases() -> dict[str, Callable[[], None]]:
