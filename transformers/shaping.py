@@ -79,7 +79,7 @@ class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThresh
     on, else the largest above 0, else ``default_index``. For probabilities that add up to 1 that is the largest, too.
 
     Args:
-        output_dim: number of scores, if it shall be checked.
+        output_dim: expected number of scores; None does not check it.
         input_col: scores; default ``"prediction"``.
         output_col: new column; default ``"prediction_index"``.
         default_index: the class where no score is above 0; default: none, the largest score decides.

@@ -25,7 +25,7 @@ PICTURE_FOLDER = ROOT / "docs" / "pictures"
 RULES = {
     "agn": "A good first choice. It divides a window's movement by its number of steps.",
     "dynsgd": "Workers differ much in speed. A stale commit counts for less.",
-    "aeasgd": "Workers shall explore independently. An elastic force pulls them toward the center.",
+    "aeasgd": "Workers should explore independently. An elastic force pulls them toward the center.",
     "dana_slim": "Many asynchronous workers use momentum. The server does no extra work.",
     "ssgd": "A baseline in synchronous rounds is needed.",
 }
