@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ class CenterWeights(NamedTuple):
             driver.table(number, table, vector[start:stop].reshape(table.rows, table.width))
             start = stop
         return cls(reply.clock, vector, reply.moving_statistics)
+
+    def digest(self) -> bytes:
+        """Return a digest of the numbers.
+
+        The clock does not say whether the center has moved: within a round, or while a rule collects commits, it goes
+        on and the center stays; and at the end of a job, a drain moves the center and counts no commit.
+        """
+        digest = hashlib.blake2b(self.vector.data, digest_size=16)
+        digest.update(self.moving_statistics.data)
+        return digest.digest()
 
     def load(self, replica: KerasReplica) -> None:
         """Set a model's weights."""
@@ -334,8 +345,8 @@ class EarlyStopping(Callback):
         target: value that is good enough; None: there is none.
         restore_best_weights: have `Trainer.train` return the best center evaluated, at the job's end too, however that
             comes; else the last one.
-        every_commits, every_seconds, every_epochs: between two evaluations; see `Callback`. None is made without a new
-            commit.
+        every_commits, every_seconds, every_epochs: between two evaluations; see `Callback`. None is made while the
+            center stays as it is, such as within a round, or while `fedbuff` collects commits.
         max_rows: more rows than these are sampled: the same ones each time.
 
     Attributes:
@@ -377,12 +388,12 @@ class EarlyStopping(Callback):
         self.evaluations: list[dict[str, float]] = []
         self.best, self.best_clock = math.nan, -1
         self._best_center: CenterWeights | None = None
-        self._wait = 0
+        self._latest, self._wait = b"", 0
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows, and forget what an earlier job has left."""
         self.evaluations = []
-        self.best, self.best_clock, self._best_center, self._wait = math.nan, -1, None, 0
+        self.best, self.best_clock, self._best_center, self._latest, self._wait = math.nan, -1, None, b"", 0
         if self.monitor not in setup.metrics:
             raise ConfigurationError(
                 f"`monitor` must be one of {list(setup.metrics)}. Received: monitor={self.monitor!r}"
@@ -392,7 +403,8 @@ class EarlyStopping(Callback):
     def on_center(self, context: CallbackContext) -> None:
         """Evaluate the center, unless that has not changed."""
         assert self.validation_batch is not None, "`on_begin` comes first"
-        if self.evaluations and context.center.clock == self.evaluations[-1]["clock"]:
+        latest, self._latest = self._latest, context.center.digest()
+        if self._latest == latest:
             return
         values = context.evaluate(self.validation_batch)
         self.evaluations.append({"clock": context.clock, "seconds": context.seconds, **values})
@@ -415,7 +427,7 @@ class EarlyStopping(Callback):
     def on_end(self, context: CallbackContext) -> None:
         """Evaluate the last center, and restore the best one."""
         self.on_center(context)
-        if self._best_center is not None and self._best_center.clock != context.center.clock:
+        if self._best_center is not None and self._best_center is not context.center:
             context.restore(self._best_center)
 
 

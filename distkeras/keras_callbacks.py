@@ -101,7 +101,7 @@ class KerasCallbacks(Callback):
         self.keras_callbacks = [_usable(callback) for callback in callbacks]
         self._validation = validation
         self._batch: Batch | None = None
-        self._epoch, self._clock = 0, -1
+        self._epoch, self._latest = 0, b""
         self._model: Any = None
 
     def __copy__(self) -> KerasCallbacks:
@@ -113,7 +113,7 @@ class KerasCallbacks(Callback):
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows."""
-        self._epoch, self._clock, self._model = 0, -1, None
+        self._epoch, self._latest, self._model = 0, b"", None
         names = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
         for callback in self.keras_callbacks:
             monitor = getattr(callback, "monitor", None) if getattr(callback, "save_best_only", True) else None
@@ -138,7 +138,7 @@ class KerasCallbacks(Callback):
         if self._model is None:
             self._begin(context)
         last = math.ceil(self._epochs(context)) - 1
-        if context.center.clock != self._clock or last >= self._epoch:
+        if context.center.digest() != self._latest or last >= self._epoch:
             self._end_epoch(max(self._epoch, last), context)
         model = context.model
         before = [np.array(weights) for weights in model.get_weights()]
@@ -170,7 +170,7 @@ class KerasCallbacks(Callback):
             logs |= {f"val_{name}": value for name, value in values.items()}
         for callback in self.keras_callbacks:
             callback.on_epoch_end(epoch, dict(logs))
-        self._epoch, self._clock = epoch + 1, context.center.clock
+        self._epoch, self._latest = epoch + 1, context.center.digest()
         if model.stop_training and not context.final:
             context.stop(f"a callback of Keras has stopped the training after epoch {self._epoch}")
         elif not context.final:

@@ -98,11 +98,12 @@ class MLflowLogger(Callback):
         self._metrics: tuple[str, ...] = ()
         self._client: Any = None
         self._own_run = False
-        self._clock = -1
+        self._clock, self._latest = -1, b""
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows, begin the run, and log the trainer's options."""
-        self._metrics, self._batch, self._own_run, self._clock = setup.metrics, None, False, -1
+        self._metrics, self._batch, self._own_run = setup.metrics, None, False
+        self._clock, self._latest = -1, b""
         if self._validation is not None:
             self._batch = setup.read_validation_rows(self._validation, self.max_rows)
         mlflow = _mlflow()
@@ -122,9 +123,12 @@ class MLflowLogger(Callback):
         """Log where the job stands, unless that has not changed."""
         status = context.status
         values = {name: float(getattr(status, name)) for name in ("loss", "staleness", "epochs", "samples")}
-        if self._batch is not None and context.center.clock != self._clock:
+        latest = self._latest
+        if self._batch is not None:
+            self._latest = context.center.digest()
+        if self._batch is not None and self._latest != latest:
             values |= {f"val_{name}": value for name, value in context.evaluate(self._batch).items()}
-        if context.clock != self._clock:  # of the center, where one was evaluated
+        if context.clock != self._clock or self._latest != latest:  # the clock of the center, where one was fetched
             self._clock = context.clock
             self._log(values, self._clock)
 

@@ -82,7 +82,7 @@ class TestEarlyStopping:
 
     def test_it_says_what_it_has_waited_for(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
-        harness.feed(2.0, 3.0, 3.0)
+        harness.feed(2.0, 3.0, -3.0)
         assert harness.stopped == "loss has not become better than 4 in 2 evaluations in a row"
 
     def test_min_delta(self, replica: KerasReplica) -> None:
@@ -98,9 +98,10 @@ class TestEarlyStopping:
         )
 
     def test_nan_is_no_better_than_anything(self, replica: KerasReplica) -> None:
-        assert CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, math.nan) == 2
+        # Of other bits, or it would be the same center.
+        assert CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, -math.nan) == 2
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
-        assert harness.feed(1.0, math.nan, math.nan) == 3
+        assert harness.feed(1.0, math.nan, -math.nan) == 3
         assert harness.callback.best == 1.0
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2, target=1.0), replica)
         assert harness.feed(math.nan, 2.0, math.nan, 1.0) == 4
@@ -128,6 +129,18 @@ class TestEarlyStopping:
         harness.end(1.0, 5)
         assert len(harness.callback.evaluations) == 1
         assert harness.stopped is None
+
+    def test_a_center_that_stands_still_is_not_waited_for(self, replica: KerasReplica) -> None:
+        # Within a round, or while a buffer fills, the clock goes on.
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
+        assert harness.feed(3.0, 3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.5) is None
+        assert [values["clock"] for values in harness.callback.evaluations] == [1, 5, 8]
+
+    def test_what_is_drained_at_the_end_is_evaluated(self, replica: KerasReplica) -> None:
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
+        harness.feed(3.0, 2.0)
+        assert harness.end(2.5, 2) == 2.0  # the center has moved without a commit, and is worse
+        assert [values["loss"] for values in harness.callback.evaluations] == [9.0, 4.0, 6.25]
 
     def test_another_job_begins_from_scratch(self, replica: KerasReplica) -> None:
         callback = EarlyStopping(NO_FRAME, patience=1, restore_best_weights=True)

@@ -87,6 +87,13 @@ class TestEpochs:
         job.tell(1.0, 5, 1.0, final=True)
         assert found == ["begin", (0, {"loss": 0.5}), "end"]
 
+    def test_what_is_drained_at_the_end_is_passed_on(self, replica: KerasReplica) -> None:
+        callback, found = calls(validation=FRAME)
+        job = Job(callback, replica)
+        job.tell(3.0, 5, 1.0)
+        job.tell(2.0, 5, 1.0, final=True)  # the center has moved without a commit
+        assert [logs["val_mae"] for _, logs in found[1:-1]] == [3.0, 2.0]
+
     def test_validation(self, replica: KerasReplica) -> None:
         callback, found = calls(validation=FRAME)
         Job(callback, replica).tell(3.0, 1, 1.0)
