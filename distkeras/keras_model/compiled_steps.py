@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distkeras.data.batches import Stack
-from distkeras.keras_model.tensorflow import lent, stacked, updates_last
+from distkeras.keras_model.row_optimizers import rows_moved_alone
+from distkeras.keras_model.tensorflow import lent, rows_read_alone, stacked, updates_last
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class CompiledSteps:
         def step(*arrays: Any) -> Any:
             model.reset_metrics()
             y = arrays[inputs : len(arrays) - weighted]
-            with updates_last(model.optimizer):
+            with updates_last(model.optimizer), rows_moved_alone(model.optimizer), rows_read_alone(model):
                 logs = model.train_step(model_inputs(model, arrays[:inputs], y, arrays[-1] if weighted else None))
             missing = [name for name in metrics if name not in logs]
             if missing:

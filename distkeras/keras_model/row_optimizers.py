@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -30,8 +32,7 @@ def reason_against_rows(optimizer: Any) -> str | None:
         "the norm of a gradient is that of the whole table": bool(inner.clipnorm or inner.global_clipnorm),
     }
     if kind is keras.optimizers.Adagrad:
-        divisor = inner.initial_accumulator_value + inner.epsilon
-        reasons["Adagrad divides by zero in a row without a gradient"] = divisor == 0
+        reasons["Adagrad divides by zero in a row without a gradient"] = _divides_by_zero(inner)
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
@@ -47,3 +48,48 @@ def accumulators_of(optimizer: Any, variable: Any) -> Any | None:
     inner = inner_optimizer(optimizer)
     slots = getattr(inner, "_accumulators", None)
     return None if not slots else slots[inner._get_variable_index(variable)]  # noqa: SLF001 - Keras has no public list
+
+
+def _divides_by_zero(adagrad: Any) -> bool:
+    return bool(adagrad.initial_accumulator_value + adagrad.epsilon == 0)
+
+
+@contextmanager
+def rows_moved_alone(optimizer: Any) -> Iterator[None]:
+    """While a step is traced with TensorFlow, make Adagrad compute with the rows that have a gradient, and no others.
+
+    Keras divides by the square roots of all accumulators, and takes the rows from these. The numbers are the same.
+
+    Args:
+        optimizer: of Keras; any but Adagrad is left as it is.
+    """
+    import keras
+
+    from distkeras.keras_model.gradient_collector import inner_optimizer
+
+    inner = inner_optimizer(optimizer)
+    if type(inner) is not keras.optimizers.Adagrad or _divides_by_zero(inner):
+        yield
+        return
+    import tensorflow as tf
+
+    step = inner.update_step
+
+    def step_on_rows(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        accumulator = accumulators_of(inner, variable)
+        if not isinstance(gradient, tf.IndexedSlices) or accumulator is None:
+            step(gradient, variable, learning_rate)
+            return
+        gradient = keras.ops.cast(gradient, variable.dtype)
+        inner.assign_add(accumulator, keras.ops.square(gradient))
+        scaled = keras.ops.multiply(keras.ops.cast(learning_rate, variable.dtype), gradient)
+        rows = tf.gather(accumulator.value, scaled.indices)
+        # TensorFlow would make a product of a quotient by a root, but for this kind, with other last bits.
+        moved = tf.math.divide_no_nan(scaled.values, keras.ops.sqrt(keras.ops.add(rows, inner.epsilon)))
+        inner.assign_sub(variable, tf.IndexedSlices(moved, scaled.indices, scaled.dense_shape))
+
+    inner.update_step = step_on_rows
+    try:
+        yield
+    finally:
+        del inner.update_step

@@ -33,7 +33,8 @@ class RowValues:
     """
 
     def __init__(self, rows: int, width: int, initial: float) -> None:
-        self._initial = np.float32(initial)
+        #: Every element of a row that was not set.
+        self.initial = np.float32(initial)
         #: For each page of ids, its number among those that exist, or -1.
         self._pages = np.full(-(-rows // _PAGE), -1, np.int32)
         self._places = np.empty((0, _PAGE), np.int64)
@@ -55,9 +56,10 @@ class RowValues:
         places = np.full(len(ids), -1, np.int64)
         known = pages >= 0
         places[known] = self._places[pages[known], ids[known] % _PAGE]
-        there = places >= 0
-        out[~there] = self._initial
-        out[there] = self._values[places[there]]
+        # "clip" writes straight into `out`, with any row where there is none.
+        if self._count:
+            np.take(self._values, places, axis=0, out=out, mode="clip")
+        out[places < 0] = self.initial
 
     def set(self, ids: Ids, values: np.ndarray) -> None:
         """Set the rows of ``ids``, each of which is there once."""
@@ -140,9 +142,10 @@ class TableReplica(KerasReplica):
             initial = [float(numpy_value(slot).flat[0]) for slot in slots]
             self._kept = [RowValues(t.rows, t.width, value) for t, value in zip(self._tables, initial, strict=True)]
         for place, (slot, kept) in enumerate(zip(slots, self._kept, strict=True)):
-            values = np.array(numpy_value(slot))
+            before = numpy_value(slot)
             if self._present is not None:
-                kept.set(self._present[place], values[: len(self._present[place])])
+                kept.set(self._present[place], before[: len(self._present[place])])
+            values = np.full_like(before, kept.initial)
             kept.get(rows[place], values[: len(rows[place])])
             slot.assign(values)
         self._present = rows

@@ -6,7 +6,7 @@ Only for TensorFlow, which the functions import: loading this module does not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,3 +69,42 @@ def updates_last(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         del optimizer.apply
+
+
+@contextmanager
+def rows_read_alone(model: Any) -> Iterator[None]:
+    """While a step is traced, make a model read the rows of an Embedding that the step touches, and no others.
+
+    Keras reads the whole table and takes rows from that. From the first time that rows of a variable were moved one by
+    one, TensorFlow copies it whenever it is read as a whole: then each step takes as long as a copy of the table.
+    The numbers are the same.
+    """
+    import keras
+
+    with ExitStack() as stack:
+        for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+            if type(layer) is keras.layers.Embedding and not layer.lora_enabled and layer.quantization_mode is None:
+                stack.enter_context(_reading_rows(layer))
+        yield
+
+
+@contextmanager
+def _reading_rows(layer: Any) -> Iterator[None]:
+    import keras
+    import tensorflow as tf
+
+    call = layer.call
+
+    def call_on_rows(inputs: Any) -> Any:
+        variable = layer.embeddings.value
+        if not isinstance(variable, tf.Variable) or not isinstance(inputs, tf.Tensor):
+            return call(inputs)  # within a scope that casts it; sparse or ragged ids
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else keras.ops.cast(inputs, "int32")
+        ids = tf.where(ids < 0, ids + tf.cast(variable.shape[0], ids.dtype), ids)  # as Keras counts from the end
+        return keras.ops.cast(tf.gather(variable, ids), layer.compute_dtype)
+
+    layer.call = call_on_rows
+    try:
+        yield
+    finally:
+        del layer.call

@@ -23,7 +23,14 @@ pytestmark = [
 #: The cases of the default suite. The others are slow: they combine what these show.
 BY_DEFAULT = {
     *("a table called three times", "slices", "a mask for pooling", "lookups", "mixed precision with a loss scale"),
-    *("names, two outputs, moving statistics", "adagrad, two tables", "used again", "a gradient rule", "drawn ids"),
+    *(
+        "names, two outputs, moving statistics",
+        "adagrad, two tables",
+        "used again",
+        "a gradient rule",
+        "drawn ids",
+        "steps of keras itself",
+    ),
 }
 PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in exact_rows.cases()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import keras
 import numpy as np
@@ -74,3 +75,30 @@ def test_a_step_moves_the_weights_where_they_are(monkeypatch: pytest.MonkeyPatch
     assert not copied()
     monkeypatch.setattr("distkeras.keras_model.compiled_steps.updates_last", lambda optimizer: nullcontext())
     assert copied()  # otherwise TensorFlow has learned it, and `updates_last` may go
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the model is TensorFlow's only on that backend")
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_step_reads_no_table_as_a_whole(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    """TensorFlow would copy it each time."""
+    graphs = []
+
+    class Recorded(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            graphs.append(tf.compat.v1.get_default_graph())
+            return super().train_step(data)
+
+    def wholes() -> int:
+        """How many times a step reads a variable of the table's shape."""
+        table = keras.layers.Embedding(60, 5)
+        model = Recorded([keras.Input((3,), dtype="int32"), table, keras.layers.Flatten()])
+        model.compile(optimizer, "mse")
+        KerasReplica(model).train([Batch(0, 0, True, (np.ones((4, 3), np.int32),), (np.ones((4, 15)),), None)])
+        assert not {"call", "update_step"} & {*vars(table), *vars(model.optimizer)}
+        reads = [step for step in graphs[-1].get_operations() if step.type == "ReadVariableOp"]
+        return sum(read.outputs[0].shape == (60, 5) for read in reads)
+
+    assert wholes() == 0
+    for name in ("rows_read_alone", "rows_moved_alone"):
+        monkeypatch.setattr(f"distkeras.keras_model.compiled_steps.{name}", lambda part: nullcontext())
+    assert wholes() > 0  # otherwise Keras has learned it, and both may go

@@ -10,6 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from unittest import mock
 
@@ -19,6 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from distkeras.data.batches import Batch
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.table_replica import TableReplica
 from support.training.table_models import (
@@ -29,12 +31,14 @@ from support.training.table_models import (
     CutCase,
     batches_of,
     ids_and_target,
+    mixed_precision,
     numbers,
     one_table,
     start_of,
     string_lookup,
     trained_by_rows,
     trained_dense,
+    two_calls,
     two_id_inputs,
     two_tables,
     words_ids_and_target,
@@ -151,7 +155,34 @@ def used_again() -> None:
         assert replica is not replicas[0]
 
 
+def steps_of_keras_itself() -> None:
+    """Whole tables, of which a step touches the rows alone, become what Keras makes of them."""
+    for build, draw in (
+        (one_table, ids_and_target),
+        (lambda: one_table(keras.optimizers.Adagrad(0.5)), from_the_end),
+        (lambda: two_calls(keras.optimizers.Adagrad(0.5)), two_id_inputs),
+        (lambda: one_table(keras.optimizers.Adagrad(0.5, 0.0), embeddings_regularizer="l2"), ids_and_target),
+        (lambda: one_table(keras.optimizers.Adam(0.01), mask_zero=True), ids_and_target),
+        (mixed_precision, ids_and_target),
+    ):
+        data, trained = batches_of(draw, 12), [build(), build()]
+        KerasReplica(trained[0]).train(data)
+        with (
+            mock.patch("distkeras.keras_model.compiled_steps.rows_read_alone", return_value=nullcontext()),
+            mock.patch("distkeras.keras_model.compiled_steps.rows_moved_alone", return_value=nullcontext()),
+        ):
+            KerasReplica(trained[1]).train(data)
+        for found, expected in zip(*(model.get_weights() for model in trained), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def from_the_end(draw: np.random.Generator, rows: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    (ids,), (target,) = ids_and_target(draw, rows)
+    return [ids - ROWS], [target]
+
+
 OTHERS = (
+    steps_of_keras_itself,
     refused_optimizers_differ,
     used_again,
     weighted_rows,
