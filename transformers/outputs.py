@@ -23,7 +23,6 @@ class OutputColumn:
     """One new column.
 
     Args:
-        name: name of the column.
         output: number of the model's output that it shows.
         form: ``values``: numbers, or arrays nested like the output; ``number``: of an output of one, a double;
             ``vector``: the output, flat, as an ML vector; ``class``: the number of the likeliest class, a double;

@@ -63,7 +63,6 @@ class ModelFunction:
     """What an executor does for the rows' values of a model's inputs.
 
     Args:
-        plan: how to predict.
         names: a field of a struct for each of the plan's columns; None: the values of its only one. Spark takes no ML
             vectors within the struct of such a function: there they are arrays.
         inputs_of: returns a column for each input of the model, and for each column of a key where there are models by
@@ -109,9 +108,7 @@ def predicted(
 
     Args:
         dataset: the data, or a stream of it.
-        packed: the model.
         features: a column for each of its inputs.
-        columns: the new ones.
         options: see `PredictionOptions`.
 
     Raises:

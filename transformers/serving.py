@@ -186,7 +186,6 @@ def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
 
     Args:
         values: one for each row without a reason, or one value of the right type if there is no such row.
-        why: for each row its reason, or None.
     """
     missing = np.array([text is not None for text in why])
     places = np.maximum(np.cumsum(~missing) - 1, 0)

@@ -1,4 +1,8 @@
-"""Pictures of runs, written as PNG files.
+"""Pictures of runs: each function writes a PNG file to ``path``, and returns that path.
+
+Histories and commits are Spark or pandas DataFrames by the names that the legend or the panels have; a simulation's
+trace may stand for commits. All functions raise ConfigurationError where there is no run or matplotlib is not
+installed, EmptyDataError where a run has no row, and MissingColumnError where it lacks a column.
 
 Colors are Okabe and Ito's, which people with any common color blindness can tell apart; lines differ in style as well,
 for print in gray.
@@ -48,17 +52,13 @@ def curves(
     """Draw a metric against time, one line a run.
 
     Args:
-        histories: history (Spark or pandas DataFrame) by the name it has in the legend, such as the rule's.
+        histories: history by name, such as the rule's.
         metric: column to draw.
-        path: PNG file to write.
+        path: file to write.
         every: seconds over which the steps of all workers are averaged; a hundredth of the longest run if None.
 
-    Returns:
-        The path.
-
     Raises:
-        ConfigurationError: there is no history, ``every`` is not positive, or matplotlib is not installed.
-        EmptyDataError, MissingColumnError: a history has no row, or not this metric.
+        ConfigurationError: ``every`` is not positive.
     """
     _check_not_empty(histories, "histories")
     frames = {name: metrics.per_worker(history) for name, history in histories.items()}
@@ -86,17 +86,6 @@ def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
 
     A panel a worker, with a bar for each staleness and a dashed line at the mean; for many workers a map, with a row
     for each.
-
-    Args:
-        commits: the run's commits (Spark or pandas DataFrame), or a simulation's trace.
-        path: PNG file to write.
-
-    Returns:
-        The path.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed.
-        EmptyDataError, MissingColumnError: there is no commit, or no staleness column.
     """
     counts = metrics.staleness_histogram(commits)
     shares = counts / counts.sum() * 100
@@ -110,16 +99,12 @@ def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.Pa
     band from the tenth to the ninetieth percentile.
 
     Args:
-        runs: commits, or a simulation's trace, by the name it has in the legend.
+        runs: commits by name.
         measure: one of `metrics.MEASURES`; see `metrics.values`.
-        path: PNG file to write.
-
-    Returns:
-        The path.
+        path: file to write.
 
     Raises:
-        ConfigurationError: no run, another measure or one that was not measured, or matplotlib is not installed.
-        EmptyDataError, MissingColumnError: a run has no commit, or not this column.
+        ConfigurationError: another measure, or one that was not measured.
     """
     _check_not_empty(runs, "runs")
     lines = {name: metrics.over_commits(commits, measure) for name, commits in runs.items()}
@@ -138,19 +123,7 @@ def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.Pa
 
 
 def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
-    """Draw how often each scale factor occurred: a histogram a run, in twenty bins from 0 to the largest (at least 1).
-
-    Args:
-        runs: commits, or a simulation's trace, by the name that its panel has.
-        path: PNG file to write.
-
-    Returns:
-        The path.
-
-    Raises:
-        ConfigurationError: no run, or matplotlib is not installed.
-        EmptyDataError, MissingColumnError: a run has no commit, or no scale factors.
-    """
+    """Draw how often each scale factor occurred: a histogram a run, in 20 bins from 0 to the largest (at least 1)."""
     _check_not_empty(runs, "runs")
     series = {name: metrics.values(commits, "scale") for name, commits in runs.items()}
     edges = np.linspace(0, max(1.0, *(each.max() for each in series.values())), 21)
@@ -166,18 +139,7 @@ def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
 
 
 def momentum(measured: Mapping[int, MomentumEstimate], path: str | os.PathLike[str]) -> str:
-    """Draw implicit momentum as measured, with bars of two standard errors, on the curve 1 - 1/n.
-
-    Args:
-        measured: what `measured_momentum` found, by the number of workers.
-        path: PNG file to write.
-
-    Returns:
-        The path.
-
-    Raises:
-        ConfigurationError: nothing measured, or matplotlib is not installed.
-    """
+    """Draw what `measured_momentum` found by the number of workers, ± 2 standard errors, on the curve 1 - 1/n."""
     _check_not_empty(measured, "measured")
     workers = sorted(measured)
     every = range(1, workers[-1] + 1)
@@ -213,18 +175,7 @@ def efficiencies(table: pd.DataFrame, path: str | os.PathLike[str]) -> str:
     """Draw statistical, hardware and temporal efficiency: a panel each, a bar a run, a line at the baseline's 1.
 
     A run that never reached the target has a statistical efficiency of 0; where the baseline never did, the bar is
-    missing and the ratio, infinite or not a number, stands in its place.
-
-    Args:
-        table: from `metrics.efficiencies`.
-        path: PNG file to write.
-
-    Returns:
-        The path.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed.
-        EmptyDataError, MissingColumnError: no run, or not one of the three columns.
+    missing and the ratio, infinite or not a number, stands in its place. ``table`` is from `metrics.efficiencies`.
     """
     for column in _EFFICIENCIES:
         if column not in table.columns:

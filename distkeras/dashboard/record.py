@@ -27,7 +27,6 @@ class Buckets:
     There are at most ``most`` buckets; when time goes beyond the last one, neighbors become one and the width doubles.
 
     Args:
-        rows: of each quantity, by its name.
         most: buckets; even.
 
     Attributes:
@@ -121,7 +120,6 @@ class TimeSplitter:
     rounds, a reply is held until the round's last commit has come, and that is in the log as well.
 
     Args:
-        workers: of the job.
         rounds: the rule has rounds.
     """
 
@@ -208,11 +206,7 @@ _SUMS = ("commits", "samples", "skipped", "compute", "wait", "wire", "retries", 
 
 
 class WorkerRows:
-    """The rows of a job's table of workers.
-
-    Args:
-        workers: their number.
-    """
+    """The rows of a job's table of workers."""
 
     def __init__(self, workers: int) -> None:
         self._sums = {name: np.zeros(workers) for name in _SUMS}
@@ -277,7 +271,6 @@ class WorkerRows:
         """Return the rows of some workers, JSON-ready, as a list for each column.
 
         Args:
-            workers: whose.
             seconds: turns timestamps into the seconds of the page.
         """
         chosen = np.fromiter(workers, np.int64)
@@ -352,11 +345,7 @@ class _Told:
 
 
 class _CommitSums:
-    """Everything that comes with commits. It is forgotten when they are read again from the first one.
-
-    Args:
-        facts, metrics: of the job.
-    """
+    """Everything that comes with commits. It is forgotten when they are read again from the first one."""
 
     def __init__(self, facts: JobFacts, metrics: Sequence[str]) -> None:
         workers, lines = facts.workers, len(metrics)
@@ -380,7 +369,6 @@ class JobRecord:
     Not thread-safe. Its size has a bound for any number of commits: time is kept in buckets.
 
     Args:
-        facts: what is known of it.
         metrics: names, loss first.
         began: when, in seconds since the epoch.
     """

@@ -358,9 +358,7 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
     """Return ``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 where it has none).
 
     Args:
-        df: any DataFrame.
         label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element tells the class.
-        class_weight: weight of each class.
         weight: column of sample weights, by which the others are multiplied, or None.
 
     Raises:

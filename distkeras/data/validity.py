@@ -25,7 +25,6 @@ def reasons(rows: int, convert: Callable[[int, int], Any]) -> list[str | None]:
     """Return, for each of so many rows, the error that its conversion raises; None for a row that can be used.
 
     Args:
-        rows: number of rows.
         convert: converts the rows from a first one up to, not including, a last one. It raises BadValueError or
             ShapeError if one of them cannot be used.
     """

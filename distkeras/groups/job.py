@@ -71,11 +71,7 @@ class GroupPlan:
     Args:
         df: the rows, with the columns of ``spec`` and of the key.
         by: names of the columns of the key.
-        spec: columns, mini-batches, epochs.
-        settings: of data and driver.
         threads: compute threads of a task; None: the cores that Spark gives to it.
-        recipe: how to rebuild the model.
-        model_file: the model.
         replica: the model, compiled like the workers', for its metrics' names.
         path: the folder of the result; None: one that this process removes when it ends.
         resume: go on with the job that the folder holds.
@@ -117,7 +113,6 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
     """Train a model for each group.
 
     Args:
-        plan: what to do.
         train_large: trains the rows of a group that is too large for one task.
 
     Raises:

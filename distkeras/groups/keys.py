@@ -42,8 +42,6 @@ def key_fields(schema: StructType, names: Sequence[str], reserved: Sequence[str]
     """Return the columns of a key.
 
     Args:
-        schema: of the DataFrame.
-        names: of the columns.
         reserved: names that the result has for other columns.
 
     Raises:

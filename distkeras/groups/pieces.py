@@ -47,8 +47,6 @@ class TrainedGroup:
     """One group's model, or why it has none.
 
     Args:
-        key: of the group.
-        rows: in it.
         seconds: that its training took.
         loss: mean over the rows of its last epoch; None where there is an error.
         metrics: the same for each metric, by name; None where there is an error.
@@ -77,7 +75,6 @@ class Pieces:
 
     Args:
         uri: of the folder; made if it is not there.
-        schema: of a piece.
 
     Raises:
         SnapshotError: the folder cannot be opened or made.

@@ -31,10 +31,6 @@ class ReplicaOfGroups:
 
     A model with classes or functions of the user's own is built again for each group: it may have state that is not in
     its variables.
-
-    Args:
-        recipe: how the model is compiled.
-        model_file: the model.
     """
 
     def __init__(self, recipe: Recipe, model_file: bytes) -> None:
@@ -50,7 +46,6 @@ class ReplicaOfGroups:
 
         Args:
             columns: an array for each of ``spec.columns``, with all rows of the group.
-            spec: columns, mini-batches, epochs.
 
         Returns:
             The trained replica, which the next call changes, and float64 ``(1 + metrics,)``: loss and metrics, means

@@ -31,8 +31,6 @@ class GroupTable:
     """Where the trained groups are. Travels to executors.
 
     Args:
-        uri: the folder.
-        schema: of a piece.
         names: of the pieces that count.
     """
 
@@ -82,11 +80,7 @@ class GroupTable:
 
 
 class WeightsByKey:
-    """Looks weights up in the pieces; keeps those that were asked for last.
-
-    Args:
-        table: where they are.
-    """
+    """Looks weights up in the pieces; keeps those that were asked for last."""
 
     def __init__(self, table: GroupTable) -> None:
         self._table = table
@@ -155,7 +149,6 @@ class GroupModels:
     """The models of groups, for the rows of record batches. Travels to executors.
 
     Args:
-        table: where they are.
         columns: names of the columns of a key in the batches.
     """
 

@@ -40,11 +40,7 @@ class GroupTask:
     """Everything a task needs, in Spark's own task closure; the model is in the folder.
 
     Args:
-        uri: the folder of the pieces.
-        schema: of a piece.
         run: a name for this run of the job, for its pieces' names.
-        spec: columns, mini-batches, epochs.
-        recipe: how to rebuild the model.
         metrics: names of loss and metrics, loss first.
         rows_max: rows of a group that is trained here; a larger one is left to the driver.
         threads: compute threads; None: the cores that Spark gives to a task.
@@ -107,8 +103,6 @@ class _Partition:
     """One attempt at one partition.
 
     Args:
-        task: what to do.
-        number: of the partition.
         attempt: Spark's task attempt id.
     """
 

@@ -139,14 +139,8 @@ class JobClient:
             data: Parquet to predict for, as the server finds it.
             output: folder to write to, as the server finds it: where nothing is yet, below one that it allows and that
                 has your name. It is whole once the job is done.
-            name: what you call the job.
-            tags: words by which you find it, without spaces.
-            webhook: as in `submit`.
+            name, tags, webhook: as in `submit`, which has the errors, too.
             options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
-
-        Raises:
-            DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
-            QuotaError: you have too much there.
         """
         description: dict[str, Any] = {"data": data, "output": output, "name": name, "options": options}
         description |= {"tags": list(tags)} if tags else {}
@@ -241,10 +235,9 @@ class JobClient:
 
 @dataclass
 class RemoteJob:
-    """A job on the server.
+    """A job on the server. Its model, history and commits can be had once it is done: else they raise StateError.
 
     Args:
-        connection: to the server.
         record: the job as the server described it last: state, times, error and others.
     """
 
@@ -356,11 +349,10 @@ class RemoteJob:
 
         Args:
             last: bytes of what has been printed so far to begin with, at most.
-            timeout: seconds.
+            timeout: as in `wait`.
 
         Raises:
-            DeadlineError: the job has not ended in time; it goes on.
-            ServerLostError: the server is away for longer than a restart takes.
+            DeadlineError, ServerLostError: as in `wait`.
         """
         deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
         for answer in self._answers("log", -last if last else _END, "text", deadline):
@@ -395,11 +387,7 @@ class RemoteJob:
         self.connection.call("DELETE", self._path())
 
     def save_model(self, path: str | PathLike[str]) -> None:
-        """Write the trained model to a file (.keras).
-
-        Raises:
-            StateError: the job is not done.
-        """
+        """Write the trained model to a file (.keras)."""
         self.connection.fetch(self._path("model"), Path(path))
 
     def model(self, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
@@ -407,26 +395,15 @@ class RemoteJob:
 
         Args:
             custom_objects: registered name to class or function, in addition to what this process has registered.
-
-        Raises:
-            StateError: the job is not done.
         """
         return archive.from_bytes(self._bytes("model"), custom_objects, compiled=True)
 
     def history(self) -> pd.DataFrame:
-        """Return one row for each mini-batch, as `distkeras.Trainer.history` has it.
-
-        Raises:
-            StateError: the job is not done.
-        """
+        """Return one row for each mini-batch, as `distkeras.Trainer.history` has it."""
         return self._table("history")
 
     def commits(self) -> pd.DataFrame:
-        """Return one row for each commit, as `distkeras.Trainer.commits` has it.
-
-        Raises:
-            StateError: the job is not done.
-        """
+        """Return one row for each commit, as `distkeras.Trainer.commits` has it."""
         return self._table("commits")
 
     def _table(self, name: str) -> pd.DataFrame:

@@ -40,7 +40,6 @@ def read_state(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = (
     """Return the state of a built optimizer; None if it has none, or if a number in it is not finite.
 
     Args:
-        optimizer: whose state it is.
         unsent: the identities of variables that are not part of it.
     """
     import keras

@@ -180,7 +180,6 @@ class KerasReplica:
         such a step.
 
         Args:
-            batch: the mini-batch.
             out: float32 of shape ``(size,)``, filled with the gradient (mean over the batch, as the loss is compiled).
 
         Returns:

@@ -43,7 +43,6 @@ def fingerprint(recipe: Recipe, config: Mapping[str, Any], optimizer: keras.opti
     A learning rate that is a number is left out: it is the value of a variable of the optimizer.
 
     Args:
-        recipe: how the model is compiled.
         config: the model's configuration, as ``config.json`` in its archive has it.
         optimizer: an optimizer that the recipe built.
     """
@@ -239,8 +238,6 @@ class ReplicaCache:
         exception it is not kept. Weights that did not travel are read where the archive says that they are.
 
         Args:
-            recipe: how the model is compiled.
-            model_file: its archive.
             rows: its small tables, where it is cut.
 
         Raises:

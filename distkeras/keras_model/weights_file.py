@@ -34,7 +34,6 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
     """Return a ``.keras`` archive without the large arrays that a file has as well; it says where they are.
 
     Args:
-        data: the archive.
         uri: path of the file, or URI that Arrow's file systems open; ``.keras``, ``.weights.h5`` or another HDF5.
 
     Raises:

@@ -417,9 +417,6 @@ class KerasModel(Model, PredictionParams, Saveable):
         The columns are ``label_col`` and ``sample_weight_col``, if that is set; the batches have
         ``prediction_batch_size`` rows.
 
-        Args:
-            dataset: the data.
-
         Raises:
             ConfigurationError: a model that is not compiled with a loss, or a metric of your own class, whose state is
                 not known to add up over the executors.

@@ -133,10 +133,6 @@ class KeptValue(Transformer, Saveable):
     Spark's searches write each value of a grid as JSON, or as a stage in a folder of its own. So parameters keep such
     values as stages. `KerasEstimator.getOrDefault` and the getters return the value itself; a search's
     ``getEstimatorParamMaps`` returns this, with the value as ``value``.
-
-    Args:
-        value: the value.
-        name: name of the parameter.
     """
 
     def __init__(self, value: Any = None, name: str = "") -> None:

@@ -159,7 +159,6 @@ class JobRecords:
 
         Args:
             batches: mini-batches an epoch of each worker, as far as known; -1 where not.
-            epochs: of the job.
             resumed: where it went on with an earlier one: commits of other partitions than these do not count.
             stopped: the job ended early: those of each partition are the first ones of all that were due.
 

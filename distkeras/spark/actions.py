@@ -23,9 +23,6 @@ class SparkAction:
     """A Spark action in a thread of its own, which begins at once.
 
     Args:
-        session: the action's.
-        collect: the action.
-        name: of the thread.
         on_end: called in the thread once the action has ended, well or not.
     """
 

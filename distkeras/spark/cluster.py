@@ -140,9 +140,6 @@ class SparkFacts:
     def slots(self, resources: ResourceProfile | None = None) -> int | None:
         """Return how many tasks Spark can run at once: on a local master, or with a fixed number of executors.
 
-        Args:
-            resources: the tasks' `ResourceProfile`, or None.
-
         Returns:
             None where that is not known before the job.
         """

@@ -31,7 +31,6 @@ class Arrangement:
     """Everything that decides how the rows of a DataFrame are laid out, except those rows themselves.
 
     Args:
-        source: the user's DataFrame.
         columns: names of its columns that the layout is computed from.
         made_by: all other arguments of that computation.
     """

@@ -88,7 +88,6 @@ class CallbackRunner:
         callbacks: whose `Callback.on_begin` has been called.
         build_replica: makes a copy of the model for a callback that wants one.
         connect: makes a connection to the server.
-        fetch_center: reads the center over one.
         on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
         scope: wraps what a thread runs; called in the thread that makes this object.
     """

@@ -47,7 +47,6 @@ class ClusterServer:
 
     Args:
         df: the job's data, one partition a worker; its session runs the server.
-        task: the server's.
         events: takes what the server has logged, when it ends.
     """
 

@@ -184,8 +184,6 @@ def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object])
     """Try the model, its loss and its metrics on a mini-batch as the data have them.
 
     Args:
-        replica: the model.
-        batch: any mini-batch.
         received: what the error names as the data.
 
     Raises:
@@ -296,7 +294,6 @@ def require_slots(
     """Check that Spark can run all workers at once where the rule or the bound needs it, as far as that is known.
 
     Args:
-        server: its settings.
         facts: of Spark's session.
         known: how many tasks Spark runs at once; None where that is not known.
         resources: the `ResourceProfile` of the workers' tasks, or None.

@@ -24,7 +24,6 @@ class StallDetector:
 
     Args:
         after: seconds without a commit that are too long.
-        events: takes the stalls.
     """
 
     def __init__(self, after: float, events: Events) -> None:
@@ -56,8 +55,6 @@ class Progress:
     Without a bar, each of `every` seconds logs the same as a line of level INFO, the first one with the first commits.
 
     Args:
-        epochs: of the job.
-        workers: of the job.
         shown: show a bar: True, False, or None: on a terminal and in a notebook.
         every: seconds from one line of the log to the next; None: no lines.
         below: whether Spark shows a bar of its own, which this one then leaves its line to.

@@ -163,8 +163,6 @@ class RelayClient(DriverClient):
     """The driver's connection, in which Spark jobs carry the requests.
 
     Args:
-        session: where they run.
-        address: the server's.
         deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
         meanwhile: called now and then while a request is under way; what it raises ends the request.
     """

@@ -77,9 +77,6 @@ class SparkJob:
     signal the thread in `run`, which alone decides.
 
     Args:
-        plan: the job.
-        server: what the workers commit to.
-        progress: shows the server's status.
         stalls: finds silent workers; None: no one looks for them.
         events: takes the end that callbacks ask for.
 

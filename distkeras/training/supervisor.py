@@ -56,11 +56,8 @@ class Supervisor:
     """The driver's connection to a server process, which it starts again when that is dead and has a checkpoint.
 
     Args:
-        process: the server's.
         publish: hands over the initial center and the model file; called again after each restart, since no snapshot
             has the model file.
-        events: takes the restarts.
-        world: time and connections.
     """
 
     def __init__(

@@ -69,11 +69,7 @@ class _Block(NamedTuple):
 
 
 class CommitFile:
-    """A temporary file without a name, which the system removes with the process however that ends.
-
-    Args:
-        dtype: of a commit.
-    """
+    """A temporary file without a name, which the system removes with the process however that ends."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype

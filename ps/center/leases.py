@@ -233,7 +233,6 @@ class Leases(dict[int, PartitionLease]):
         it. A partition whose data has ended has no holder any more, and every attempt gets the same answer.
 
         Args:
-            worker: the partition.
             attempt: Spark's task attempt id, at least 0.
             expired: the holder has given no sign of life for as long as a lease lasts.
 

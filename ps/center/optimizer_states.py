@@ -39,7 +39,6 @@ class StateMemory:
 
     Args:
         workers: number of workers of the job, n: a state in memory has at most a share of 1/n of `MEMORY_BYTES`.
-        world: its files.
     """
 
     def __init__(self, workers: int, world: World = REAL) -> None:

@@ -123,7 +123,6 @@ class BoundedStaleness(Scheduler):
     """Stale synchronous: a worker may start its iteration i only if i - min_j i_j <= bound.
 
     Args:
-        workers: number of workers, n.
         bound: s, at least 0; 0 paces like rounds, a large one is asynchronous.
 
     Reference: Hermans 2017, Section 2.4.1.
@@ -181,7 +180,6 @@ def scheduler_for(rule: Rule, workers: int, staleness_bound: int | None = None, 
     """The scheduler that ``rule`` runs under.
 
     Args:
-        rule: the update rule.
         workers: number of workers of the job, n.
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
         rounds: hold a barrier around a rule that has none.

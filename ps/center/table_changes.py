@@ -63,7 +63,6 @@ class TableChanges:
         """Copy the first unread rows from ``start`` to ``stop`` to ``out``, as many as it has room for.
 
         Args:
-            array: the table.
             start, stop: where to look for them.
             out: ``(most, width)``.
 

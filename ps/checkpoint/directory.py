@@ -165,7 +165,6 @@ class SnapshotDirectory:
         uri: a directory, or a URI that Arrow's filesystems open; made if it is not there.
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
-        world: its files and its clock.
         record_activity: called after each piece that was read, and while there is no room.
 
     Raises:
@@ -312,8 +311,6 @@ class SnapshotDirectory:
         """Write rows of a table to a file, which a snapshot is to name.
 
         Args:
-            table: its number.
-            start: the first row.
             rows: ``(count, width)``.
             ids: the row numbers, in any order, each there once; None: these are all rows from ``start`` on.
 
@@ -437,8 +434,6 @@ class SnapshotDirectory:
         """Write some commits to a file; they are part of the log once a snapshot names it.
 
         Args:
-            rows: the commits.
-            files: the log's files so far.
             replaced: how many of the last files the new one replaces.
 
         Returns:

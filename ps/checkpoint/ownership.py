@@ -106,9 +106,7 @@ class Ownership:
     """One server's claim to a directory.
 
     Args:
-        store: the directory's files.
         token: the job's, which all of its servers have.
-        world: the clock.
     """
 
     def __init__(self, store: Store, token: str, world: World = REAL) -> None:

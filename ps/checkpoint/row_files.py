@@ -25,8 +25,6 @@ class RowFile:
     """One file with rows of a table.
 
     Args:
-        name: its name.
-        table: number of the table.
         start, stop: the range of its rows.
         whole: whether it has all rows of that range.
         size: bytes of its rows, and of their numbers in a partial file.
@@ -86,7 +84,6 @@ def merged(files: Sequence[RowFile], contents: Sequence[Rows], among: Sequence[R
 
     Args:
         files: partial files of one table, in order.
-        contents: their rows.
         among: the list that they are of.
     """
     last, pieces = among.index(files[-1]), list[Rows]()

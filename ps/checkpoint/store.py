@@ -40,7 +40,6 @@ class Store:
 
     Args:
         uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
-        world: its files.
         record_activity: called after each piece that was read.
 
     Raises:

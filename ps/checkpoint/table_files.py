@@ -34,8 +34,6 @@ class TableFiles:
     times its tables, and what is written in the long run at most about twice what has changed.
 
     Args:
-        directory: where the files are.
-        center: whose tables they are of.
         changed: guards the center.
         files: the files that ``center`` was restored from.
     """

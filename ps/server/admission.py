@@ -60,7 +60,6 @@ class AdmissionControl:
         pending_max: connections in their handshake at a time; each costs the server a thread.
         peers_max: authenticated connections at a time.
         addresses_max: refused addresses that are remembered.
-        world: locks and the clock.
     """
 
     def __init__(

@@ -77,7 +77,6 @@ class Standby:
     Args:
         request: the request for the job's server.
         given_up: servers up to this incarnation count as gone: the driver has given them up.
-        world: time, connections and files.
     """
 
     def __init__(self, request: StartRequest, given_up: int = 0, world: World = REAL) -> None:
@@ -202,7 +201,6 @@ def serve_announced(
         given_up: see `Standby`.
         rows_checked: the rows are known to be those of the resumed job, as far as a server can say.
         require_driver: raises a DistkerasError if the driver has died: this attempt must not claim the checkpoint then.
-        world: time, connections, threads and files.
 
     Returns:
         None: this attempt has served to the end. A report with an ``error``: the job cannot be served; with

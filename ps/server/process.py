@@ -106,10 +106,8 @@ class ServerProcess:
         resume: resume the job whose snapshots the settings' ``checkpoint`` holds, if there are any. Else there must be
             none.
         job: JSON-ready values that a job which resumes must share.
-        epochs: epochs of the job.
         tls: encrypt every connection, with a certificate made for this job.
         events: collects the events that the child logs.
-        world: processes and the clock.
         ahead: a process of `spawn_server`, which becomes the first server if it still lives.
 
     Raises:

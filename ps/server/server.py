@@ -46,7 +46,6 @@ class Session:
     """Receives the requests of one peer, and sends the dispatcher's answers.
 
     Args:
-        server: whose session it is.
         name: the peer's address and port, for the log.
         channel: to the peer; the session owns it.
         vectors: what ``channel`` receives commits into.
@@ -170,11 +169,9 @@ class ParameterServer:
     serves from `start` (or ``with``) to `close`. The center exists from the driver's `Publish` on.
 
     Args:
-        settings: the options.
         key: the job's key, 32 bytes.
         context: encrypts every connection (`tls.server_context`); None: plain.
         incarnation, snapshots, restored: see `Dispatcher`.
-        world: time, threads and connections.
         listener: a port that is bound already; None: this binds the one of ``settings``.
 
     Raises:

@@ -32,7 +32,6 @@ class StartRequest:
     """What a process needs to become a job's server.
 
     Args:
-        settings: the options.
         key: the job's key, 32 bytes.
         certificate: encrypts every connection; None: plain.
         mode: how it begins where an earlier server may have left snapshots.
@@ -165,8 +164,6 @@ def build_server(
     """Return a server that has its port, and its center if there is a snapshot of it; it does not serve yet.
 
     Args:
-        request: what must be served.
-        world: time, threads, connections and files.
         record_activity: called after each piece of a snapshot that was read.
         listener: its port, if that is bound already: the claim to the checkpoint names it.
         attempt: see `Ownership.write`.
@@ -230,7 +227,6 @@ def serve(
         make_request: returns what must be served.
         send_report: receives the reports, until the server is up.
         until_done: returns the process' exit status when it must end.
-        world: time, threads, connections and files.
         require_driver: raises a DistkerasError if the driver has ended: this server must not claim the snapshots then.
 
     Returns:

@@ -157,7 +157,6 @@ class JobCondition:
 
         Args:
             condition: called after each change.
-            timeout: seconds.
             hung_up: returns whether the waiting peer has hung up.
 
         Raises:

@@ -61,13 +61,10 @@ class VirtualJob:
     """Workers that have been sent the center at clock 0; the caller says when each goes on.
 
     Args:
-        rule: the update rule.
         theta0: initial parameters, shape ``(size,)``.
         gradient: ``gradient(theta, worker, batch)``.
-        workers: number of workers, n.
         learning_rate: of the server if the rule steps there; else of the workers' steps.
         scheduler: when replies are released.
-        measure_gap: measure the gaps.
         keep_centers: keep the center after each commit.
 
     Attributes:

@@ -37,7 +37,6 @@ class Channel:
         connection: the protocol's state.
         frame: seconds that one frame may take.
         context: encrypts the connection; None: plain.
-        world: the clock.
     """
 
     def __init__(
@@ -245,9 +244,7 @@ class Client:
     """Request and reply over one channel, which is opened by the first request.
 
     Args:
-        address: the server's address.
         deadlines: the longest times of the waits.
-        world: time and connections.
         met: the server is known to be at this address: another process found there has its port only while it is away.
     """
 

@@ -63,7 +63,6 @@ class Backoff:
         first, longest: the first and the longest pause, in seconds.
         timeout: seconds until the deadline.
         sleep: waits for so many seconds, or less; None: the world's.
-        world: the clock.
     """
 
     def __init__(

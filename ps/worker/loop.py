@@ -436,7 +436,6 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
     numbers. A job that ends early begins no loop any more.
 
     Args:
-        client: the worker's connection.
         welcome: what its `join` returned.
         begin: returns the loop that continues from there.
     """

@@ -91,7 +91,6 @@ class OptimizerKeeper:
     """The part of the worker's loop that is about its optimizer.
 
     Args:
-        replica: whose optimizer it is.
         interval: when a state is due; of the attempt, whose loop may begin again.
         welcome: where the partition stands.
     """

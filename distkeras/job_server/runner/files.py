@@ -36,9 +36,6 @@ class _Within:
 class JobFolder:
     """The files of one job.
 
-    Args:
-        path: of the folder.
-
     Attributes:
         sent_model: the archive that was submitted.
         model: the trained model.
@@ -228,11 +225,7 @@ class ProgressLines(Callback):
 
 
 class EventLines(logging.Handler):
-    """Writes a line for each event of the trainer and of its parameter server; see `distkeras.ps.events`.
-
-    Args:
-        path: of the file.
-    """
+    """Writes a line for each event of the trainer and of its parameter server; see `distkeras.ps.events`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -53,7 +53,6 @@ class ProcessId:
     """The identity of a process, which no other process ever has.
 
     Args:
-        pid: its number.
         started: ticks from the boot of its machine to its start.
         place: where it is visible; see `here`.
     """
@@ -136,7 +135,6 @@ class LeaseRenewal:
     Args:
         beat: file that changes every second.
         fence: file with the number of the first attempt that may still work.
-        attempt: number of this driver.
     """
 
     def __init__(self, beat: Path, fence: Path, attempt: int) -> None:

@@ -98,13 +98,7 @@ class RunnerSettings:
 
 
 class JobRunner:
-    """Runs jobs; see the module.
-
-    Args:
-        store: the jobs.
-        files: their folders.
-        settings: what the operator says.
-    """
+    """Runs jobs; see the module."""
 
     def __init__(self, store: JobStore, files: JobFiles, settings: RunnerSettings) -> None:
         self._store, self._files, self._settings = store, files, settings

@@ -38,8 +38,6 @@ class Account:
 
     Args:
         id: of the database.
-        name: of the user.
-        role: one of `ROLES`.
         expires: when their token expires, in seconds since the epoch; None: never.
     """
 
@@ -95,12 +93,7 @@ class AuditEntry(BaseModel, frozen=True):
 
 
 class Accounts:
-    """Users, tokens and the audit log; thread-safe.
-
-    Args:
-        engine: of `open_database`.
-        clock: seconds since the epoch.
-    """
+    """Users, tokens and the audit log; thread-safe. ``clock`` returns seconds since the epoch."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
@@ -163,7 +156,6 @@ class Accounts:
         """Return a new token, which is shown only here.
 
         Args:
-            user: whose.
             note: what it is for.
             expires: seconds since the epoch from which it does not count; None: never.
 

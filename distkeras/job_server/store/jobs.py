@@ -133,12 +133,7 @@ _LISTED = select(*_SHORT).join_from(JOBS, USERS)
 
 
 class JobStore:
-    """The jobs; thread-safe.
-
-    Args:
-        engine: of `open_database`.
-        clock: seconds since the epoch.
-    """
+    """The jobs; thread-safe. ``clock`` returns seconds since the epoch."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
@@ -150,7 +145,6 @@ class JobStore:
         """Add a job to the queue.
 
         Args:
-            account: whose it is.
             name: what they call it.
             description: what to do, JSON-ready.
             size: bytes of its files.
@@ -320,7 +314,6 @@ class JobStore:
         """Change a job's state; return False if its state does not allow it any more, or another server has it.
 
         Args:
-            job: as it was read.
             state: the new one. `JobState.QUEUED` only where no user asked for its end meanwhile.
             error: why it did not end well.
             size: bytes of its files.
