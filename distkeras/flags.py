@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distkeras.options import Option, options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import json_or_text
-from distkeras.settings import grouped
+from distkeras.settings import Option, grouped, options_of
 from distkeras.trainer import Trainer
 
 #: Flag to keyword, where they differ.

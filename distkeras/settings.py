@@ -1,14 +1,16 @@
 """The options of a `Trainer`: typed, and checked once, in the trainer's constructor.
 
 An option is declared once, with its type, default and text: as an argument of `Trainer`, or as a field of one of the
-groups `Network`, `Executors` and `Monitoring`. Command line, estimator, job server and docs read it there (`options`).
-The settings that act on it have a field of its name: `TrainSettings` for the data and the driver, `ServerSettings` and
-`WorkerSettings` of `ps.settings` for the others.
+groups `Network`, `Executors` and `Monitoring`. Command line, estimator, job server and docs read it there
+(`options_of`). The settings that act on it have a field of its name: `TrainSettings` for the data and the driver,
+`ServerSettings` and `WorkerSettings` of `ps.settings` for the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -382,3 +384,46 @@ def _fields(kind: type[_S], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that are fields of ``kind``."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     return {name: value for name, value in arguments.items() if name in names}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One argument of a constructor, or one field of a group of options.
+
+    Args:
+        annotation: its type, as it is written in Python.
+        default: its default, `inspect.Parameter.empty` for none.
+        text: what the docstring says of it, on one line and without markup.
+    """
+
+    name: str
+    annotation: str
+    default: Any
+    text: str
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """Return the arguments of the constructor of ``kind`` by name, with the fields of a group in its place."""
+    texts = texts_of_arguments(kind)
+    options: dict[str, Option] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name in GROUPS:
+            options |= options_of(GROUPS[name])
+        else:
+            options[name] = Option(name, str(parameter.annotation), parameter.default, texts.get(name, ""))
+    return options
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """Return the default of each option of ``kind`` that has one."""
+    options = options_of(kind).values()
+    return {option.name: option.default for option in options if option.default is not inspect.Parameter.empty}
+
+
+def texts_of_arguments(kind: type) -> dict[str, str]:
+    """Return what the section "Args" of a docstring says of each argument, on one line and without markup."""
+    section = (inspect.getdoc(kind) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    texts: dict[str, str] = {}
+    for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.M):
+        texts |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
+    return texts

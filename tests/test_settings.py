@@ -15,12 +15,11 @@ import pytest
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder
 
 from distkeras import AEASGD, Deadlines, EnsembleTrainer, Executors, Monitoring, Network, Trainer
-from distkeras.options import options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import Constant
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from distkeras.settings import GROUPS, TrainSettings, flattened, grouped
+from distkeras.settings import GROUPS, TrainSettings, flattened, grouped, options_of
 
 NO_COUNT: tuple[Any, ...] = (-1, 1.5, 2.0, True, "2", np.float64(2), math.nan)
 NO_TABLE: Any = None

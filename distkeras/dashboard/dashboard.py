@@ -2,23 +2,179 @@
 
 from __future__ import annotations
 
+import hmac
+import re
+import secrets
+import threading
+import time
 from collections.abc import Sequence
 from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
-from distkeras.dashboard.journal import read_since
-from distkeras.dashboard.listener import PageListener
-from distkeras.dashboard.page import saved_page
+from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
+from distkeras.dashboard.page import Page, live_page, saved_page
 from distkeras.dashboard.watch import JobWatch
-from distkeras.ps.errors import LocalProtocolError
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 if TYPE_CHECKING:
     from distkeras.results.job_results import JobResults
     from distkeras.trainer import Trainer
+
+_LOOPBACK, _HTML = "127.0.0.1", "text/html; charset=utf-8"
+#: Connections at a time: each has a thread.
+_CONNECTIONS = 64
+#: Seconds that a browser may keep a read or a write waiting.
+_PATIENCE = 30.0
+#: Seconds after which a stream without news shows that it lives; and after which it ends, to be asked for again.
+_SIGN, _STREAM = 10.0, 300.0
+#: The pages that may show this one in a frame: notebooks of this machine.
+_FRAMES = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:* vscode-webview:"
+
+
+class PageListener:
+    """Serves a page and its streams over HTTP on loopback.
+
+    Args:
+        watches: of the jobs, in the page's order.
+        port: 0 for one that is free.
+
+    Attributes:
+        url: of the page.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+
+    def __init__(self, watches: Sequence[JobWatch], port: int = 0) -> None:
+        token = secrets.token_urlsafe(24)
+        page = live_page(len(watches), frames=_FRAMES)
+        self._over = threading.Event()
+        self._watches = list(watches)
+        handler = type(
+            "PageHandler", (_Handler,), {"token": token, "page": page, "watches": watches, "over": self._over}
+        )
+        try:
+            self._server = _Server((_LOOPBACK, port), handler)
+        except OSError as error:
+            raise ConfigurationError(f"`port` must be free on this machine. Received: {port}: {error}") from error
+        self.url = f"http://{_LOOPBACK}:{self._server.server_port}/{token}/"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="distkeras-dashboard", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether it has been closed."""
+        return self._over.is_set()
+
+    def close(self) -> None:
+        """Stop serving, and end the streams that are open."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        for watch in self._watches:
+            with watch.changed:
+                watch.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_PATIENCE)
+
+
+class _Server(ThreadingHTTPServer):
+    """Gives each connection a thread, and refuses connections above a limit."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve the connection in a thread, or close it if there are too many."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Free the thread's place at its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report nothing: browsers may go away at any time."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Serves one connection. Attributes of the class have what it serves."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = _PATIENCE
+    token: str
+    page: Page
+    watches: Sequence[JobWatch]
+    over: threading.Event
+
+    def do_GET(self) -> None:
+        """Answer with the page, its saved form, or a job's stream."""
+        match = re.fullmatch(r"/([\w-]{1,64})/(|job\.html|jobs/\d{1,3})", self.path.partition("?")[0])
+        known = match is not None and hmac.compare_digest(match[1], self.token)
+        wanted = match[2] if match is not None and known else None
+        if wanted == "":
+            self._answer(HTTPStatus.OK, _HTML, self.page.html, self.page.policy)
+        elif wanted == "job.html":
+            journals = [read_since(watch.path) for watch in self.watches]
+            self._answer(HTTPStatus.OK, _HTML, saved_page(journals).encode())
+        elif wanted is not None and int(wanted[5:]) < len(self.watches):
+            self._stream(self.watches[int(wanted[5:])])
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There is no such page.\n")
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes, policy: str = "default-src 'none'") -> None:
+        self._head(status, kind, policy)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, kind: str, policy: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", policy)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+
+    def _stream(self, watch: JobWatch) -> None:
+        self._head(HTTPStatus.OK, STREAM_TYPE, "default-src 'none'")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        last, ends = self.headers.get("Last-Event-ID", ""), time.monotonic() + _STREAM
+        while not self.over.is_set() and time.monotonic() < ends:
+            with watch.changed:
+                entries = read_since(watch.path, last)
+                if not entries and not self.over.is_set():
+                    watch.changed.wait(_SIGN)
+                    entries = read_since(watch.path, last)
+            if entries:
+                last = entries[-1].id
+            self.wfile.write(as_events(entries))
+            self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: an access log would fill the notebook."""
+
 
 #: The page of each trainer that has one.
 _PAGES: WeakKeyDictionary[Trainer, Dashboard] = WeakKeyDictionary()

@@ -1,7 +1,7 @@
 """What a client submits: the descriptions of jobs and predict jobs, as models that check and document themselves.
 
 The fields of `Trainer`, `ModelPredictor`, `EarlyStopping`, the rules and the schedules are read from their own
-declarations (`distkeras.options`), so that an option is declared in one place.
+declarations (`distkeras.settings`), so that an option is declared in one place.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from distkeras.callbacks import EarlyStopping
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.submission import LEFT_OUT
-from distkeras.options import Option, defaults_of, options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.settings import component_settings, flattened, grouped, train_settings
+from distkeras.settings import Option, component_settings, defaults_of, flattened, grouped, options_of, train_settings
 from distkeras.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -113,7 +112,6 @@ def model_of_options(
     """Return a model whose fields are options.
 
     Args:
-        options: of `options_of`.
         left_out: names of options that a job cannot set.
         types: the types of options, by name, whose annotation says too little.
         more: further fields, as `pydantic.create_model` takes them.
@@ -284,7 +282,6 @@ def description_error(error: ValidationError, prefix: str = "", *, form: bool = 
     """Return one error of a validation: that of the deepest field.
 
     Args:
-        error: the errors of all fields.
         prefix: the field that the checked value is in.
         form: a form was checked, whose part ``job`` is the description.
     """

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from distkeras.job_server.description import Description, JobId, Place, model_of_options
 from distkeras.job_server.runner.files import JobFolder, append
-from distkeras.options import options_of
 from distkeras.ps.errors import ConfigurationError
+from distkeras.settings import options_of
 from distkeras.transformers.predictor import ModelPredictor, PackedModel
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def predict(
     """Write the rows with their predictions.
 
     Args:
-        spark: the session.
         folder: of the job, with the model.
         description: what to do.
         places: where to read and to write, as URIs.

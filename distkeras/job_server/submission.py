@@ -14,10 +14,10 @@ from typing import Any
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_archive
 from distkeras.keras_model import archive
-from distkeras.options import defaults_of, options_of
 from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.settings import defaults_of, options_of
 from distkeras.trainer import Trainer
 
 #: Keywords of `Trainer` that a job cannot set: code, and addresses, files and the terminal of the driver's machine.

@@ -24,9 +24,8 @@ from pyspark.ml.param.shared import (
 
 from distkeras.keras_model.archive import require_model
 from distkeras.ml.persistence import keeping, live
-from distkeras.options import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
-from distkeras.settings import GROUPS, TrainSettings, flattened
+from distkeras.settings import GROUPS, TrainSettings, flattened, texts_of_arguments
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import (
     BOOLEAN,
@@ -232,11 +231,7 @@ class KeywordParams(Params):
         return live(super().getOrDefault(param))
 
     def extractParamMap(self, extra: Any = None) -> Any:
-        """Return the values of all parameters that are set or have a default.
-
-        Args:
-            extra: values that replace them.
-        """
+        """Return the values of all parameters that are set or have a default."""
         return {param: live(value) for param, value in super().extractParamMap(extra).items()}
 
     def value(self, keyword: str) -> Any:

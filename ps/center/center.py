@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -26,7 +26,6 @@ from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
-from distkeras.ps.center.speeds import window_by_speed
 from distkeras.ps.center.tables import Table, check_rows, row_not_finite
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError, ShapeError
 from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
@@ -35,6 +34,26 @@ from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_FLOATS, Commit, Hel
 from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
+
+#: By how much a quotient may lie below a whole number and be taken for it: times are sums of rounded numbers.
+_ROUNDING = 1e-9
+
+
+def window_by_speed(longest: int, speed: float | None, speeds: Iterable[float | None]) -> int:
+    r"""Return the steps of a worker's next window: :math:`H_k = \max(1, \lfloor H v_k / v_{\max} \rfloor)`.
+
+    Args:
+        longest: H, the window of the fastest worker.
+        speed: v_k, the worker's own, steps per second; None: it is not measured, and gets H.
+        speeds: those of all active workers, the worker's own among them.
+
+    Reference:
+        Liu et al. 2024 (arXiv 2401.09135), Equation 6: dynamic local updates (DyLU).
+    """
+    if speed is None:
+        return longest
+    fastest = max(other for other in speeds if other is not None)
+    return max(1, math.floor(longest * (speed / fastest) * (1 + _ROUNDING)))
 
 
 class CheckedArithmetic:
@@ -171,7 +190,6 @@ class Center:
     """The shared parameters under one rule: a vector, and tables whose rows commits name.
 
     Args:
-        rule: the update rule.
         vector: initial parameters, shape ``(size,)``, float32 (float64 in simulations); copied.
         workers: number of workers of the job, n.
         learning_rate: the server's eta, a number or a schedule over the clock; gradient rules only.
@@ -310,7 +328,6 @@ class Center:
 
         Args:
             commit: of the right shapes.
-            parts: its payload.
             arrived: when it arrived, by the monotonic clock; None: now.
 
         Returns:
@@ -657,7 +674,6 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
 
     Args:
         center: what the commit is for.
-        commit: as it came.
         codec: of the parts that are packed; None: none may be.
 
     Raises:
@@ -704,9 +720,7 @@ def not_finite(
 
     Args:
         commit: of the right shapes.
-        parts: its parts as vectors.
         layouts: of the center and the statistics; none: the error names no array.
-        shapes: of the tables.
     """
     for part in (*parts, commit.moving_statistics):
         # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.

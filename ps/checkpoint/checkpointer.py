@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
+from distkeras.ps.center.optimizer_states import KeptState
 from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
-from distkeras.ps.checkpoint.optimizer_files import OptimizerFiles
 from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
@@ -21,6 +21,46 @@ from distkeras.ps.validate import check_field, invalid, require_boolean, require
 from distkeras.ps.world.world import REAL, Condition, World
 
 log = logging.getLogger(__name__)
+
+#: The share of the time that writing states may take, and seconds of writing that need no share.
+SHARE, _FREE_SECONDS = 0.1, 5.0
+
+
+class OptimizerFiles:
+    """Writes each state once, however many snapshots name its file.
+
+    Args:
+        center: the center whose partitions' states they are.
+        files: by partition, the file of the state that ``center`` was restored with.
+    """
+
+    def __init__(self, directory: SnapshotDirectory, center: Center, files: Mapping[int, str], world: World) -> None:
+        self._directory, self._now = directory, world.monotonic
+        kept = {worker: lease.optimizer for worker, lease in center.leases.items()}
+        #: By partition, the state that was saved last and its file.
+        self._saved = {worker: (kept[worker], file) for worker, file in files.items() if kept.get(worker) is not None}
+        self._due = 0.0
+
+    def save(self, states: Mapping[int, KeptState], *, now: bool) -> dict[int, str]:
+        """Write those of ``states`` that have no file, if it is time or ``now``; return the files by partition.
+
+        If many large states take long to write, snapshots would take as long. So the next states are written when the
+        time for these has become a small share; until then, snapshots name the files of older states.
+        """
+        began = self._now()
+        new = {worker: kept for worker, kept in states.items() if self._saved.get(worker, (None,))[0] is not kept}
+        if new and (now or began >= self._due):
+            try:
+                for worker, kept in new.items():
+                    self._saved[worker] = kept, self._directory.save_optimizer(worker, kept)
+            except SnapshotError as error:  # the snapshot itself may still succeed
+                report(log, "optimizer", "the optimizer's state of a partition is not saved: %s", error)
+            seconds = self._now() - began
+            self._due = self._now() + (seconds / SHARE if seconds > _FREE_SECONDS else 0.0)
+        # A state that was dropped must not come back.
+        self._saved = {worker: saved for worker, saved in self._saved.items() if worker in states}
+        return {worker: file for worker, (_, file) in self._saved.items()}
+
 
 #: Pauses before a snapshot that could not be written is tried again, in seconds: the disk may be full for a while.
 _RETRY_FIRST, _RETRY_MOST = 0.2, 10.0
@@ -101,11 +141,8 @@ class Checkpointer:
 
     Args:
         checkpoint: how often the center is saved, and how many snapshots are kept.
-        directory: where it is saved.
-        center: what is saved.
         changed: guards the center, and is notified of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
-        world: threads and the clock.
         fail: ends the job: another server owns the directory.
     """
 

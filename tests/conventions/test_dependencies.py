@@ -36,7 +36,7 @@ SANS_IO = [
     *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
     *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
     "worker/loop",
-    *(f"simulation/{name}" for name in ("simulate", "virtual_clock", "virtual_job", "function_replica", "daso")),
+    *(f"simulation/{name}" for name in ("simulate", "virtual_job", "function_replica", "daso")),
 ]
 
 

@@ -16,10 +16,10 @@ from distkeras.job_server.description import (
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.prediction import PREDICTOR_LEFT_OUT, PredictionDescription, PredictorOptions
 from distkeras.job_server.submission import LEFT_OUT
-from distkeras.options import options_of
 from distkeras.ps.rules import all_rules
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.rules.schedules import schedule_of
+from distkeras.settings import options_of
 from distkeras.trainer import Trainer
 from distkeras.transformers import ModelPredictor
 

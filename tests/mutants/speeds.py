@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-_SPEEDS, _LEASES, _CENTER, _LOOP = (
-    "ps/center/speeds.py",
-    "ps/center/leases.py",
-    "ps/center/center.py",
-    "ps/worker/loop.py",
-)
+_CENTER, _LEASES, _LOOP = "ps/center/center.py", "ps/center/leases.py", "ps/worker/loop.py"
 _AT_CENTER = ("tests/ps/center/test_speeds.py",)
 _AT_WORKER = ("tests/ps/worker/test_windows_by_speed.py",)
 _IN_TIME = ("tests/ps/simulation/test_windows_by_speed.py",)
@@ -17,7 +12,7 @@ _IN_TIME = ("tests/ps/simulation/test_windows_by_speed.py",)
 SPEEDS = (
     Mutant(
         "the slowest worker is the measure",
-        _SPEEDS,
+        _CENTER,
         "fastest = max(",
         "fastest = min(",
         "windows are longer than the longest one",
@@ -25,7 +20,7 @@ SPEEDS = (
     ),
     Mutant(
         "a window may have no step",
-        _SPEEDS,
+        _CENTER,
         "return max(1, math.floor(",
         "return max(0, math.floor(",
         "a slow worker commits nothing, for ever",
@@ -33,7 +28,7 @@ SPEEDS = (
     ),
     Mutant(
         "windows are rounded up",
-        _SPEEDS,
+        _CENTER,
         "math.floor(longest",
         "math.ceil(longest",
         "slow workers take longer than the fastest one",
@@ -41,7 +36,7 @@ SPEEDS = (
     ),
     Mutant(
         "a whole quotient may be rounded down",
-        _SPEEDS,
+        _CENTER,
         " * (1 + _ROUNDING)))",
         "))",
         "a window is a step shorter than it should be, by a rounding error",
@@ -49,7 +44,7 @@ SPEEDS = (
     ),
     Mutant(
         "a worker that is not measured has the shortest window",
-        _SPEEDS,
+        _CENTER,
         "        return longest\n",
         "        return 1\n",
         "every worker begins with a window of one step",
@@ -121,7 +116,7 @@ SPEEDS = (
     ),
     Mutant(
         "a simulated exchange arrives when it is processed",
-        "ps/simulation/virtual_clock.py",
+        "ps/simulation/simulate.py",
         "job.exchange(worker, self._arrivals[worker])",
         "job.exchange(worker)",
         "a busy server makes all its workers equally slow",

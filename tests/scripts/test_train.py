@@ -17,7 +17,7 @@ from support.patience import patience
 from distkeras import Trainer
 from distkeras.data.datasets import write_parquet
 from distkeras.flags import RENAMED, trainer_keywords, values_of
-from distkeras.options import options_of
+from distkeras.settings import options_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError

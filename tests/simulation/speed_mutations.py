@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from distkeras.ps.center import center as center_module
-from distkeras.ps.center.center import Center
+from distkeras.ps.center.center import Center, window_by_speed
 from distkeras.ps.center.leases import Leases, PartitionLease
-from distkeras.ps.center.speeds import window_by_speed
 from distkeras.ps.worker import loop
 from simulation.planting import Patch, mutation, nothing
 

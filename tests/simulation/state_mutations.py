@@ -12,8 +12,8 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
 from distkeras.ps.checkpoint import checkpointer, directory, ownership, snapshot
+from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.optimizer_files import OptimizerFiles
 from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero

@@ -14,9 +14,9 @@ from support.ps.toy_model import ToyJob
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.optimizer_states import KeptState
-from distkeras.ps.checkpoint import optimizer_files
+from distkeras.ps.checkpoint import checkpointer
+from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
-from distkeras.ps.checkpoint.optimizer_files import OptimizerFiles
 from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.protocol.messages import OptimizerState
@@ -173,7 +173,7 @@ def test_where_they_take_long_to_write_snapshots_name_older_ones(
         written.append(saved.restored()[0][0])
         saved.clock.seconds += 99.0 if number == 1 else 1.0
     assert written == [[0], [0], [2], [3]]
-    assert optimizer_files.SHARE == 0.1
+    assert checkpointer.SHARE == 0.1
 
 
 def test_a_state_that_cannot_be_written_does_not_hold_up_the_snapshot(
