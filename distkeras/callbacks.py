@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Records, Status
 from distkeras.ps.protocol.tables import TableShape
@@ -88,7 +88,8 @@ class TrainingSetup:
     Args:
         metrics: names of loss and metrics, loss first.
         build_replica: makes a copy of the model, compiled like the workers'.
-        read_rows: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
+        read_rows: returns the rows of a validation DataFrame, at most so many, as one mini-batch; raises an
+            EmptyDataError for no rows.
         facts: what is known of the job; None: nothing.
         events: where the job's events are collected.
         options: the trainer's options, by name: numbers, texts, and None.
@@ -97,22 +98,11 @@ class TrainingSetup:
 
     metrics: tuple[str, ...]
     build_replica: Callable[[], KerasReplica]
-    read_rows: Callable[[DataFrame, int], Batch | None]
+    read_rows: Callable[[DataFrame, int], Batch]
     facts: JobFacts | None = None
     events: Events = field(default_factory=Events)
     options: Mapping[str, Any] = field(default_factory=dict)
     outcome: JobOutcome | None = None
-
-    def read_validation_rows(self, df: DataFrame, max_rows: int) -> Batch:
-        """Return the rows of ``df``, at most ``max_rows`` of them, as one mini-batch.
-
-        Raises:
-            EmptyDataError: there are none.
-        """
-        batch = self.read_rows(df, max_rows)
-        if batch is None:
-            raise EmptyDataError("the validation DataFrame must have rows. Received: none")
-        return batch
 
 
 @dataclass(frozen=True)
@@ -398,7 +388,7 @@ class EarlyStopping(Callback):
             raise ConfigurationError(
                 f"`monitor` must be one of {list(setup.metrics)}. Received: monitor={self.monitor!r}"
             )
-        self.validation_batch = setup.read_validation_rows(self._df, self.max_rows)
+        self.validation_batch = setup.read_rows(self._df, self.max_rows)
 
     def on_center(self, context: CallbackContext) -> None:
         """Evaluate the center, unless that has not changed."""

@@ -124,7 +124,7 @@ class KerasCallbacks(Callback):
                     f"Received: monitor={monitor!r}"
                 )
         if self._validation is not None:
-            self._batch = setup.read_validation_rows(self._validation, self.max_rows)
+            self._batch = setup.read_rows(self._validation, self.max_rows)
 
     def on_center(self, context: CallbackContext) -> None:
         """End the epochs that are over."""

@@ -105,7 +105,7 @@ class MLflowLogger(Callback):
         self._metrics, self._batch, self._own_run = setup.metrics, None, False
         self._clock, self._latest = -1, b""
         if self._validation is not None:
-            self._batch = setup.read_validation_rows(self._validation, self.max_rows)
+            self._batch = setup.read_rows(self._validation, self.max_rows)
         mlflow = _mlflow()
         run = mlflow.active_run()
         if run is None:

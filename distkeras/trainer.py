@@ -348,9 +348,6 @@ class Trainer(JobResults):
         size, a label that is no class, or a value that ``decode`` fails on. The check reads each row once more, in
         Python.
 
-        Args:
-            df: the data.
-
         Raises:
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: columns that cannot work.
         """
@@ -361,7 +358,6 @@ class Trainer(JobResults):
         """Return the rows of ``df`` that `valid_rows` leaves out, with the reason in a new column of text.
 
         Args:
-            df: the data.
             reason_col: name of the new column.
 
         Raises:
@@ -469,7 +465,7 @@ class Trainer(JobResults):
         loss, *others = ((name, float(np.average(last[name].to_numpy(), weights=samples))) for name in records.metrics)
         return TrainedGroup((), int(samples.sum()), 0.0, loss[1], tuple(others), weights=weights_of(model))
 
-    def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch | None:
+    def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch:
         """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""
         require_dataframe("df", df, stream=False)
         spec = data_spec(model, df.schema, **self.settings.data_arguments)

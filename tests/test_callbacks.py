@@ -35,10 +35,10 @@ ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), n
 class CallbackHarness:
     """A callback, begun, and what it asks for."""
 
-    def __init__(self, callback: Any, replica: KerasReplica, rows: Batch | None = ROWS) -> None:
+    def __init__(self, callback: Any, replica: KerasReplica) -> None:
         self.callback, self.replica = callback, replica
         self.stopped: str | None = None
-        callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: rows))
+        callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: ROWS))
 
     def context(self, weight: float, clock: int, **options: Any) -> CallbackContext:
         center = CenterWeights(clock, np.array([weight], np.float32), np.empty(0, np.float32))
@@ -151,10 +151,6 @@ class TestEarlyStopping:
     def test_an_unknown_metric(self, replica: KerasReplica) -> None:
         with pytest.raises(ConfigurationError, match=r"one of \['loss', 'mae'\].*'accuracy'"):
             CallbackHarness(EarlyStopping(NO_FRAME, "val_accuracy"), replica)
-
-    def test_no_rows(self, replica: KerasReplica) -> None:
-        with pytest.raises(EmptyDataError):
-            CallbackHarness(EarlyStopping(NO_FRAME), replica, rows=None)
 
     @pytest.mark.parametrize(
         ("name", "sign"),

@@ -36,7 +36,6 @@ def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str, *, 
     """Return a parameter whose converter refuses in this project's words.
 
     Args:
-        name: name of the parameter.
         doc: one line for `explainParams`.
         convert: returns the value to keep; TypeError or ValueError (a ConfigurationError is one) where it cannot work.
         expected: completes "`keyword` must be …".
@@ -93,11 +92,6 @@ def integer_from(minimum: int) -> Callable[[Any], int]:
     return lambda value: require_integer("value", value, minimum)
 
 
-def true_or_false(value: Any) -> bool:
-    """Return a bool; ConfigurationError for anything else."""
-    return require_boolean("value", value)
-
-
 def one_of(*choices: str) -> Callable[[Any], str]:
     """Return a converter that takes ``choices`` only; it raises ValueError for anything else."""
 
@@ -115,7 +109,7 @@ NEW_COLUMN = column_name, "the name of a new column"
 COLUMN_OR_NONE = text_or_empty, "a column name"
 POSITIVE_INTEGER = integer_from(1), "a positive integer"
 FINITE = finite_float, "a finite number"
-BOOLEAN = true_or_false, "True or False"
+BOOLEAN = functools.partial(require_boolean, "value"), "True or False"
 INVALID = one_of("error", "skip", "keep"), "one of 'error', 'skip' and 'keep'"
 
 

@@ -157,8 +157,6 @@ class KerasGradient:
         )
         most = max_bytes // spec.row_bytes
         rows = collect(df, spec, most + 1)
-        if rows is None:
-            raise EmptyDataError("`df` must have rows. Received: none")
         if rows.size > most:
             raise ConfigurationError(
                 f"`df` must fit into max_bytes={max_bytes}, which is {most} rows of these columns. Received: more"

@@ -3,8 +3,9 @@
 ``history`` has the columns worker, epoch, iteration, timestamp, loss, each metric, samples: one row a mini-batch.
 ``commits`` has clock, worker, sequence, staleness, steps and more: one row an update of the center variable. Both may
 be Spark or pandas DataFrames, and a simulation's `Trace` may stand for ``commits``, but where its history is asked for
-too; results are plain numbers or pandas DataFrames. `analysis.implicit_momentum` measures the momentum that asynchrony
-implies.
+too; results are plain numbers or pandas DataFrames. All functions raise EmptyDataError for a DataFrame without rows,
+and MissingColumnError for one without a column that they read. `analysis.implicit_momentum` measures the momentum that
+asynchrony implies.
 
 Reference:
     Hermans: On Scalable Deep Learning and Parallelizing Gradient Descent, 2017, sections 1.3 and 3.4.
@@ -23,35 +24,12 @@ import pandas as pd
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
 from distkeras.ps.simulation.virtual_job import Trace
 
-__all__ = [
-    "HISTORY_KEYS",
-    "MEASURES",
-    "Measure",
-    "Mode",
-    "averaged",
-    "efficiencies",
-    "hardware_efficiency",
-    "over_commits",
-    "per_worker",
-    "recorded_schedule",
-    "staleness_histogram",
-    "statistical_efficiency",
-    "temporal_efficiency",
-    "updates_to_target",
-    "values",
-]
-
 
 def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
     """Return a copy of ``frame`` in pandas.
 
     Args:
         frame: Spark or pandas DataFrame, or a simulation's trace, which stands for its commits.
-        columns: what it must have.
-
-    Raises:
-        EmptyDataError: there is no row.
-        MissingColumnError: a column is missing.
     """
     if isinstance(frame, Trace):
         names = ("clock", "worker", "staleness", "steps", "scale", "gap", "normalized_gap")
@@ -81,10 +59,6 @@ def per_worker(history: Any) -> pd.DataFrame:
     """Return each worker's own curve: the history by worker and iteration, with the column ``seconds`` in front.
 
     ``seconds`` is the time since the job's first completed step, of any worker.
-
-    Raises:
-        EmptyDataError: there is no row.
-        MissingColumnError: a column of a history is missing.
     """
     frame = as_pandas(history, ("worker", "iteration", "timestamp"))
     frame.insert(0, "seconds", seconds_since_first(frame["timestamp"]))
@@ -98,7 +72,6 @@ def averaged(history: Any, every: float) -> pd.DataFrame:
     the mean over the span's samples.
 
     Args:
-        history: the history.
         every: length of a span in seconds.
 
     Returns:
@@ -107,7 +80,6 @@ def averaged(history: Any, every: float) -> pd.DataFrame:
 
     Raises:
         ConfigurationError: ``every`` is not positive.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     if not every > 0:
         raise ConfigurationError(f"`every` must be a positive number of seconds. Received: every={every}")
@@ -141,9 +113,6 @@ def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
     Returns:
         Counts (int64), indexed by ``staleness`` 0, 1, ... up to the largest that occurred, without gaps; a column for
         each worker's id, or the one column ``commits``.
-
-    Raises:
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     frame = as_pandas(commits, ("staleness", "worker"))
     every = pd.RangeIndex(int(frame["staleness"].max()) + 1, name="staleness")
@@ -171,7 +140,6 @@ def values(commits: Any, measure: Measure) -> pd.Series:
 
     Raises:
         ConfigurationError: another word, or a gap that was not measured.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     if measure not in MEASURES:
         raise ConfigurationError(f"`measure` must be one of {', '.join(MEASURES)}. Received: measure={measure!r}")
@@ -198,7 +166,6 @@ def over_commits(commits: Any, measure: Measure, *, points: int = 100) -> pd.Dat
 
     Raises:
         ConfigurationError: ``points`` is not positive; otherwise as for `values`.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     if points < 1:
         raise ConfigurationError(f"`points` must be positive. Received: points={points}")
@@ -227,13 +194,9 @@ def recorded_schedule(commits: Any) -> list[int]:
     at clock 0. One that joined late, or was tried again, took in truth a later center than in the replay, so its next
     commit is less stale on record. A run whose workers all began before the first commit replays exactly.
 
-    Args:
-        commits: the run's commits.
-
     Raises:
         LedgerError: the clocks are not 0, 1, 2 …, each once, so that a commit is missing or there twice.
         ConfigurationError: a worker's id that is not an integer of at least 0.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     frame = as_pandas(commits, ("clock", "worker")).sort_values("clock")
     clocks = frame["clock"].to_numpy()
@@ -277,7 +240,6 @@ def temporal_efficiency(
 
     Raises:
         ConfigurationError: a run has steps at one moment only, so that no time passes.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     curves = [_curve(history, metric) for history in (a, b)]
     end = min(times[-1] for times, _ in curves)
@@ -327,7 +289,6 @@ def updates_to_target(
 
     Raises:
         ConfigurationError: ``window`` is not positive, or ``mode`` is another word.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     if window < 1 or mode not in ("max", "min"):
         raise ConfigurationError(
@@ -377,7 +338,7 @@ def statistical_efficiency(
         The ratio; 0 if only the baseline reaches the target, infinity if only ``run`` does, NaN if neither.
 
     Raises:
-        ConfigurationError, EmptyDataError, MissingColumnError: as for `updates_to_target`.
+        ConfigurationError: as for `updates_to_target`.
     """
     needed, reference = (
         updates_to_target(history, commits, metric, target, mode=mode, window=window)
@@ -399,9 +360,6 @@ def hardware_efficiency(history: Any) -> float:
 
     The first step itself, in which a worker also compiles its model, is left out. Workers share each epoch's data, so
     that one epoch is over when all of them are through it.
-
-    Raises:
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     frame = as_pandas(history, ("epoch", "timestamp"))
     return float(seconds_since_first(frame["timestamp"]).max() / frame["epoch"].nunique())
@@ -430,7 +388,6 @@ def efficiencies(
 
     Raises:
         ConfigurationError: ``baseline`` is not among ``runs``; otherwise as for the three functions.
-        EmptyDataError, MissingColumnError: as for `per_worker`.
     """
     if baseline not in runs:
         raise ConfigurationError(f"`baseline` must be one of {', '.join(runs)}. Received: baseline={baseline!r}")

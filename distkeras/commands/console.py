@@ -1,4 +1,4 @@
-"""What the commands that run Spark have in common: a quiet console, the session, and what an error or Ctrl-C prints."""
+"""What the commands that run Spark share: a quiet console, files, the session, and what an error or Ctrl-C prints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from distkeras.flags import SWITCH, TomlArgumentParser
-from distkeras.ps.errors import VARIABLE, DistkerasError, headline
+from distkeras.keras_model import archive
+from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
 
 if TYPE_CHECKING:
     import argparse
 
+    import keras
     from pyspark.sql import SparkSession
 
 #: What TensorFlow and Spark print at every start, before any setting of theirs counts.
@@ -49,7 +52,6 @@ def run_command(
     """Run a command, and return its exit status: 0; 2 for an error that has a name; 130 after Ctrl-C.
 
     Args:
-        prog: name of the command.
         parser: makes its parser, which has the flags of `add_common_flags`.
         run: does the work. A KeyboardInterrupt may have a text that says where it stopped.
         argv: the words of the command line; None: those of this process.
@@ -78,6 +80,32 @@ def run_command(
         sys.stderr.write(f"{prog}: interrupted. {error}\n")
         return 130
     return 0
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or URI, one of Arrow's, and the path in it."""
+    from pyarrow import fs
+
+    found: tuple[Any, str] = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+    return found
+
+
+def load_model(uri: str) -> keras.Model:
+    """Return the model in a ``.keras`` file, compiled as it was.
+
+    Raises:
+        ConfigurationError: it cannot be read, or Keras cannot load it.
+    """
+    import pyarrow as pa
+
+    try:
+        system, path = file_system(uri)
+        with system.open_input_stream(path) as file:
+            return archive.from_bytes(file.read(), compiled=True)
+    except (OSError, pa.ArrowException, ConfigurationError) as error:
+        raise ConfigurationError(
+            f"`--model` must be a model that Keras saved. Received: --model {uri}: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

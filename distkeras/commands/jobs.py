@@ -241,10 +241,6 @@ def _token(client: JobClient, arguments: argparse.Namespace) -> None:
     _write(client.new_token(arguments.note, days=arguments.days, user=arguments.user) + "\n")
 
 
-def _show(client: JobClient, arguments: argparse.Namespace) -> None:
-    _write(json.dumps(_job(client, arguments).record, indent=2) + "\n")
-
-
 def _write(text: str) -> None:
     """Print what a server says, without signs that a terminal would obey."""
     sys.stdout.write(re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "?", text))
@@ -256,7 +252,7 @@ _ACTIONS: dict[str, Any] = {
     "predict": _predict,
     "list": _list,
     "watch": _watch,
-    "show": _show,
+    "show": lambda client, arguments: _write(json.dumps(_job(client, arguments).record, indent=2) + "\n"),
     "log": _log,
     "resubmit": lambda client, arguments: _write(_job(client, arguments).resubmit().id + "\n"),
     "cancel": lambda client, arguments: _job(client, arguments).cancel(),

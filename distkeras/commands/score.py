@@ -9,13 +9,11 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import KerasModel
-from distkeras.commands.console import add_common_flags, run_command, spark_session
+from distkeras.commands.console import add_common_flags, load_model, run_command, spark_session
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
-from distkeras.keras_model import archive
 from distkeras.ml.params import KEYWORDS
 from distkeras.ps.errors import ConfigurationError
 
@@ -129,7 +127,7 @@ def model_of(arguments: argparse.Namespace) -> Transformer:
         with warnings.catch_warnings():
             # Scoring needs no optimizer. That of a model that has been trained by others' optimizers has no state.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-            return KerasModel(archive.from_bytes(bytes_of(uri), compiled=True), **given)
+            return KerasModel(load_model(uri), **given)
     kind = DefaultParamsReader.loadMetadata(uri, SparkSession.active())["class"].rpartition(".")[2]
     if kind == KerasModel.__name__:
         loaded: Transformer = KerasModel.load(uri).setParams(**given)
@@ -138,26 +136,6 @@ def model_of(arguments: argparse.Namespace) -> Transformer:
         flags = [f"--{keywords()[keyword].replace('_', '-')}" for keyword in given]
         raise ConfigurationError(f"{', '.join(flags)} must be of a Keras model. Received: --model {uri}, a {kind}")
     return PipelineModel.load(uri)
-
-
-def bytes_of(uri: str) -> bytes:
-    """Return a file, of this machine or of one of Arrow's file systems.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
-    import pyarrow as pa
-    from pyarrow import fs
-
-    try:
-        system, path = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
-        with system.open_input_stream(path) as file:
-            data: bytes = file.read()
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigurationError(
-            f"`--model` must be a model that Keras saved. Received: --model {uri}: {error}"
-        ) from error
-    return data
 
 
 def require_options(arguments: argparse.Namespace) -> None:

@@ -12,16 +12,16 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import Checkpoint, EnsembleTrainer, Trainer
-from distkeras.commands.console import add_common_flags, run_command, spark_session
+from distkeras.commands.console import add_common_flags, file_system, load_model, run_command, spark_session
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
+from distkeras.results.job_results import write_files
 
 if TYPE_CHECKING:
     import keras
@@ -132,38 +132,6 @@ def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
     return Trainer(model, rule_object, **given)
 
 
-@contextmanager
-def local(uri: str) -> Iterator[Path]:
-    """Give the path of a file, or of its copy if it is not of this machine."""
-    if "://" not in uri:
-        yield Path(uri)
-        return
-    from pyarrow import fs
-
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / uri.rpartition("/")[2]
-        system, path = fs.FileSystem.from_uri(uri)
-        fs.copy_files(path, str(copy), source_filesystem=system, destination_filesystem=fs.LocalFileSystem())
-        yield copy
-
-
-def load(uri: str) -> keras.Model:
-    """Return the model, with what it is compiled with.
-
-    Raises:
-        ConfigurationError: there is none, or Keras cannot load it.
-    """
-    import keras
-
-    try:
-        with local(uri) as path:
-            return keras.saving.load_model(path)
-    except (OSError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"`--model` must be a model that Keras saved. Received: --model {uri}: {error}"
-        ) from error
-
-
 def target(uri: str, overwrite: bool) -> tuple[Any, str]:
     """Return file system and path of the folder to write to, which is made if it is missing.
 
@@ -174,7 +142,7 @@ def target(uri: str, overwrite: bool) -> tuple[Any, str]:
     from pyarrow import fs
 
     try:
-        system, path = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+        system, path = file_system(uri)
         system.create_dir(path, recursive=True)
         holds = system.get_file_info(fs.FileSelector(path))
     except (OSError, pa.ArrowException) as error:
@@ -186,34 +154,27 @@ def target(uri: str, overwrite: bool) -> tuple[Any, str]:
 
 def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots: bool) -> None:
     """Write the model, the tables, a summary and the plots of a job into a new local folder."""
-    import pyarrow.parquet as pq
-
-    from distkeras.analysis import metrics
+    import pandas as pd
 
     folder.mkdir(parents=True, exist_ok=True)
-    history, commits = trainer.history.toArrow(), trainer.commits.toArrow()
-    trainer.model.save(folder / "model.keras")
-    pq.write_table(history, folder / "history.parquet")
-    pq.write_table(commits, folder / "commits.parquet")
+    numbers = write_files(trainer, folder)
+    history = pd.read_parquet(folder / "history.parquet")
     summary = {
         "rule": trainer.rule.name,
         "hyper_parameters": trainer.rule.config(),
-        "workers": len(commits["worker"].unique()),
-        "commits": len(commits),
-        "samples": sum(history["samples"].to_pylist()),
-        "seconds": trainer.timings,
-        "epochs": epochs_of(history.to_pandas()),
+        **numbers,
+        "epochs": epochs_of(history),
         "options": {name: value for name, value in vars(arguments).items() if value not in (None, [])},
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     sys.stdout.write(report_of(summary))
     if plots:
+        from distkeras.analysis.metrics import HISTORY_KEYS
         from distkeras.analysis.plots import curves, staleness
 
-        run = history.to_pandas()
-        for name in run.columns.difference(metrics.HISTORY_KEYS):
-            curves({trainer.rule.name: run}, name, folder / f"{name}.png")
-        staleness(commits.to_pandas(), folder / "staleness.png")
+        for name in history.columns.difference(HISTORY_KEYS):
+            curves({trainer.rule.name: history}, name, folder / f"{name}.png")
+        staleness(pd.read_parquet(folder / "commits.parquet"), folder / "staleness.png")
 
 
 def epochs_of(history: pd.DataFrame) -> list[dict[str, float]]:
@@ -269,7 +230,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.plots and not drawn:
         raise ConfigurationError("`--plots` needs matplotlib: pip install 'distkeras[plots]'. Received: --plots")
     saving = saving_of(arguments)
-    trainer = trainer_of(arguments, load(arguments.model))
+    trainer = trainer_of(arguments, load_model(arguments.model))
     system, path = target(arguments.out, bool(arguments.overwrite))
     with spark_session() as spark:
         df: DataFrame = spark.read.parquet(arguments.data)

@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 STREAM_TYPE = "text/event-stream"
 
 
-def as_events(entries: Sequence[Entry], retry_ms: int = 1000) -> bytes:
+def as_events(entries: Sequence[Entry]) -> bytes:
     """Return the lines as server-sent events with ids. Without lines, a comment shows that the stream lives.
 
-    Args:
-        entries: lines of JSON, which have no line breaks.
-        retry_ms: when a stream that has ended is to be asked for again.
+    A browser asks again for a stream that has ended after a second.
     """
     parts = [f"id: {entry.id}\ndata: {entry.data}\n\n" for entry in entries] or [": alive\n\n"]
-    return (f"retry: {retry_ms}\n\n" + "".join(parts)).encode()
+    return ("retry: 1000\n\n" + "".join(parts)).encode()
 
 
 #: Bytes of increments, at least, before a file is written again.
@@ -39,9 +37,6 @@ class Journal:
     """Writes the journal of a job. The first line names the edition, the second has all, and others have changes.
 
     Where those have outgrown the second, another edition is begun, so the file has at most twice what there is to tell.
-
-    Args:
-        path: of the file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -32,6 +32,7 @@ from distkeras.data.spool import Spool, local_directory
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,
+    EmptyDataError,
     JobStoppedError,
     LedgerError,
     LocalProtocolError,
@@ -56,7 +57,6 @@ class Prefetcher(Generic[T]):
     Args:
         items: consumed by the thread.
         depth: items to hold ready, at least 1.
-        name: name of the thread.
         timeout: seconds that the consumer waits for an item.
         what: the item that is waited for, for error texts.
         worker: the worker that consumes, for error texts.
@@ -424,8 +424,8 @@ def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step
     return tuple(arrays)
 
 
-def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
-    """Return rows of a DataFrame on the driver as one mini-batch, checked as workers check them; None for no rows.
+def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch:
+    """Return rows of a DataFrame on the driver as one mini-batch, checked as workers check them.
 
     Of more than ``most`` rows it has that many, chosen as good as at random by their values and ``spec.seed``: the same
     ones each time.
@@ -433,6 +433,7 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
     ``spec`` must have one epoch, without shuffling.
 
     Raises:
+        EmptyDataError: there are no rows.
         BadValueError, ShapeError, MissingColumnError: as `BatchSource`.
         WorkerError: Spark cannot compute the rows.
     """
@@ -444,4 +445,7 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
     except PySparkException as error:
         raise typed_error(error, df.sparkSession) from None
     with BatchSource(iter(table.to_batches()), replace(spec, batch_size=most), worker=0) as source:
-        return next(source, None)
+        batch = next(source, None)
+    if batch is None:
+        raise EmptyDataError("the DataFrame must have rows. Received: none")
+    return batch

@@ -20,7 +20,6 @@ from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostErr
 from distkeras.ps.validate import require_number
 
 _PREFIX = "/api/v1"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Bytes of the longest answer of JSON.
 _LONGEST = 64 << 20
 TOKEN = "DISTKERAS_TOKEN"
@@ -29,23 +28,13 @@ _FROM_PROXIES = (502, 503, 504)
 
 
 class ServerConnection:
-    """Sends requests to a server in the name of a user.
-
-    Args:
-        url: of the server.
-        token: of the user; None: what the environment has as ``DISTKERAS_TOKEN``.
-        timeout: seconds that an answer may keep silent.
-        plain_http: send the token over HTTP to another machine, where anyone on the way may read it.
-
-    Raises:
-        ConfigurationError: no URL of HTTP, no token, or HTTP without TLS to another machine.
-    """
+    """Sends requests to a server in the name of a user; arguments and their errors are those of `JobClient`."""
 
     def __init__(self, url: str, token: str | None, timeout: float, *, plain_http: bool = False) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             raise ConfigurationError(f"`url` must be like https://host:port. Received: url={url!r}")
-        local = parts.hostname in _LOOPBACK
+        local = is_loopback(parts.hostname)
         if parts.scheme == "http" and not (local or plain_http):
             raise ConfigurationError(
                 f"`url` must be https://…, for the token travels with each request, or `plain_http` be set. "
@@ -58,7 +47,7 @@ class ServerConnection:
         self._token = token
         self._timeout = require_number("timeout", timeout)
         proxies = [ProxyHandler({})] if local else []
-        self._opener = urllib.request.build_opener(_NoRedirect, *proxies)
+        self._opener = urllib.request.build_opener(NoRedirect, *proxies)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -136,8 +125,13 @@ class ServerConnection:
             raise JobServerError(f"{self.url} must answer with JSON. Received: {text[:100]!r}") from None
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect: the token would be sent along."""
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches it."""
+    return host in ("::1", "localhost") or host.startswith("127.")
+
+
+class NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: it would take a token, or a webhook's job, to where it must not go."""
 
     def redirect_request(self, *_arguments: Any, **_keywords: Any) -> None:
         """Return no new request, so that the answer is an error."""

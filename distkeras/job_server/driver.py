@@ -30,6 +30,7 @@ from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.results.job_results import write_files
 from distkeras.settings import Monitoring
 from distkeras.spark import session
 from distkeras.spark.cluster import is_local
@@ -121,7 +122,8 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
             checkpoint=Checkpoint(str(folder.checkpoint), description.checkpoint_every),
             resume=True,
         )
-        summary = _save(trainer, folder)
+        numbers = write_files(trainer, folder.path)
+        summary = {"rule": trainer.rule.name, **numbers, "stopped": trainer.stopped}
     finally:
         _stop(spark)
     shutil.rmtree(folder.checkpoint, ignore_errors=True)
@@ -138,7 +140,6 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
 
     Args:
         data: of the archive that was sent.
-        description: what to do.
     """
     keywords = description.keywords()
     optimizer = keywords.get("worker_optimizer")
@@ -149,23 +150,6 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
     keywords["monitoring"] = replace(keywords.get("monitoring") or Monitoring(), progress=False)
     model = archive.from_bytes(data, compiled=True)
     return Trainer(model, description.made_rule(), **keywords)
-
-
-def _save(trainer: Trainer, folder: JobFolder) -> dict[str, Any]:
-    import pyarrow.parquet as pq
-
-    history, commits = trainer.history.toArrow(), trainer.commits.toArrow()
-    folder.model.write_bytes(archive.to_bytes(trainer.model))
-    pq.write_table(history, folder.history)
-    pq.write_table(commits, folder.commits)
-    return {
-        "rule": trainer.rule.name,
-        "workers": len(commits["worker"].unique()),
-        "commits": len(commits),
-        "samples": sum(history["samples"].to_pylist()),
-        "seconds": trainer.timings,
-        "stopped": trainer.stopped,
-    }
 
 
 def _stop(spark: SparkSession) -> None:

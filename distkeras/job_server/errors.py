@@ -82,15 +82,5 @@ class JobFailedError(JobServerError, RuntimeError):
 
 #: What a client makes of a status; any other is a `JobServerError`.
 BY_STATUS: dict[int, type[JobServerError]] = {
-    kind.status: kind
-    for kind in (
-        DescriptionError,
-        UnauthorizedError,
-        ForbiddenError,
-        NotThereError,
-        StateError,
-        QuotaError,
-        StorageError,
-        RateError,
-    )
+    kind.status: kind for kind in JobServerError.__subclasses__() if "status" in vars(kind)
 }

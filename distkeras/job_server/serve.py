@@ -13,11 +13,12 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from distkeras.job_server.connection import is_loopback
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.runner.processes import machine_memory
 from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
 from distkeras.job_server.server.app import create_app
-from distkeras.job_server.server.listener import HttpListener, is_loopback
+from distkeras.job_server.server.listener import HttpListener
 from distkeras.job_server.server.services import Services, ServiceSettings, data_roots
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore, Quota
@@ -73,9 +74,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 class JobServer:
     """The job server, whose port is bound; `run` serves until `stop`.
-
-    Args:
-        options: of `add_flags`.
 
     Raises:
         ConfigurationError: an option cannot work.

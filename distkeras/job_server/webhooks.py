@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from distkeras.job_server.connection import NoRedirect
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 
@@ -55,25 +56,17 @@ def _within(url: Any, prefix: Any) -> bool:
     return same and plain and (path == prefix.path or path.startswith(below))
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_arguments: Any) -> None:
-        """Follow none: it could lead to where the server must not post."""
-
-
 class WebhookSender:
     """Posts jobs that have ended, until each address has answered, at most five times.
 
     Two servers with one database do not post the same job at a time. An address may get a job twice, if a server dies
     between its answer and the note of it; the id tells.
-
-    Args:
-        jobs: the jobs.
     """
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
         # No proxies: they would be another way to where the server must not post.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
 
     def run(self, stop: threading.Event) -> None:
         """Look for jobs that have ended, until ``stop``."""

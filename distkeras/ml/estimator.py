@@ -25,7 +25,7 @@ from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ml.persistence import Saveable, archive_with_optimizer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
-from distkeras.ps.errors import ConfigurationError, DeadlineError, EmptyDataError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, MissingColumnError
 from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
@@ -46,7 +46,6 @@ def split(
     """Return the rows to train on, and those to validate on, if any.
 
     Args:
-        df: the data.
         columns: the columns by whose values a row is chosen.
         indicator: boolean column that is true for rows to validate on.
         share: share of the rows to validate on, where there is no ``indicator``. They are chosen by a hash of their
@@ -115,8 +114,6 @@ class ValidationCurve(Callback):
         """Read the rows."""
         self.points, self._waiting = [], []
         self._batch = setup.read_rows(self._df, self._max_rows)
-        if self._batch is None:
-            raise EmptyDataError("the rows to validate on must be some. Received: none")
         self.sampled = len(self._batch.x[0]) >= self._max_rows
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="distkeras-validation")
 

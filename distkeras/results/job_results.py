@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkeras.keras_model import archive
 from distkeras.ps.errors import LocalProtocolError
 from distkeras.ps.events import Events
 from distkeras.results.tables import JobRecords, Resumed, event_table
@@ -120,3 +122,23 @@ class JobResults:
         assert self.outcome.df is not None
         # With its schema, which Spark Connect cannot infer from a table without rows.
         return self.outcome.df.sparkSession.createDataFrame(table, from_arrow_schema(table.schema))
+
+
+def write_files(results: JobResults, folder: Path) -> dict[str, Any]:
+    """Write ``model.keras``, ``history.parquet`` and ``commits.parquet`` of a job into a folder.
+
+    Returns:
+        What a summary of the job begins with: workers, commits, samples, and the seconds of `JobResults.timings`.
+
+    Raises:
+        LocalProtocolError: nothing has been trained.
+    """
+    import pyarrow.parquet as pq
+
+    history, commits = results.history.toArrow(), results.commits.toArrow()
+    (folder / "model.keras").write_bytes(archive.to_bytes(results.model))
+    pq.write_table(history, folder / "history.parquet")
+    pq.write_table(commits, folder / "commits.parquet")
+    samples = sum(history["samples"].to_pylist())
+    workers = len(commits["worker"].unique())
+    return {"workers": workers, "commits": len(commits), "samples": samples, "seconds": results.timings}

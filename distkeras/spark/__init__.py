@@ -70,7 +70,8 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    settings = {**CONFIG, **_worker_environment(), **(config or {})}
+    environment = {f"spark.executorEnv.{name}": os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    settings = {**CONFIG, **environment, **(config or {})}
     running = SparkSession.getActiveSession()
     if running is not None:
         daemon = running.conf.get("spark.python.daemon.module", None)
@@ -92,10 +93,6 @@ def session(
     if warm_up:
         threading.Thread(target=_warm_up, args=(spark,), name="distkeras-warm-up", daemon=True).start()
     return spark
-
-
-def _worker_environment() -> dict[str, str]:
-    return {f"spark.executorEnv.{name}": os.environ[name] for name in _ENVIRONMENT if name in os.environ}
 
 
 @contextlib.contextmanager

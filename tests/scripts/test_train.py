@@ -17,10 +17,10 @@ from support.patience import patience
 from distkeras import Trainer
 from distkeras.data.datasets import write_parquet
 from distkeras.flags import RENAMED, trainer_keywords, values_of
-from distkeras.settings import options_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
+from distkeras.settings import options_of
 
 # Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
@@ -108,12 +108,12 @@ def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str) -> N
     arguments = train.parser().parse_with_file(
         needed(files, "--rule", rule, "--optimizer", "sgd", "--loss", LOSS, "--workers", "2")
     )
-    trainer = train.trainer_of(arguments, train.load(arguments.model))
+    trainer = train.trainer_of(arguments, train.load_model(arguments.model))
     assert (trainer.rule.name, trainer.settings.num_workers) == (rule, 2)
 
 
 def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path) -> None:
-    model = train.load(str(files / "compiled.keras"))
+    model = train.load_model(str(files / "compiled.keras"))
     single = train.trainer_of(train.parser().parse_with_file(needed(files, "--rule", "single")), model)
     assert (single.rule.name, single.settings.num_workers) == ("downpour", 1)
     ensemble = train.trainer_of(
@@ -128,7 +128,7 @@ def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: 
     arguments = train.parser().parse_with_file(
         needed(files, "--rule", "adag", "--set", "form=4.1", "gamma=1e-3", "--set", "normalize=false", "--loss", LOSS)
     )
-    rule = train.trainer_of(arguments, train.load(arguments.model)).rule
+    rule = train.trainer_of(arguments, train.load_model(arguments.model)).rule
     assert (rule.form, rule.gamma, rule.normalize) == ("4.1", 1e-3, False)
 
 

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from waitress import wasyncore
@@ -42,7 +42,6 @@ HEADER_SECONDS = 20.0
 BODY_SECONDS, SLOWEST = 60.0, 32 << 10
 #: Above the first number of connections, some that wait for their peer are closed; above the second, none is accepted.
 CONNECTIONS_MAX, _BACKSTOP = 200, 400
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class _Unauthorized(Error):  # type: ignore[misc]  # waitress has no types
@@ -61,7 +60,6 @@ class HttpListener:
     """Serves an application over HTTP. The port is bound in the constructor.
 
     Args:
-        app: of WSGI.
         accounts: who may send much.
         host: address to bind.
         port: to bind; 0: one that is free.
@@ -140,22 +138,13 @@ def _close_slow(channels: list[Any], now: float) -> None:
             channel.handle_close()  # waitress closes a marked one only when its peer reads
     remaining = [channel for channel in channels if channel.connected]
     waiting = sorted([channel for channel in remaining if channel.waits(now)], key=lambda channel: float(channel.began))
-    counts = Counter(_hosts(waiting))
+    counts = Counter(str(channel.addr[0]) for channel in waiting)
     for _ in range(min(len(remaining) - CONNECTIONS_MAX, len(waiting))):
         greatest = counts.most_common(1)[0][0]
         oldest = next(channel for channel in waiting if channel.addr[0] == greatest)
         waiting.remove(oldest)
         counts[greatest] -= 1
         oldest.handle_close()
-
-
-def _hosts(channels: Iterable[Any]) -> list[str]:
-    return [str(channel.addr[0]) for channel in channels]
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches it."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
