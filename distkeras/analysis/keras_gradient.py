@@ -112,7 +112,7 @@ class KerasGradient:
 
     @classmethod
     @short_errors
-    def from_dataframe(  # noqa: PLR0913 - as for the class
+    def from_dataframe(
         cls,
         model: keras.Model,
         df: DataFrame,
@@ -121,10 +121,6 @@ class KerasGradient:
         label_col: GivenColumns = "label",
         sample_weight_col: str | None = None,
         max_bytes: int = 1 << 30,
-        loss: Any = None,
-        metrics: Sequence[Any] | None = None,
-        seed: int = 0,
-        custom_objects: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> KerasGradient:
         """Make one of columns of a Spark DataFrame, read, checked and ordered as the trainer does it.
@@ -132,11 +128,11 @@ class KerasGradient:
         All rows come to the driver, in an order that depends on their values and ``seed`` alone.
 
         Args:
-            model, loss, metrics, seed, custom_objects: as for the class.
+            model: as for the class.
             df: any DataFrame.
             features_col, label_col, sample_weight_col: as for `Trainer`.
             max_bytes: of the arrays that the columns may become; a driver holds them up to three times for a while.
-            options: ``batch_size``, ``workers`` and ``split``, as for the class.
+            options: the class's other keywords: ``loss``, ``batch_size``, ``workers`` and so on.
 
         Raises:
             ConfigurationError: more than ``max_bytes``; otherwise as for the class and for `Trainer.train`.
@@ -144,7 +140,8 @@ class KerasGradient:
         require_dataframe("df", df)
         max_bytes = require_integer("max_bytes", max_bytes)
         model_file = archive.to_bytes(model)
-        compiled = _recipe(model, model_file, loss, metrics, custom_objects).build(model_file)
+        compilation = (options.get(name) for name in ("loss", "metrics", "custom_objects"))
+        compiled = _recipe(model, model_file, *compilation).build(model_file)
         spec = data_spec(
             compiled,
             df.schema,
@@ -152,7 +149,7 @@ class KerasGradient:
             labels=label_col,
             weight=sample_weight_col,
             batch_size=_ROWS,
-            seed=seed,
+            seed=options.get("seed", 0),
             shuffle=False,
         )
         most = max_bytes // spec.row_bytes
@@ -161,17 +158,7 @@ class KerasGradient:
             raise ConfigurationError(
                 f"`df` must fit into max_bytes={max_bytes}, which is {most} rows of these columns. Received: more"
             )
-        return cls(
-            model,
-            list(rows.x),
-            list(rows.y),
-            sample_weight=rows.weight,
-            loss=loss,
-            metrics=metrics,
-            seed=seed,
-            custom_objects=custom_objects,
-            **options,
-        )
+        return cls(model, list(rows.x), list(rows.y), sample_weight=rows.weight, **options)
 
     @property
     def size(self) -> int:
