@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
@@ -126,8 +127,11 @@ class ServerConnection:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches it."""
-    return host in ("::1", "localhost") or host.startswith("127.")
+    """Return whether only this machine reaches it: an address of loopback, and no name but its own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class NoRedirect(HTTPRedirectHandler):
