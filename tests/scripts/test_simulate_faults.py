@@ -19,31 +19,25 @@ from simulation.simulation import simulate
 pytestmark = pytest.mark.no_cover
 
 ROOT = Path(__file__).parents[2]
-#: What is planted and found within so many schedules; the others take longer.
+#: What is planted, with the seed of the first schedule that finds it; the others take longer.
 SOON = {
-    "reply-before-apply": 5,
-    "let-go-before-the-snapshot": 100,
-    "durable-before-the-snapshot": 100,
-    "restart-from-an-older-snapshot": 100,
-    "a-later-attempt-need-not-wait": 100,
-    "no-heartbeats": 100,
-    "no-owner": 400,
-    "a-server-outlives-its-driver": 100,
-    "a-gap-in-the-mini-batches-is-taken": 100,
-    "a-file-that-is-no-snapshot-is-read": 100,
-    "numbers-are-not-looked-at": 100,
-    "a-skipped-commit-leaves-its-worker-where-it-was": 100,
-    "other-partitions-go-on-where-these-were": 200,
-    "the-rows-of-a-reply-are-those-before-its-commit": 50,
-    "rows-of-a-second-table-are-not-applied": 50,
-    "rows-that-are-published-again-are-taken": 100,
+    "reply-before-apply": 0,
+    "let-go-before-the-snapshot": 5,
+    "durable-before-the-snapshot": 5,
+    "restart-from-an-older-snapshot": 81,
+    "a-later-attempt-need-not-wait": 6,
+    "no-heartbeats": 7,
+    "no-owner": 125,
+    "a-server-outlives-its-driver": 8,
+    "a-gap-in-the-mini-batches-is-taken": 5,
+    "a-file-that-is-no-snapshot-is-read": 16,
+    "numbers-are-not-looked-at": 21,
+    "a-skipped-commit-leaves-its-worker-where-it-was": 9,
+    "other-partitions-go-on-where-these-were": 23,
+    "the-rows-of-a-reply-are-those-before-its-commit": 13,
+    "rows-of-a-second-table-are-not-applied": 13,
+    "rows-that-are-published-again-are-taken": 40,
 }
-
-
-@pytest.mark.parametrize("first", range(0, 120, 40))
-def test_no_promise_breaks(first: int) -> None:
-    broken = {seed: simulate(draw(seed)).finding for seed in range(first, first + 40)}
-    assert not [f"seed {seed}: {finding}" for seed, finding in broken.items() if finding is not None]
 
 
 def test_a_seed_says_everything() -> None:
@@ -66,7 +60,8 @@ def test_a_seed_says_everything() -> None:
 
 @pytest.mark.parametrize("name", SOON)
 def test_what_is_planted_is_found(name: str) -> None:
-    assert find_planted(name, 0, SOON[name])
+    # Where the code has changed, another schedule finds it: `python tests/simulation --planted NAME` says which.
+    assert find_planted(name, SOON[name], 400)
 
 
 @pytest.mark.parametrize(

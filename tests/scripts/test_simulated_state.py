@@ -13,28 +13,28 @@ pytestmark = pytest.mark.no_cover
 
 #: Runs of which all messages, options and states are noted, and draws of which all options are.
 RUNS, DRAWS = range(250), range(250, 1500)
-#: What is planted and found within so many schedules.
+#: What is planted, with the seed of the first schedule that finds it.
 SOON = {
-    "residuals-are-not-kept": 20,
-    "a-window-begins-when-its-worker-joins": 20,
-    "an-overlapped-commit-counts-from-the-latest-reply": 100,
-    "moving-statistics-are-averaged-by-workers": 60,
-    "steps-are-not-restored": 30,
-    "momenta-of-workers-are-not-restored": 60,
-    "who-leaves-keeps-its-momentum": 60,
-    "those-who-ended-hold-up-the-others": 60,
-    "a-restored-ledger-lacks-its-last-commit": 30,
-    "the-end-is-sent-once": 100,
-    "states-of-optimizers-are-not-in-snapshots": 100,
-    "a-successor-is-given-another-partitions-state": 20,
-    "the-first-state-is-kept": 20,
-    "a-state-is-sent-once": 20,
-    "a-state-is-that-of-a-later-commit": 100,
-    "windows-follow-the-slowest": 20,
-    "a-successor-has-its-predecessors-speed": 100,
-    "a-speed-is-measured-from-the-first-center": 20,
-    "a-speed-counts-from-the-commit-before": 40,
-    "workers-keep-the-longest-window": 40,
+    "residuals-are-not-kept": 1,
+    "a-window-begins-when-its-worker-joins": 5,
+    "an-overlapped-commit-counts-from-the-latest-reply": 19,
+    "moving-statistics-are-averaged-by-workers": 29,
+    "steps-are-not-restored": 8,
+    "momenta-of-workers-are-not-restored": 8,
+    "who-leaves-keeps-its-momentum": 7,
+    "those-who-ended-hold-up-the-others": 22,
+    "a-restored-ledger-lacks-its-last-commit": 8,
+    "the-end-is-sent-once": 53,
+    "states-of-optimizers-are-not-in-snapshots": 26,
+    "a-successor-is-given-another-partitions-state": 0,
+    "the-first-state-is-kept": 0,
+    "a-state-is-sent-once": 3,
+    "a-state-is-that-of-a-later-commit": 24,
+    "windows-follow-the-slowest": 9,
+    "a-successor-has-its-predecessors-speed": 95,
+    "a-speed-is-measured-from-the-first-center": 1,
+    "a-speed-counts-from-the-commit-before": 26,
+    "workers-keep-the-longest-window": 23,
 }
 
 
@@ -49,6 +49,10 @@ def test_all_that_there_is_is_drawn_or_named_as_an_exception(census: Census) -> 
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_promise_breaks(census: Census) -> None:
+    assert not [f"seed {seed}: {finding}" for seed, finding in census.findings.items()]
+
+
 def test_an_option_that_is_never_drawn_is_found() -> None:
     empty = {row.name for row in Census().rows() if row.verdict}
     assert {"ServerSettings.measure_gap", "message Goodbye", "rule downpour", "fault rival"} <= empty
@@ -57,7 +61,8 @@ def test_an_option_that_is_never_drawn_is_found() -> None:
 
 @pytest.mark.parametrize("name", SOON)
 def test_what_is_planted_is_found(name: str) -> None:
-    assert find_planted(name, 0, SOON[name])
+    # Where the code has changed, another schedule finds it: `python tests/simulation --planted NAME` says which.
+    assert find_planted(name, SOON[name], 400)
 
 
 #: Two workers that are far apart, in a job whose server dies.

@@ -27,6 +27,7 @@ from distkeras.ps.settings import ServerSettings, WorkerSettings
 from simulation import watch, worker
 from simulation.command import collecting
 from simulation.plan import KINDS, Plan, draw
+from simulation.scheduler import Finding
 from simulation.simulation import simulate
 
 #: What no run tries, and why not.
@@ -69,9 +70,10 @@ class Row(NamedTuple):
 
 
 class Census:
-    """What was seen in runs."""
+    """What was seen in runs; `findings` are the promises that broke, by seed."""
 
     def __init__(self) -> None:
+        self.findings: dict[int, Finding] = {}
         self._seen: dict[str, dict[str, None]] = {}
 
     def see(self, name: str, value: object) -> None:
@@ -151,7 +153,10 @@ def take_census(seeds: range) -> Census:
     census = Census()
     with _seen_by(census):
         for seed in collecting(seeds):
-            for fault in simulate(draw(seed)).injected:
+            outcome = simulate(draw(seed))
+            if outcome.finding is not None:
+                census.findings[seed] = outcome.finding
+            for fault in outcome.injected:
                 census.see(f"fault {fault.kind}", "struck")
     return census
 
