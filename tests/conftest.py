@@ -45,7 +45,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first; and each test's limit is longer on a slow machine."""
+    """The longest files first; each test's limit is longer on a slow machine; coverage is measured once."""
+    seen: set[Any] = set()
+    for item in items:
+        # The tracer doubles the time of what it watches. The other cases of a test, and the examples that are drawn for
+        # a property, mostly run the code that is measured already: the figure is a little too low, never too high.
+        function = getattr(item.obj, "__func__", item.obj) if isinstance(item, pytest.Function) else item
+        if function in seen or hypothesis.is_hypothesis_test(function):
+            item.add_marker(pytest.mark.no_cover)
+        seen.add(function)
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(Path(os.path.relpath(item.path, TESTS)).parts[0], len(ranks)))
     for item in items:
@@ -69,6 +77,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
+        # Spark starts a daemon of Python workers, here with Keras, for each environment that these have: without this,
+        # it would be another one for rows that are made of a Python list.
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     started = session("local[2,2]", app_name="distkeras tests", config=config)
