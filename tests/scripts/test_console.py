@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import keras
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 from support.patience import patience, until
+from support.training.spark_jobs import assert_nothing_left
 
+from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 
 LOSS = "sparse_categorical_crossentropy"
@@ -87,8 +93,9 @@ def test_debug_shows_everything(files: Path, tmp_path: Path) -> None:
     assert "log4j" in ended.stderr
 
 
-@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(files: Path, tmp_path: Path, saved: bool) -> None:
+@pytest.mark.slow  # the signal and the line are in the test below
+@pytest.mark.parametrize("saved", [True, False])
+def test_ctrl_c_in_a_terminal(files: Path, tmp_path: Path, saved: bool) -> None:
     words = ["--out", "out", "--epochs", "1000000", "--log-every", "0.5"]
     words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
     with (tmp_path / "printed").open("w") as printed:
@@ -105,6 +112,40 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(files: Path, tmp_path: Pa
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     *_, last = (tmp_path / "printed").read_text().splitlines()
-    assert re.match(r"distkeras train: interrupted\. [\d,]+ commits were applied; the latest are of epoch \d+\. ", last)
-    assert ("with --resume continues from" in last) == saved
+    assert_interrupted(last, saved)
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
+    train: ModuleType,
+    spark: SparkSession,
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    saved: bool,
+) -> None:
+    """A real SIGINT once the job makes progress, in this process, which has Spark and Keras already."""
+
+    class Interrupt(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "samples/s" in record.getMessage():
+                log.removeHandler(self)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    log = logging.getLogger("distkeras")
+    log.addHandler(Interrupt())
+    monkeypatch.setattr(train, "spark_session", lambda: contextlib.nullcontext(spark))  # it must go on afterwards
+    words = ["--out", str(tmp_path / "out"), "--epochs", "1000000", "--log-every", "0.5"]
+    words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
+    assert main(command(files, *words)[3:]) == 130
+    *_, last = capsys.readouterr().err.splitlines()
+    assert_interrupted(last, saved)
+    assert not list((tmp_path / "out").iterdir())
+    assert_nothing_left()
+
+
+def assert_interrupted(line: str, saved: bool) -> None:
+    assert re.match(r"distkeras train: interrupted\. [\d,]+ commits were applied; the latest are of epoch \d+\. ", line)
+    assert ("with --resume continues from" in line) == saved
