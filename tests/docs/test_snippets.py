@@ -31,8 +31,8 @@ FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
 FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
-#: Of these, the pages that fit a model many times.
-SEARCHES = ("spark-ml",)
+#: Of these, the pages that fit a model many times; `ml/test_conventions` searches, too.
+SEARCHES = ("spark-ml", "tuning")
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 

@@ -56,7 +56,8 @@ def trainer(action: Callable[[int], None]) -> Trainer:
     )
 
 
-@pytest.mark.parametrize("trouble", [fill_a_disk, fill_the_memory])
+# Which errors are of the node is in `ps/test_errors`.
+@pytest.mark.parametrize("trouble", [fill_a_disk, pytest.param(fill_the_memory, marks=pytest.mark.slow)])
 def test_it_costs_an_attempt(spark: SparkSession, tmp_path: Path, trouble: Callable[[], None]) -> None:
     job = trainer(once_at_step(tmp_path / "done", 4, trouble))
     model = job.train(counting_rows(spark, ROWS))
