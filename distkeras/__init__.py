@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from distkeras.callbacks import Callback as Callback
     from distkeras.callbacks import CallbackContext as CallbackContext
     from distkeras.callbacks import EarlyStopping as EarlyStopping
+    from distkeras.callbacks import Pruning as Pruning
     from distkeras.callbacks import TimeBudget as TimeBudget
     from distkeras.dashboard.dashboard import Dashboard as Dashboard
     from distkeras.data import datasets as datasets
@@ -79,7 +80,7 @@ __version__ = "0.2.0"
 _NAMES = {
     "distkeras.analysis": ("metrics", "plots"),
     "distkeras.analysis.keras_gradient": ("KerasGradient",),
-    "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "TimeBudget"),
+    "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "Pruning", "TimeBudget"),
     "distkeras.dashboard.dashboard": ("Dashboard",),
     "distkeras.data": ("datasets",),
     "distkeras.keras_callbacks": ("KerasCallbacks",),

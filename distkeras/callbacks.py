@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -283,6 +283,13 @@ class Callback:
     def on_begin(self, setup: TrainingSetup) -> None:
         """Called before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
 
+    def warm_up(self, replica: Callable[[], KerasReplica]) -> None:
+        """Called while Spark starts the tasks, in the callback's own thread: for what takes long the first time.
+
+        Args:
+            replica: returns the callback's copy of the model, which has weights of its own making until `on_center`.
+        """
+
     def on_center(self, context: CallbackContext) -> None:
         """Called while training goes on."""
 
@@ -390,6 +397,11 @@ class EarlyStopping(Callback):
             )
         self.validation_batch = setup.read_rows(self._df, self.max_rows)
 
+    def warm_up(self, replica: Callable[[], KerasReplica]) -> None:
+        """Trace the evaluation, so that the first one takes no longer than the others."""
+        assert self.validation_batch is not None, "`on_begin` comes first"
+        replica().evaluate(self.validation_batch)
+
     def on_center(self, context: CallbackContext) -> None:
         """Evaluate the center, unless that has not changed."""
         assert self.validation_batch is not None, "`on_begin` comes first"
@@ -419,6 +431,78 @@ class EarlyStopping(Callback):
         self.on_center(context)
         if self._best_center is not None and self._best_center is not context.center:
             context.restore(self._best_center)
+
+
+class Trial(Protocol):
+    """One setting of a search, as `Pruning` uses it: `optuna.Trial`, or a class of your own."""
+
+    def report(self, value: float, step: int) -> None:
+        """Take in the value of the metric at a step of training."""
+
+    def should_prune(self) -> bool:
+        """Return whether the search gives this setting up, by the last value reported."""
+
+
+class Pruning(EarlyStopping):
+    """Reports each evaluation to a trial of a search, and ends the job early when the trial is pruned.
+
+    ::
+
+        trial = study.ask()                                        # of an `optuna.Study`
+        pruning = Pruning(trial, validation, "accuracy")
+        trainer.train(df, callbacks=[pruning])
+        pruning.pruned                                             # True: `trainer.stopped` says at which step
+
+    The step that is reported is the number of intervals of ``every_epochs`` that have been completed, and each is
+    reported once. Steps are left out where an evaluation takes longer than an interval. The last center of a job that
+    ended by itself is reported, too; if the trial is pruned then, `trainer.stopped` is None.
+
+    Args:
+        trial: has `report` and `should_prune`, which are called in a thread of the job: `optuna.Trial`, or another
+            `Trial`.
+        df, monitor: as in `EarlyStopping`.
+        every_epochs: epochs from one evaluation to the next, more than 0.
+        options: further keywords of `EarlyStopping`. Its own conditions end the job too, if they are set.
+
+    Attributes:
+        pruned: whether the trial was pruned, by the last value reported.
+        evaluations, best, best_clock: as in `EarlyStopping`.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+        Exception: what the trial raises ends the job.
+    """
+
+    every_epochs: float
+
+    def __init__(
+        self, trial: Trial, df: DataFrame, monitor: str = "loss", *, every_epochs: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__(df, monitor, every_epochs=require_number("every_epochs", every_epochs), **options)
+        missing = [name for name in ("report", "should_prune") if not callable(getattr(trial, name, None))]
+        if missing:
+            raise ConfigurationError(f"`trial` must have the methods `report` and `should_prune`. Received: {trial!r}")
+        self.trial = trial
+        self.pruned = False
+        self._step = 0
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Read the rows, and forget what an earlier job has left."""
+        super().on_begin(setup)
+        self.pruned, self._step = False, 0
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Evaluate the center, and report the value if a further step has been completed."""
+        super().on_center(context)
+        step = int(context.status.epochs / self.every_epochs)
+        if step <= self._step or self.pruned:
+            return
+        self._step = step
+        value = self.evaluations[-1][self.monitor]
+        self.trial.report(value, step)
+        self.pruned = bool(self.trial.should_prune())
+        if self.pruned:
+            context.stop(f"the search has pruned the trial at step {step}, with {self.monitor} {value:.6g}")
 
 
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")

@@ -25,7 +25,6 @@ from distkeras.data.schema import (
     require_dataframe,
     weighted,
 )
-from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.groups.job import GroupPlan, train_each_group
@@ -72,6 +71,7 @@ from distkeras.training.plan import (
     require_optimizer,
     require_shared,
     require_slots,
+    validation_rows,
 )
 from distkeras.training.run import run_job, server_ahead
 
@@ -469,7 +469,7 @@ class Trainer(JobResults):
         """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""
         require_dataframe("df", df, stream=False)
         spec = data_spec(model, df.schema, **self.settings.data_arguments)
-        return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
+        return validation_rows(df, spec, count_max)
 
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
         """Return a copy of the model, compiled like the workers'; ``to_train``: with its optimizer's state."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from distkeras.callbacks import Callback, CallbackContext, CenterWeights, EarlyStopping, TimeBudget, TrainingSetup
+from distkeras.callbacks import (
+    Callback,
+    CallbackContext,
+    CenterWeights,
+    EarlyStopping,
+    Pruning,
+    TimeBudget,
+    TrainingSetup,
+)
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
@@ -40,9 +49,10 @@ class CallbackHarness:
         self.stopped: str | None = None
         callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: ROWS))
 
-    def context(self, weight: float, clock: int, **options: Any) -> CallbackContext:
+    def context(self, weight: float, clock: int, epochs: float = 0.0, **options: Any) -> CallbackContext:
         center = CenterWeights(clock, np.array([weight], np.float32), np.empty(0, np.float32))
-        return CallbackContext(STATUS, 1.5, lambda: center, lambda: self.replica, self.stop, **options)
+        status = replace(STATUS, epochs=epochs)
+        return CallbackContext(status, 1.5, lambda: center, lambda: self.replica, self.stop, **options)
 
     def stop(self, reason: str) -> None:
         self.stopped = self.stopped or reason
@@ -142,6 +152,13 @@ class TestEarlyStopping:
         assert harness.end(2.5, 2) == 2.0  # the center has moved without a commit, and is worse
         assert [values["loss"] for values in harness.callback.evaluations] == [9.0, 4.0, 6.25]
 
+    def test_warming_up_is_no_evaluation(self, replica: KerasReplica) -> None:
+        harness = CallbackHarness(EarlyStopping(NO_FRAME), replica)
+        harness.callback.warm_up(lambda: replica)
+        assert harness.callback.evaluations == []
+        harness.feed(2.0)
+        assert [values["loss"] for values in harness.callback.evaluations] == [4.0]
+
     def test_another_job_begins_from_scratch(self, replica: KerasReplica) -> None:
         callback = EarlyStopping(NO_FRAME, patience=1, restore_best_weights=True)
         CallbackHarness(callback, replica).feed(0.1, 1.0)
@@ -172,6 +189,57 @@ class TestEarlyStopping:
     def test_arguments(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
             EarlyStopping(NO_FRAME, **options)
+
+
+class RecordingTrial:
+    """A trial that is pruned by a loss above 3."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, float]] = []
+
+    def report(self, value: float, step: int) -> None:
+        self.reports.append((step, value))
+
+    def should_prune(self) -> bool:
+        return self.reports[-1][1] > 3.0
+
+
+class TestPruning:
+    def test_each_completed_interval_is_reported_once(self, replica: KerasReplica) -> None:
+        pruning = Pruning(trial := RecordingTrial(), NO_FRAME, every_epochs=0.5)
+        harness = CallbackHarness(pruning, replica)
+        for clock, epochs in enumerate((0.4, 0.6, 0.9, 1.7, 1.9), start=1):
+            pruning.on_center(harness.context(clock / 4, clock, epochs))
+        assert trial.reports == [(1, 0.25), (3, 1.0)]
+        pruning.on_end(harness.context(1.5, 6, 2.0, final=True))
+        assert trial.reports[2:] == [(4, 2.25)]
+        assert len(pruning.evaluations) == 6
+        assert (pruning.pruned, harness.stopped) == (False, None)
+
+    def test_the_end_of_a_center_that_was_evaluated_is_reported(self, replica: KerasReplica) -> None:
+        pruning = Pruning(trial := RecordingTrial(), NO_FRAME)
+        harness = CallbackHarness(pruning, replica)
+        pruning.on_center(harness.context(1.0, 4, 1.9))
+        pruning.on_end(harness.context(1.0, 4, 2.0, final=True))
+        assert trial.reports == [(1, 1.0), (2, 1.0)]
+        assert len(pruning.evaluations) == 1
+
+    def test_a_pruned_trial_ends_the_job_and_is_asked_nothing_more(self, replica: KerasReplica) -> None:
+        pruning = Pruning(trial := RecordingTrial(), NO_FRAME)
+        harness = CallbackHarness(pruning, replica)
+        pruning.on_center(harness.context(2.0, 1, 1.0))
+        assert (pruning.pruned, harness.stopped) == (True, "the search has pruned the trial at step 1, with loss 4")
+        pruning.on_end(harness.context(1.0, 2, 2.0, final=True))
+        assert trial.reports == [(1, 4.0)]
+        assert pruning.pruned
+        assert CallbackHarness(pruning, replica).feed(1.0) is None
+        assert not pruning.pruned
+
+    def test_arguments(self) -> None:
+        with pytest.raises(ConfigurationError, match="`trial` must have the methods `report` and `should_prune`"):
+            Pruning(object(), NO_FRAME)  # type: ignore[arg-type]  # what is tested
+        with pytest.raises(ConfigurationError, match="`every_epochs` must be"):
+            Pruning(RecordingTrial(), NO_FRAME, every_epochs=0)
 
 
 def test_a_time_budget_is_due_once_and_stops(replica: KerasReplica) -> None:

@@ -23,6 +23,7 @@ SECTIONS = (
     "data",
     "predict",
     "groups",
+    "search",
     "train",
     "tables",
     "start",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,16 @@ class Batch:
     def size(self) -> int:
         """Return the rows in this batch, n."""
         return len(self.x[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all arrays."""
+        return sum(array.nbytes for array in (*self.x, *self.y, *([] if self.weight is None else [self.weight])))
+
+    def copy(self) -> Batch:
+        """Return the batch with arrays of its own."""
+        x, y = (tuple(array.copy() for array in side) for side in (self.x, self.y))
+        return replace(self, x=x, y=y, weight=None if self.weight is None else self.weight.copy())
 
 
 def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:

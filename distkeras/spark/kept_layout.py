@@ -1,8 +1,9 @@
-"""Rows that a session has already spread over partitions, for the next job that trains on the same ones.
+"""Rows that a session has already spread over partitions or read, for the next job on the same ones.
 
 Giving each row its partition is a shuffle, which costs a small model more than its training. A cross-validation trains
 on the same rows again and again; where Spark itself keeps them (``cache``, ``persist``), the files of that shuffle are
-as good the second time. Importing this module loads neither pyspark nor Keras.
+as good the second time. So are the validation rows that the driver has read. Importing this module loads neither
+pyspark nor Keras.
 
 Whether rows are the same is never guessed from a plan. The user's DataFrame must be rows that Spark keeps, of which at
 most columns were picked and renamed; everything else, filters and expressions included, is laid out again each time. So
@@ -13,9 +14,9 @@ the settings of the session, and what `Arrangement` lists.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from distkeras.spark.cluster import context_of, is_stopped
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Most columns of a DataFrame whose plan is looked at: each costs some calls of the JVM.
 _MOST_COLUMNS = 200
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,27 @@ class _LayoutKey:
     made_by: Hashable  # of the arrangement
 
 
-class KeptLayout:
-    """Keeps the latest layout until another one comes or its session ends; Spark then removes the files."""
+class _Latest(Generic[_T]):
+    """The latest value that was made of rows that Spark keeps, until another one comes or its session ends."""
 
     def __init__(self) -> None:
-        self._kept: tuple[_LayoutKey, DataFrame] | None = None
+        self._kept: tuple[_LayoutKey, SparkSession, _T] | None = None
         self._lock = threading.Lock()
+
+    def _find(self, key: _LayoutKey, session: SparkSession) -> _T | None:
+        with self._lock:
+            kept = self._kept
+            if kept is not None and is_stopped(kept[1]):
+                kept = self._kept = None
+        return kept[2] if kept is not None and _same(kept[0], key, _jvm(session)) else None
+
+    def _keep(self, key: _LayoutKey, session: SparkSession, value: _T) -> None:
+        with self._lock:
+            self._kept = key, session, value
+
+
+class KeptLayout(_Latest["DataFrame"]):
+    """Keeps the latest layout until another one comes or its session ends; Spark then removes the files."""
 
     def of(self, df: DataFrame, arrangement: Arrangement | None) -> DataFrame:
         """Return the rows of ``df`` as they already lie, if they do; else ``df``, kept from now on if that is sound.
@@ -68,27 +85,46 @@ class KeptLayout:
             arrangement: what ``df`` was computed from; None: never keep it.
         """
         session = df.sparkSession
-        context = context_of(session)
-        if context is None or arrangement is None:
-            return df
-        jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public way to the JVM
-        key = _key_of(arrangement, session)
+        key = _key_of(arrangement)
         if key is None:
             return df
-        with self._lock:
-            kept = self._kept
-            if kept is not None and is_stopped(kept[1].sparkSession):
-                kept = self._kept = None
-        if kept is not None and _same(kept[0], key, jvm):
-            return kept[1]
+        if (kept := self._find(key, session)) is not None:
+            return kept
         from pyspark.sql import DataFrame
 
         # What has run once, Spark does not run again for the same RDD; a DataFrame's plan makes a new RDD each time.
         rdd = df._jdf.queryExecution().toRdd()  # noqa: SLF001 - PySpark has no public way to a plan
         laid_out = DataFrame(session._jsparkSession.internalCreateDataFrame(rdd, df._jdf.schema(), False), session)  # noqa: SLF001 - the same
-        with self._lock:
-            self._kept = key, laid_out
+        self._keep(key, session, laid_out)
         return laid_out
+
+
+class KeptRows(_Latest[_T]):
+    """Keeps what was last read of rows on the driver, until something else is read or its session ends."""
+
+    def of(self, arrangement: Arrangement | None, read: Callable[[], _T], fits: Callable[[_T], bool]) -> _T:
+        """Return what ``read`` returned for the same rows before, if that was kept; else what it returns now.
+
+        Args:
+            arrangement: everything that decides what ``read`` returns; None: never keep it.
+            read: reads the rows.
+            fits: returns whether a value is small enough to be kept.
+        """
+        key = _key_of(arrangement)
+        if arrangement is None or key is None:
+            return read()
+        session = arrangement.source.sparkSession
+        if (kept := self._find(key, session)) is not None:
+            return kept
+        value = read()
+        if fits(value):
+            self._keep(key, session, value)
+        return value
+
+
+def _jvm(session: SparkSession) -> Any:
+    context = context_of(session)
+    return None if context is None else context._jvm  # noqa: SLF001 - PySpark has no public way to the JVM
 
 
 def _same(kept: _LayoutKey, key: _LayoutKey, jvm: Any) -> bool:
@@ -98,8 +134,10 @@ def _same(kept: _LayoutKey, key: _LayoutKey, jvm: Any) -> bool:
     return bool(cache.containsKey(key.cache)) and (kept.ordinals, kept.settings, kept.made_by) == rest
 
 
-def _key_of(arrangement: Arrangement, session: SparkSession) -> _LayoutKey | None:
-    """Return None where the rows are anything else than columns of rows that Spark keeps."""
+def _key_of(arrangement: Arrangement | None) -> _LayoutKey | None:
+    """Return None where the rows are anything else than columns of rows that Spark keeps, and under Spark Connect."""
+    if arrangement is None or context_of(session := arrangement.source.sparkSession) is None:
+        return None
     names = arrangement.source.columns
     if len(names) > _MOST_COLUMNS or any(names.count(name) != 1 for name in arrangement.columns):
         return None

@@ -211,6 +211,7 @@ class _CallbackThread(threading.Thread):
     def run(self) -> None:
         """Call the callback whenever it is due, until the job is over."""
         try:
+            self.callback.warm_up(self.replica)
             while (context := self._next_context()) is not None:
                 self.callback.on_center(context)
         except JobOver:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from distkeras.callbacks import Callback, CenterWeights
 from distkeras.data.batches import Batch
 from distkeras.data.binding import listed
 from distkeras.data.schema import CLASS_WEIGHT
+from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
@@ -38,7 +39,7 @@ from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkFacts
-from distkeras.spark.kept_layout import Arrangement
+from distkeras.spark.kept_layout import Arrangement, KeptRows
 from distkeras.training.server_task import ServerTask
 from distkeras.training.task import Task
 
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 
 #: Bytes for the names of a model's arrays, in addition to the model.
 _FRAME_ROOM = 1 << 20
+#: Bytes of validation rows that the driver keeps for the next job, at most.
+_KEPT_BYTES_MAX = 256 << 20
+_VALIDATION: KeptRows[Batch] = KeptRows()
 
 
 @dataclass(frozen=True)
@@ -286,6 +290,26 @@ def arrangement_of(df: DataFrame, spec: DataSpec, settings: TrainSettings, worke
         names += [listed(settings.label_col)[0], *filter(None, [settings.sample_weight_col])]
     made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.sample_weight_col)
     return Arrangement(df, tuple(dict.fromkeys(names)), made_by)
+
+
+def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
+    """Return rows of a validation DataFrame, at most ``count_max``.
+
+    Rows that Spark keeps are read once for all jobs of a search, unless code of the user's own decodes them.
+
+    Raises:
+        EmptyDataError: there are none.
+        BadValueError, ShapeError, MissingColumnError, WorkerError: as `collect` says.
+    """
+    spec = replace(spec, epochs=1, shuffle=False, batch_size=count_max)
+    checks = tuple((column.classes, column.loss) for column in spec.columns)  # the columns' equality leaves these out
+    names = tuple(column.name for column in spec.columns)
+    arrangement = None if spec.encoded else Arrangement(df, names, (spec, checks))
+    return _VALIDATION.of(arrangement, lambda: collect(df, spec, count_max), _is_small).copy()
+
+
+def _is_small(batch: Batch) -> bool:
+    return batch.nbytes <= _KEPT_BYTES_MAX
 
 
 def require_slots(

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
-from distkeras.spark.kept_layout import Arrangement, KeptLayout
+from distkeras.spark.kept_layout import Arrangement, KeptLayout, KeptRows
 
 #: Pairs of layouts that are drawn where `--pairs` does not say: by default, and among the slow tests.
 FEW, MANY = 12, 200
@@ -189,3 +189,23 @@ def test_drawn_pairs_of_layouts(spark: SparkSession, pairs: int, pytestconfig: p
         spark.catalog.clearCache()
         spark.sql("drop table changing")
     assert reused > pairs // 20
+
+
+# ---- rows that the driver has read
+
+
+def test_rows_are_read_once_while_spark_keeps_them(rows: DataFrame) -> None:
+    kept, reads = KeptRows[int](), []
+
+    def read(source: DataFrame, made_by: int = 0) -> int:
+        arrangement = Arrangement(source, ("x",), made_by)
+        return kept.of(arrangement, lambda: reads.append(made_by) or len(reads), lambda value: value < 6)
+
+    assert [read(rows), read(rows.select("*"))] == [1, 1]
+    assert [read(rows, 1), read(rows, 1), read(rows)] == [2, 2, 3]
+    assert [read(rows.where("x > 3")), read(rows.where("x > 3"))] == [4, 5]
+    assert read(rows) == 3
+    rows.unpersist()
+    assert read(rows) == 6
+    rows.persist()
+    assert [read(rows), read(rows)] == [7, 8]  # too large to be kept

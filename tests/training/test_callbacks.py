@@ -10,7 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import optuna
 import pytest
+from optuna.trial import TrialState
 from pyspark.sql import DataFrame, SparkSession
 from support.present import present
 from support.training.spark_jobs import (
@@ -25,8 +27,9 @@ from support.training.spark_jobs import (
     wrong_model,
 )
 
-from distkeras import EarlyStopping, KerasCallbacks, Trainer
+from distkeras import EarlyStopping, KerasCallbacks, Pruning, Trainer
 from distkeras.callbacks import Callback, CallbackContext
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.rules import make
@@ -54,9 +57,11 @@ def total(y_true: Any, y_pred: Any) -> Any:
 total.__module__ = "__main__"
 
 
-def counter(rule: str = "downpour", *, workers: int = 2, epochs: int = ENDLESS, **options: Any) -> Trainer:
+def counter(
+    rule: str = "downpour", *, workers: int = 2, epochs: int = ENDLESS, rate: float = 1.0, **options: Any
+) -> Trainer:
     model = counting_model(ROWS)
-    sgd = keras.optimizers.SGD(1.0)
+    sgd = keras.optimizers.SGD(rate)
     return Trainer(
         model,
         make(rule, window=2),
@@ -78,6 +83,11 @@ class StopAtClock(Callback):
         self.seen: list[tuple[int, float, int]] = []
         self.ends: list[tuple[int, bool]] = []
         self.threads: set[threading.Thread] = set()
+        self.warm_ups: list[int] = []
+
+    def warm_up(self, replica: Callable[[], KerasReplica]) -> None:
+        self.threads.add(threading.current_thread())
+        self.warm_ups.append(len(self.seen))
 
     def on_center(self, context: CallbackContext) -> None:
         self.threads.add(threading.current_thread())
@@ -115,6 +125,7 @@ def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog
     assert clocks == sorted(clocks)
     assert clocks[-1] >= 40
     assert all(samples <= summed for clock, summed, samples in stalled.seen)
+    assert stalled.warm_ups == [0]
     (thread,) = stalled.threads
     assert thread is not threading.current_thread()
     assert ledger.groupby("worker").attempt.nunique().max() == 1  # no task failed
@@ -162,6 +173,27 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
     assert trained.evaluate(rows.x[0], rows.y[0], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
         stopping.best
     )
+
+
+def test_a_search_ends_the_job_of_a_pruned_trial(spark: SparkSession) -> None:
+    """The first trial's loss falls a million times as fast; the second one would not end by itself."""
+    study = optuna.create_study(pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4))
+    df = counting_rows(spark, ROWS).cache()
+    trials = []
+    for rate, epochs in ((1e6, 2), (1.0, ENDLESS)):
+        trainer, trial = counter(rate=rate, epochs=epochs), study.ask()
+        pruning = Pruning(trial, df)
+        model = trainer.train(df, callbacks=[pruning])
+        assert sum(counts(model)) == rate * trainer.history.toPandas().samples.sum()
+        assert_prefixes(trainer)
+        study.tell(trial, None if pruning.pruned else pruning.best, TrialState.PRUNED if pruning.pruned else None)
+        trials.append((pruning.pruned, trainer.stopped))
+    df.unpersist()
+    (complete, none), (pruned, reason) = trials
+    assert (complete, none, pruned) == (False, None, True)
+    assert present(reason).startswith("the search has pruned the trial at step ")
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert study.best_trial.number == 0
 
 
 class Endings(Callback):
