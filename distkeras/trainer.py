@@ -319,6 +319,7 @@ class Trainer(JobResults):
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
             EmptyDataError: ``df`` has no rows.
             LedgerError: the rows of a group were others when its task ran again.
+            DeadlineError: no task has saved a group for `Deadlines.silence` seconds.
             DistkerasError: what ended the tasks.
         """
         replica = self._build_replica(to_train=True)
@@ -337,6 +338,7 @@ class Trainer(JobResults):
             resume=require_boolean("resume", resume),
             rule=self.rule,
             rows_max=require_integer("rows_max", fitting if rows_max is None else rows_max),
+            silence=self.worker_settings.deadlines.silence,
         )
         return train_each_group(plan, self._train_large_group)
 

@@ -38,7 +38,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.checkpoint.directory import require_same_job
 from distkeras.ps.checkpoint.snapshot import rule_json
-from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, Origin
+from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, EmptyDataError, Origin
 from distkeras.ps.rules import Rule
 from distkeras.settings import TrainSettings
 from distkeras.spark.actions import SparkAction
@@ -77,6 +77,7 @@ class GroupPlan:
         resume: go on with the job that the folder holds.
         rule: that of large groups.
         rows_max: rows of a group that one task trains.
+        silence: seconds in which some task must save a group.
     """
 
     df: DataFrame
@@ -91,6 +92,7 @@ class GroupPlan:
     resume: bool
     rule: Rule
     rows_max: int
+    silence: float
 
     def identity(self, partitions: int) -> dict[str, Any]:
         """Return what a job that is resumed in this one's folder must have in common with it; JSON-ready."""
@@ -119,6 +121,7 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
         ConfigurationError, MissingColumnError, ColumnTypeError: before any work starts.
         DifferentJobError: the folder holds another job.
         EmptyDataError: there are no rows.
+        DeadlineError: no task has saved a group for too long.
         DistkerasError: what ended the job's tasks.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -198,14 +201,28 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
     )
     action = SparkAction(session, result.collect, "distkeras-groups")
     try:
-        while not action.ended(_LOOK_SECONDS):
-            pass  # Spark bounds how often a task may fail; the loop lets Ctrl-C through
+        _wait(action, task.uri, plan.silence)
         return action.rows()
     except PySparkException as error:
         raise typed_error(error, session) from None
     except BaseException:
         action.cancel(_CANCEL_SECONDS)
         raise
+
+
+def _wait(action: SparkAction, uri: str, silence: float) -> None:
+    """Wait for the end of the Spark job, for as long as its tasks save groups in ``uri``."""
+    files = folder(uri)
+    while True:
+        saved, deadline = set(files.names()), time.monotonic() + silence
+        while time.monotonic() < deadline:
+            if action.ended(_LOOK_SECONDS):  # in short waits, which let Ctrl-C through
+                return
+        if saved.issuperset(files.names()):
+            raise DeadlineError(
+                f"waited {silence:g} s for a task to save a further group in {uri}, as `Deadlines.silence` says; "
+                f"{sum(name.startswith('piece-') for name in saved)} pieces are there"
+            )
 
 
 def _rows_by_key(plan: GroupPlan, partitions: int) -> DataFrame:

@@ -24,7 +24,8 @@ class Deadlines:
         reply: a worker's wait for a round, a slower worker, or a busy server.
         lease: silence of a connected holder of a partition after which another attempt takes over. A holder that
             lives is never silent that long: it sends heartbeats while it computes.
-        silence: of a connected worker between two requests.
+        silence: of a connected worker between two requests; of all tasks of `Trainer.train_groups` between two saved
+            groups.
         standstill: the server's silence towards its driver after which its process is killed, and started again from
             its checkpoint; without one, it has ``reply`` seconds before the job ends.
         reconnect: a worker's attempts to reach the server again after a lost connection.

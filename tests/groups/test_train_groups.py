@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from distkeras import Trainer, rules
 from distkeras.data.ordering import partitioned
 from distkeras.groups import job
 from distkeras.groups.pieces import Manifest, folder
-from distkeras.ps.errors import ConfigurationError, DifferentJobError, EmptyDataError, LedgerError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, DifferentJobError, EmptyDataError, LedgerError
 from distkeras.ps.rules import Rule
+from distkeras.ps.transport.deadlines import Deadlines
 
 SHOPS, BATCH, EPOCHS, SEED = 12, 8, 3, 5
 
@@ -190,6 +192,25 @@ def test_the_successor_of_a_killed_task_goes_on(
     for shop in ("s0", "s6", "s9"):
         for one, other in zip(calm.model(shop).get_weights(), groups.model(shop).get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    released = tmp_path / "released"
+
+    def decode(value: list[float]) -> np.ndarray:
+        while not released.exists():
+            time.sleep(0.05)
+        return np.asarray(value, np.float32)
+
+    waiting = trainer(num_workers=1, decode=decode, deadlines=Deadlines(silence=1.5))
+    try:
+        with pytest.raises(
+            DeadlineError, match=r"waited 1.5 s for a task to save a further group .* 0 pieces are there"
+        ):
+            waiting.train_groups(rows_of(spark, 1), by="shop")
+        assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    finally:
+        released.touch()
 
 
 def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
