@@ -41,6 +41,8 @@ def variants() -> Iterator[Rule]:
     yield make("easgd", window=4, early_stopping="2.10")
     yield make("zealous_downpour", window=3, explore=True)
     yield make("dc_asgd", adaptive=True, momentum=0.9)
+    yield make("mla", window=2, reach=1.0)
+    yield make("fedbuff", window=2, buffer=2, momentum=0.5, nesterov=True)
 
 
 def occupied_answers() -> Any:
@@ -150,6 +152,47 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
             elif (clock + 1) % WORKERS == 0:  # the barrier: all are let go
                 assert sorted(paused.get(timeout=WAIT) for _ in workers) == list(range(WORKERS))
             np.testing.assert_array_equal(running.driver.center().center, expected[clock])
+        for paced in workers:
+            paced.stop()
+
+
+@pytest.mark.parametrize("patience_limit", [None, 1])
+def test_refusals_are_the_simulators(patience_limit: int | None) -> None:
+    rule = make("ringmaster", window=2, threshold=1, patience=patience_limit)
+    start, gradient_of, _ = job(rule)
+    trace = simulate(
+        rule,
+        start,
+        lambda theta, worker, number: gradient_of(worker)(theta, STEPS[number]),
+        numbered=True,
+        workers=WORKERS,
+        learning_rate=0.05,
+        schedule=SCHEDULE,
+        dtype=np.float32,
+        keep_centers=True,
+    )
+    centers, refused = [start, *present(trace.centers)], [worker for worker, _, _ in trace.refused.tolist()]
+    paused: queue.Queue[int] = queue.Queue()
+    with Running(rule, workers=WORKERS, start=start) as running:
+        workers = [
+            ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused) for worker in range(WORKERS)
+        ]
+        for _ in workers:
+            paused.get(timeout=WAIT)
+        found, clock = [], 0
+        for worker in SCHEDULE:
+            workers[worker].turn()
+            assert paused.get(timeout=WAIT) == worker
+            reply = running.driver.center()
+            np.testing.assert_array_equal(reply.center, centers[reply.clock])
+            if reply.clock == clock:
+                found.append(worker)
+            clock = reply.clock
+        assert found == refused
+        assert len(set(found)) == WORKERS
+        commits = running.driver.drain().commits.view(COMMIT)
+        assert commits["worker"].tolist() == trace.worker.tolist()
+        assert commits["staleness"].tolist() == trace.staleness.tolist()
         for paced in workers:
             paced.stop()
 
