@@ -17,6 +17,7 @@ SHOWN = {
     "pipeline_and_stream": "a Spark ML pipeline, cross-validated, saved, loaded, and scoring files as they arrive",
     "losing_executors": "an executor and the parameter server are killed while training; the tables show the effects",
     "fine_tuning_images": "PNG files, a frozen convolutional network, and a new head",
+    "models_by_shop": "forty shops, a small model for each, and its loss next to the best possible one",
 }
 
 _HEAD = """# Notebooks
