@@ -45,6 +45,7 @@ _OF_NO_MATTER = {
     "stall_after",
     "decode",
     "resources",
+    "shared_memory",
 }
 
 
@@ -68,6 +69,10 @@ class Network:
         overlap: compute the next window while a commit and its reply travel, for slow links. A window then begins from
             the reply to the commit before the one that travels; its staleness counts all commits since that reply,
             including the worker's own. Each worker keeps its own moving statistics. For `downpour`, `agn` and `asgd`.
+        shared_memory: let a worker on the parameter server's host exchange vectors with it through memory that both
+            processes map, which takes less time than a connection; the numbers are the same. Server and worker find out
+            whether that works (Linux, one user, one container); where it does not, and for tables that travel by rows,
+            vectors travel over the connection.
     """
 
     server: str = "driver"
@@ -77,6 +82,7 @@ class Network:
     authenticate_vectors: bool = ServerSettings.authenticate_vectors
     wire_format: str = WorkerSettings.wire_format
     overlap: bool = WorkerSettings.overlap
+    shared_memory: bool = WorkerSettings.shared_memory
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ class WorkerSettings:
         overlap: compute the next window while a commit and its reply travel.
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
         keep_optimizer: send the optimizer's state to the server now and then, and begin with the one that is there.
+        shared_memory: exchange vectors with a server on the same host through memory that both map, where that works.
         deadlines: of every wait.
 
     Raises:
@@ -113,13 +114,14 @@ class WorkerSettings:
     overlap: bool = False
     threads: int | None = None
     keep_optimizer: bool = True
+    shared_memory: bool = True
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
         _require_kinds(self)
         check_field(self, "workers", require_integer)
         require_format(self.wire_format, self.rule)
-        for name in ("overlap", "keep_optimizer"):
+        for name in ("overlap", "keep_optimizer", "shared_memory"):
             check_field(self, name, require_boolean)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(

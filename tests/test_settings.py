@@ -67,6 +67,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),
     "keep_optimizer": (None, *NO_SWITCH),
+    "shared_memory": (None, *NO_SWITCH),
     "progress": NO_SWITCH,
     "network": (1, "cluster", {"tls": True}, Monitoring()),
     "executors": (1, {"threads": 2}, Network()),

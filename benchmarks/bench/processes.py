@@ -127,6 +127,11 @@ class Fleet:
         for process in self._processes:
             process.join(_PATIENCE)
 
+    @property
+    def pids(self) -> list[int]:
+        """The clients' processes."""
+        return [process.pid or 0 for process in self._processes]
+
     def run(self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None) -> Exchanges:
         """Lets the clients exchange, all at once, as fast as they can.
 

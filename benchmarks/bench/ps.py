@@ -7,7 +7,7 @@ the fresh center. The limit's server (`bare`) receives, checks, adds and sends; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -50,7 +50,7 @@ def exchanges(
     shapes: Shapes, clients: int, seconds: float, target_limit: float, target_naive: float
 ) -> Iterator[list[Case]]:
     """Plain additions; with the middle model, also the server's processor time."""
-    with rig(shapes, clients, sides=("ours", "limit", "echo", "naive")) as built:
+    with rig(shapes, clients, sides=("ours", "shared", "limit", "echo", "naive")) as built:
         found = [
             Case(
                 SECTION,
@@ -66,6 +66,7 @@ def exchanges(
             )
         ]
         if shapes == MEDIUM:
+            found += _through_shared_memory(built, _name(shapes, clients, "downpour"), seconds)
             found.append(
                 Case(
                     SECTION,
@@ -80,6 +81,43 @@ def exchanges(
                 )
             )
         yield found
+
+
+def _through_shared_memory(built: Rig, name: str, seconds: float) -> list[Case]:
+    """The same exchange of clients that share memory with their server, and the processor time of all processes."""
+    clients = built.fleet.pids
+
+    def run(side: str) -> float:
+        return built.fleet.run(side, seconds).rate
+
+    def per_cpu_second(side: str) -> float:
+        return _exchanges_per_cpu_second(built, side, seconds, clients)
+
+    note = "limit: a raw echo over the connection; naive: the same server over the connection"
+    return [
+        Case(
+            SECTION,
+            f"{name}, shared memory",
+            "exchanges/s",
+            lambda: run("shared"),
+            lambda: run("echo"),
+            lambda: run("ours"),
+            target_limit=1.6 if len(clients) == 1 else 1.3,
+            turns=TURNS,
+            note=note,
+        ),
+        Case(
+            SECTION,
+            f"processor time of server and clients, {name}, shared memory",
+            "exchanges/processor second",
+            lambda: per_cpu_second("shared"),
+            lambda: per_cpu_second("echo"),
+            lambda: per_cpu_second("ours"),
+            target_limit=1.6,
+            turns=TURNS,
+            note=note,
+        ),
+    ]
 
 
 @contextmanager
@@ -131,7 +169,9 @@ def _name(shapes: Shapes, clients: int, rule: str) -> str:
     return f"{megabytes:.3g} MB, {clients} client{'s' * (clients > 1)}, {rule}"
 
 
-def _exchanges_per_cpu_second(built: Rig, side: str, seconds: float) -> float:
-    before = cpu_seconds(built.pids[side])
+def _exchanges_per_cpu_second(built: Rig, side: str, seconds: float, clients: Sequence[int] = ()) -> float:
+    """By the processor time of the server, and of ``clients`` too."""
+    pids = (built.pids[side], *clients)
+    before = sum(map(cpu_seconds, pids))
     exchanges = built.fleet.run(side, seconds).exchanges
-    return exchanges / (cpu_seconds(built.pids[side]) - before)
+    return exchanges / (sum(map(cpu_seconds, pids)) - before)

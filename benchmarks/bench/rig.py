@@ -46,15 +46,25 @@ class WorkerExchange:
         address: the server's.
         size: elements of the center.
         wire_format: of both.
+        shared: whether vectors are in memory that it shares with the server.
     """
 
-    def __init__(self, number: int, address: Address, size: int, wire_format: str = "float32") -> None:
+    def __init__(
+        self, number: int, address: Address, size: int, wire_format: str = "float32", *, shared: bool = False
+    ) -> None:
         metrics = ("loss", "accuracy")
         self._client = WorkerClient(
-            address, worker=number, attempt=0, size=size, metrics=metrics, wire_format=wire_format
+            address,
+            worker=number,
+            attempt=0,
+            size=size,
+            metrics=metrics,
+            wire_format=wire_format,
+            shared_parts=int(shared),
         )
         self._client.join()  # not yet a pull, which waits for all others where the rule needs them
-        self._parts = (np.full(size, 1e-3, np.float32),)
+        self._parts = self._client.payload(1)
+        self._parts[0].fill(1e-3)
         self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
         self._batch = 0
 
@@ -96,22 +106,23 @@ def rig(
         shapes: of the model's arrays.
         clients: how many.
         rule: of the project's server, with its defaults.
-        sides: "ours", and which of "limit", "echo" and "naive".
+        sides: "ours", and which of "shared", "limit", "echo" and "naive".
     """
     size = elements(shapes)
     connect: dict[str, Callable[[int], ExchangeClient]] = {}
     pids = {}
     with ExitStack() as stack:
         chosen = make(rule)
-        server = stack.enter_context(
-            ServerProcess(
-                ServerSettings(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
-            )
-        )
-        driver = DriverClient(server.address)
-        driver.publish(np.zeros(size, np.float32))
-        driver.close()
-        connect["ours"], pids["ours"] = partial(WorkerExchange, address=server.address, size=size), server.pid
+        for side in ("ours", "shared"):
+            if side not in sides:
+                continue
+            settings = ServerSettings(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
+            server = stack.enter_context(ServerProcess(settings))
+            driver = DriverClient(server.address)
+            driver.publish(np.zeros(size, np.float32))
+            driver.close()
+            exchange = partial(WorkerExchange, address=server.address, size=size, shared=side == "shared")
+            connect[side], pids[side] = exchange, server.pid
         for side, make_server in (("limit", partial(bare.server, size)), ("echo", partial(echo.server, 4 * size))):
             if side in sides:
                 other = stack.enter_context(serving(make_server))

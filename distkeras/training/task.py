@@ -124,6 +124,7 @@ class _TaskAttempt:
             deadlines=settings.deadlines,
             wire_format=settings.wire_format,
             tables=() if task.rows is None else task.rows.tables,
+            shared_parts=settings.rule.traits.parts if settings.shared_memory else 0,
         )
         self._auto_window: AutoWindow | None = None
         if settings.rule.window == AUTO:

@@ -229,18 +229,26 @@ class WorkerFormat:
         #: Bytes of an encoded vector; None where vectors are sent as they are.
         self.nbytes = None if self._codec is None else self._codec.nbytes
         self._encoded: tuple[np.ndarray, ...] = ()
+        #: Whether that is memory of a connection, which may be gone.
+        self._borrowed = False
         self._residuals: tuple[Vector, ...] = ()
 
     def forget_residuals(self) -> None:
         """Drop the residuals, whose steps do not count."""
         self._residuals = ()
 
-    def encode(self, parts: tuple[Vector, ...]) -> tuple[np.ndarray, ...]:
-        """Return the parts of the next commit, encoded until the next call; none if they are sent as they are."""
+    def encode(self, parts: tuple[Vector, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
+        """Return the parts of the next commit, encoded until the next call; none if they are sent as they are.
+
+        They are written to ``memory``, which has an array of `nbytes` for each part, if there is one.
+        """
         codec = self._codec
         if codec is None:
             return ()
-        if len(self._encoded) != len(parts):
+        if memory:
+            self._encoded, self._borrowed = memory, True
+        elif self._borrowed or len(self._encoded) != len(parts):
+            self._borrowed = False
             self._encoded = tuple(np.empty(codec.nbytes, np.uint8) for _ in parts)
         if codec.needs_error_feedback and len(self._residuals) != len(parts):
             self._residuals = tuple(np.zeros_like(part) for part in parts)

@@ -11,7 +11,7 @@ A frame is a fixed header, the message's fields, a table of its arrays, a tag, a
     magic 4 | version 1 | code 1 | arrays 2 | fields 4 | body 8      (big-endian)
     fields:  every number as 8 bytes, every string as length 4 + UTF-8; how many vectors a tuple has, and how many
              columns an array of rows, as 8 bytes
-    table:   for each array: dtype 1, elements 8
+    table:   for each array: dtype 1, elements 8; dtype + 4 × slot + 128 for a vector that is in shared memory
     tag:     16 bytes, from the handshake on: see `Seal`
     body:    the arrays, little-endian, one after the other
 
@@ -21,6 +21,7 @@ Rules:
 2. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
 3. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
 4. A peer waits for the answer before it sends on: one frame at a time, each way.
+5. A vector in shared memory (`shared_slots`) does not travel: it has no bytes in the body, and no tag covers it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from distkeras.ps.protocol.messages import (
     Proof,
     TableRows,
 )
+from distkeras.ps.protocol.shared_slots import MOST_SLOTS, SharedSlots
 
 TAG_BYTES = 16
 #: Bytes of an array above which it counts as long.
@@ -86,7 +88,7 @@ class Seal:
         Args:
             kind: the frame's message type.
             head: its header, fields and table.
-            arrays: its arrays, as the table lists them.
+            arrays: its arrays in the body, as the table lists them.
         """
         self._frames += 1
         pieces: list[Octets] = [_NUMBER.pack(self._frames), head]
@@ -107,7 +109,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 11
+VERSION = 12
 #: Bytes that are read along with a header, to save a system call: more than a commit's fields.
 READ_AHEAD = 256
 
@@ -116,6 +118,10 @@ _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
 _DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+#: Of an array's code in the table: its dtype's, 2 bits, then its slot, then whether it has one.
+_DTYPE_BITS, _SLOT_BITS, _IN_SLOT = 2, 5, 0x80
+assert len(_DTYPES) <= 1 << _DTYPE_BITS
+assert MOST_SLOTS <= 1 << _SLOT_BITS
 _TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 
 #: Returns the memory for an array that is about to arrive: message type, dtype, elements.
@@ -191,10 +197,28 @@ def _schema_of(kind: type[Message]) -> _Schema:
 _SCHEMAS = {kind: _schema_of(kind) for kind in MESSAGES}
 
 
-def encode(message: Message, seal: Seal | None = None) -> list[bytes | memoryview]:
+def _arrays_of(message: Message, schema: _Schema) -> tuple[list[tuple[str, np.ndarray, int]], dict[str, int]]:
+    """Return the arrays of ``message``, each with its field and its dtype's code, and what the fields say of them."""
+    arrays: list[tuple[str, np.ndarray, int]] = []
+    counts: dict[str, int] = {}
+    for name, code, several, rows in schema.arrays:
+        value = getattr(message, name)
+        if several:
+            arrays.extend([(name, array, code) for array in value])
+            counts[name] = len(value)
+            continue
+        arrays.append((name, value, code))
+        if rows:
+            if value.ndim != 2:
+                raise LocalProtocolError(f"`{name}` must have two dimensions. Received: {value.ndim}")
+            counts[name] = value.shape[1]
+    return arrays, counts
+
+
+def encode(message: Message, seal: Seal | None = None, slots: SharedSlots | None = None) -> list[bytes | memoryview]:
     """Return the frame of ``message`` as buffers to be sent one after the other; arrays are not copied.
 
-    The frame has a tag if there is a ``seal``.
+    The frame has a tag if there is a ``seal``. With ``slots``, vectors are left there where they may be.
 
     Raises:
         LocalProtocolError: this is not a message, or an array has a dtype that does not travel.
@@ -203,35 +227,29 @@ def encode(message: Message, seal: Seal | None = None) -> list[bytes | memoryvie
     schema = _SCHEMAS.get(kind)
     if schema is None:
         raise LocalProtocolError(f"`message` must be one of the protocol's. Received: {kind.__name__}")
-    arrays: list[tuple[np.ndarray, int]] = []
-    counts: dict[str, int] = {}
-    for name, code, several, rows in schema.arrays:
-        value = getattr(message, name)
-        if several:
-            arrays.extend([(array, code) for array in value])
-            counts[name] = len(value)
-            continue
-        arrays.append((value, code))
-        if rows:
-            if value.ndim != 2:
-                raise LocalProtocolError(f"`{name}` must have two dimensions. Received: {value.ndim}")
-            counts[name] = value.shape[1]
+    arrays, counts = _arrays_of(message, schema)
     values = [counts[name] if name in counts else getattr(message, name) for name in schema.numbers]
     fields = [schema.packer.pack(*values)]
     for name in schema.strings:
         text = getattr(message, name).encode(errors="backslashreplace")  # half a surrogate pair, from a file's name
         fields += (_LENGTH.pack(len(text)), text)
     body = 0
-    for array, code in arrays:
+    traveling: list[np.ndarray] = []
+    for name, array, code in arrays:
         if array.dtype != _DTYPES[code] or not array.flags.c_contiguous:
             raise LocalProtocolError(f"arrays must be contiguous, here of {_DTYPES[code]}. Received: {array.dtype}")
+        slot = None if slots is None else slots.slot_of(kind, name, array)
+        if slot is not None:
+            fields.append(_ENTRY.pack(_IN_SLOT | slot << _DTYPE_BITS | code, array.size))
+            continue
         fields.append(_ENTRY.pack(code, array.size))
         body += array.nbytes
+        traveling.append(array)
     head = b"".join(fields)
     head = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body) + head
     if seal is not None:
-        head += seal.tag(kind, head, [array for array, _ in arrays])
-    return [head, *(array.data.cast("B") for array, _ in arrays if array.size)]
+        head += seal.tag(kind, head, traveling)
+    return [head, *(array.data.cast("B") for array in traveling if array.size)]
 
 
 class _Frame(NamedTuple):
@@ -250,8 +268,32 @@ def _check_rows(name: str, columns: int, size: int) -> None:
         raise RemoteProtocolError(f"`{name}` must fill its rows of {columns} columns. Received: {size} elements")
 
 
-def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """Return numbers and strings by field, and the table: the dtype's code and the elements of each array."""
+class _Entry(NamedTuple):
+    """What the table says of an array: its dtype's code, its elements, and its slot; None: it is in the body."""
+
+    code: int
+    size: int
+    slot: int | None
+
+    def __repr__(self) -> str:
+        return str(self[:2] if self.slot is None else tuple(self))
+
+    @classmethod
+    def of(cls, code: int, size: int) -> _Entry:
+        """Return the entry of these two numbers."""
+        if not code & _IN_SLOT:
+            return cls(code, size, None)
+        slot = code >> _DTYPE_BITS & (1 << _SLOT_BITS) - 1
+        return cls(code & (1 << _DTYPE_BITS) - 1, size, slot)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the body."""
+        return 0 if self.slot is not None else _DTYPES[self.code].itemsize * self.size
+
+
+def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[_Entry]]:
+    """Return numbers and strings by field, and the table."""
     schema, fields = frame.schema, frame.fields
     values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
     at = schema.packer.size
@@ -269,10 +311,20 @@ def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[tuple[int, int]]
         at += length
     if at != table:
         raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
-    return values, list(_ENTRY.iter_unpack(memoryview(fields)[table:]))
+    return values, [_Entry.of(code, size) for code, size in _ENTRY.iter_unpack(memoryview(fields)[table:])]
 
 
-def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[tuple[int, int]]) -> None:
+def _check_slots(kind: type[Message], entries: list[_Entry], slots: SharedSlots | None) -> None:
+    """Check that the arrays that are not in the body are where the peer may leave them."""
+    for entry in entries:
+        if entry.slot is None:
+            continue
+        if slots is None:
+            raise RemoteProtocolError(f"the ends of this connection share no memory. Received: {kind.__name__} in it")
+        slots.require(kind, entry.slot, _DTYPES[entry.code], entry.size)
+
+
+def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[_Entry]) -> None:
     """Check the table before anything is allocated for the arrays."""
     kind, body = frame.schema.kind.__name__, 0
     codes: list[int] = []
@@ -284,14 +336,14 @@ def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[tupl
             codes += [code] * count
             continue
         if rows and len(codes) < len(entries):
-            _check_rows(name, values[name], entries[len(codes)][1])
+            _check_rows(name, values[name], entries[len(codes)].size)
         codes.append(code)
     if len(codes) != len(entries):
         raise RemoteProtocolError(f"{kind} has {len(codes)} arrays. Received: {len(entries)}")
-    for (code, size), expected in zip(entries, codes, strict=True):
-        if code != expected:
+    for entry, expected in zip(entries, codes, strict=True):
+        if entry.code != expected:
             raise RemoteProtocolError(f"{kind} has arrays of dtypes {codes}. Received: {entries}")
-        body += _DTYPES[code].itemsize * size
+        body += entry.nbytes
     if body != frame.body:
         raise RemoteProtocolError(f"the arrays must fill the body of {frame.body} bytes. Received: {entries}")
 
@@ -322,12 +374,14 @@ class Reader:
 
     Attributes:
         seal: checks the tags of frames; None: they have none. May be set between two frames.
+        slots: the memory that both ends share; None: they share none. May be set between two frames.
     """
 
     def __init__(self, limits: Limits, allocate: Allocate | None = None) -> None:
         self.limits = limits
         self.accepts: tuple[type[Message], ...] = MESSAGES
         self.seal: Seal | None = None
+        self.slots: SharedSlots | None = None
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
         #: What came along with a header: fields, and perhaps the first bytes of arrays.
@@ -413,17 +467,34 @@ class Reader:
     def _parse_fields(self, frame: _Frame) -> Message | None:
         values, entries = _decode_fields(frame)
         _check_array_table(frame, values, entries)
-        arrays = [self._allocate(frame.schema.kind, _DTYPES[code], size) for code, size in entries]
+        _check_slots(frame.schema.kind, entries, self.slots)
+        arrays = [self._array_of(frame.schema.kind, entry) for entry in entries]
+        traveling = [array for array, entry in zip(arrays, entries, strict=True) if entry.slot is None]
         # One system call may fill them all.
-        spaces = [array.data.cast("B") for array in arrays if array.size]
+        spaces = [array.data.cast("B") for array in traveling if array.size]
         if not spaces:
-            return self._finish_message(frame, values, arrays)
-        self._spaces, self._stage = spaces, partial(self._finish_message, frame, values, arrays)
+            return self._finish_message(frame, values, arrays, traveling)
+        self._spaces, self._stage = spaces, partial(self._finish_message, frame, values, arrays, traveling)
         return None
 
-    def _finish_message(self, frame: _Frame, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
+    def _array_of(self, kind: type[Message], entry: _Entry) -> np.ndarray:
+        """Return the array of an entry: memory for one in the body, and what is there of one in a slot."""
+        dtype, slots = _DTYPES[entry.code], self.slots
+        if slots is None or entry.slot is None:
+            return self._allocate(kind, dtype, entry.size)
+        shared = slots.read(entry.slot, dtype)
+        if not slots.server:
+            return shared
+        # Whole, and before anything is done with it: what the peer writes there from now on does not matter.
+        array = self._allocate(kind, dtype, entry.size)
+        array[...] = shared
+        return array
+
+    def _finish_message(
+        self, frame: _Frame, values: dict[str, Any], arrays: list[np.ndarray], traveling: list[np.ndarray]
+    ) -> Message:
         if self.seal is not None:
-            self.seal.check(frame.tag, frame.schema.kind, self._header + frame.fields, arrays)
+            self.seal.check(frame.tag, frame.schema.kind, self._header + frame.fields, traveling)
         self._spaces, self._stage = [memoryview(self._header), self._ahead], self._parse_header
         return _build_message(frame.schema, values, arrays)
 
@@ -518,6 +589,7 @@ class Connection:
         self._challenge = Challenge(self.nonce if server else NO_BYTES, whole)
         #: Seals what this end sends; None before the handshake is over.
         self.seal: Seal | None = None
+        self._slots: SharedSlots | None = None
 
     def __repr__(self) -> str:
         return f"Connection(server={self.server}, authenticated={self.authenticated})"
@@ -534,7 +606,7 @@ class Connection:
         """Return the bytes of ``message``; raise a LocalProtocolError before the handshake is over."""
         if not self.authenticated:
             raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
-        return encode(message, self.seal)
+        return encode(message, self.seal, self._slots)
 
     def space(self) -> memoryview:
         """See `Reader.space`."""
@@ -594,6 +666,10 @@ class Connection:
         ours, theirs = (b"server", b"client") if self.server else (b"client", b"server")
         self.seal, self._reader.seal = nonces.seal(self._key, ours), nonces.seal(self._key, theirs)
         self._reader.accepts = _AFTER_HANDSHAKE
+
+    def share(self, slots: SharedSlots | None) -> None:
+        """Leave vectors in ``slots``, between two frames of an authenticated connection; None: no longer."""
+        self._slots = self._reader.slots = slots
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the bounds on the peer's frames, between two of them."""

@@ -138,7 +138,9 @@ class Hello(Message):
 
     ``wire_format``, one of `compression.FORMATS`, is that of commits and replies on this connection. ``connection``
     rises each time that the attempt asks: what it had sent over an older connection, and arrives late, is refused.
-    ``tables`` is what `tables.describe` says of the tables that the worker knows.
+    ``tables`` is what `tables.describe` says of the tables that the worker knows. ``memory`` is where a server on the
+    same host finds memory for the vectors of this connection, and ``memory_token`` the bytes that are there, in
+    hexadecimal digits: see `shared_slots`. Empty: the worker shares none.
     """
 
     worker: int
@@ -149,6 +151,8 @@ class Hello(Message):
     wire_format: str = "float32"
     connection: int = 0
     tables: str = ""
+    memory: str = ""
+    memory_token: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +278,7 @@ class Welcome(Message):
     no attempt holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
     ``refused`` that it was refused, and its mini-batches remain; ``stopping`` that the job ends early, and what is left
     of the data is not trained on. ``optimizer`` is the commit after which the optimizer's state was sent that is kept
-    of this partition; 0: none is kept.
+    of this partition; 0: none is kept. ``shares`` says that the server has mapped the memory of the `Hello`.
     """
 
     incarnation: int
@@ -290,6 +294,7 @@ class Welcome(Message):
     stopping: bool = False
     optimizer: int = 0
     refused: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True, eq=False)

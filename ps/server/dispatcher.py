@@ -9,6 +9,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,8 +73,10 @@ from distkeras.ps.protocol.messages import (
     fault_of,
     most_state_bytes,
 )
+from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.protocol.tables import Ids, block_bytes
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
+from distkeras.ps.server.sharing import map_slots
 from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
@@ -214,6 +217,9 @@ class Peer(Protocol):
 
     def hung_up(self) -> bool:
         """Return whether the peer has closed its end."""
+
+    def share(self, slots: SharedSlots | None) -> None:
+        """Find and leave the vectors of messages in ``slots``; None: no longer."""
 
 
 class LeaseConnections(dict[int, Peer]):
@@ -393,6 +399,7 @@ class Dispatcher:
         return handler(peer, message)
 
     def _on_hello(self, peer: Peer, message: Hello) -> Message:
+        peer.share(None)
         self._wait_for_publish(peer)
         with self.changed:
             center = self._require_sound()
@@ -438,7 +445,9 @@ class Dispatcher:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
             report(log, "takeover", text, *where, worker=worker, attempt=attempt)
-        return welcome
+        slots = None if welcome.finished else map_slots(message, center, peer.vectors.codec, self._world)
+        peer.share(slots)  # from the next frame on that has a vector: this answer has none
+        return replace(welcome, shares=slots is not None)
 
     def _on_pull(self, peer: Peer, message: Pull) -> Message:
         with self.changed:

@@ -29,6 +29,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import Connection, EndOfStream
 from distkeras.ps.protocol.messages import Fault, Goodbye, Message, fault_of
+from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors
 from distkeras.ps.settings import ServerSettings
@@ -75,6 +76,10 @@ class Session:
         """Return whether the peer has closed its end."""
         return self.channel.hung_up()
 
+    def share(self, slots: SharedSlots | None) -> None:
+        """Find and leave the vectors of messages in ``slots``; None: no longer."""
+        self.channel.connection.share(slots)
+
     def _run(self) -> None:
         error: Exception | None = None
         try:
@@ -99,6 +104,7 @@ class Session:
                     logging.WARNING if worker_lost else logging.DEBUG, "connection of %s ends: %s", self.name, error
                 )
         self.vectors.drop()
+        self.share(None)  # the session may be known as the last holder of a lease for long
         self.channel.close()
         self._admission.leave(self._pending)
         self._server.remove(self)

@@ -43,10 +43,12 @@ from distkeras.ps.protocol.messages import (
     fault_of,
     most_state_bytes,
 )
+from distkeras.ps.protocol.shared_slots import TOKEN_BYTES, SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
+from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import REAL, Lock, World
 
 log = logging.getLogger(__name__)
@@ -189,11 +191,16 @@ class RestartFromCenter(Exception):
 
 
 class _SpareBuffers(Generic[_T]):
-    """Buffers of which one at a time is in use: `spare` returns another one, so that at most two are ever made."""
+    """Buffers of which one at a time is in use: `spare` returns another one, so that at most two are ever made.
 
-    def __init__(self) -> None:
-        self._buffers: list[_T] = []
-        self.in_use: _T | None = None
+    Args:
+        buffers: those that there are; not more than two.
+        in_use: what is in use, of these or of others.
+    """
+
+    def __init__(self, buffers: Sequence[_T] = (), in_use: _T | None = None) -> None:
+        self._buffers = list(buffers)
+        self.in_use = in_use
 
     def spare(self, make: Callable[[], _T]) -> _T:
         for buffer in self._buffers:
@@ -220,6 +227,8 @@ class WorkerClient(Client):
         deadlines: the longest times of the waits.
         wire_format: the format of vectors on the wire, both ways: a name in `compression.FORMATS`.
         tables: the shapes of the tables whose rows travel.
+        shared_parts: how many parts each payload has, if vectors may be in memory that a server on this host shares;
+            0: they travel, as they do next to tables.
         world: time, threads and connections.
 
     Attributes:
@@ -243,6 +252,7 @@ class WorkerClient(Client):
         deadlines: Deadlines | None = None,
         wire_format: str = "float32",
         tables: Sequence[TableShape] = (),
+        shared_parts: int = 0,
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)
@@ -256,6 +266,12 @@ class WorkerClient(Client):
         # Statistics or rows of the vector's own size would be given the same memory.
         self._reuses_centers = size != moving_statistics and not tables
         self._format = WorkerFormat(wire_format, size)
+        #: What is in the memory that this worker offers to each connection's server; None: it offers none.
+        self._sizes: SlotSizes | None = None
+        if shared_parts and not tables:
+            self._sizes = SlotSizes(size, shared_parts, self._format.nbytes or 0)
+        #: The slots of the connection, if its server shares them.
+        self._slots: SharedSlots | None = None
         #: The rule still reads the center that was delivered last while the next one arrives.
         self._centers: _SpareBuffers[Vector] = _SpareBuffers()
         #: The next window's payload is filled while the last one travels.
@@ -271,6 +287,11 @@ class WorkerClient(Client):
         self._fetched = 0
         self._too_large = False
         self._heartbeats: Heartbeats | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Return whether vectors are in memory that this worker and its server share."""
+        return self._slots is not None
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is CenterReply:
@@ -311,9 +332,14 @@ class WorkerClient(Client):
         timeout = self.deadlines.publish + self.reply_timeout
         answer: Message = Parked()
         self._hello = replace(self._hello, connection=self._hello.connection + 1)
+        self._use(None)
+        memory, slots = self._offer()
         while isinstance(answer, Parked):
             answer = self.request(self._hello, (Welcome, Parked), timeout)
         assert isinstance(answer, Welcome)
+        if memory is not None:
+            memory.hide()
+        self._use(slots if answer.shares else None)
         known, self.incarnation, self.sequence = self.incarnation, answer.incarnation, answer.sequence
         self._skipped, self.stopping = answer.skipped, self.stopping or answer.stopping
         self._refused = answer.refused
@@ -322,6 +348,30 @@ class WorkerClient(Client):
         if known and (known != answer.incarnation or answer.finished or not answer.held):
             raise RestartFromCenter(answer)
         return answer
+
+    def _offer(self) -> tuple[SharedMemory | None, SharedSlots | None]:
+        """Make memory for the vectors of this connection, and have the next Hello name it."""
+        if self._sizes is None:
+            return None, None
+        try:
+            memory = self.world.share(self._sizes.nbytes)
+        except OSError as error:
+            log.info("vectors travel over the connection: this process cannot share memory: %s", error)
+            self._hello = replace(self._hello, memory="", memory_token="")
+            return None, None
+        slots, token = SharedSlots(self._sizes, memory.memory, server=False), self.world.token(TOKEN_BYTES)
+        slots.write_token(token)
+        self._hello = replace(self._hello, memory=memory.place, memory_token=token.hex())
+        return memory, slots
+
+    def _use(self, slots: SharedSlots | None) -> None:
+        """Leave vectors in ``slots`` from now on; None: they travel. What is in slots of before stays there."""
+        if self.channel is not None:
+            self.channel.connection.share(slots)
+        if slots is not self._slots:
+            own = () if slots is None or self._format.nbytes else [slots.payload(turn) for turn in (0, 1)]
+            self._payloads = _SpareBuffers(own, self._payloads.in_use)
+            self._slots = slots
 
     def _start_heartbeats(self) -> None:
         self._stop_heartbeats()
@@ -343,6 +393,7 @@ class WorkerClient(Client):
     def close(self) -> None:
         """Close the connection."""
         self._stop_heartbeats()
+        self._use(None)
         super().close()
 
     def leave(self) -> None:
@@ -362,7 +413,10 @@ class WorkerClient(Client):
         if not self.incarnation:
             self.join()
         sequence = self.sequence + 1
-        packed = self._format.encode(record.parts)  # once: a commit that is sent again is the same
+        slots = self._slots
+        packed = self._format.encode(
+            record.parts, () if slots is None else slots.packed_payload()
+        )  # once: a commit that is sent again is the same
         commit = Commit.of(
             record,
             worker=self.worker,

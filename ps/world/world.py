@@ -17,6 +17,7 @@ from typing import Protocol
 
 from distkeras.ps.world.files import Files, open_files, scratch
 from distkeras.ps.world.processes import Child, ChildProcess
+from distkeras.ps.world.shared_memory import AnonymousFile, SharedMemory, map_shared
 from distkeras.ps.world.streams import Listener, Stream, TcpListener, connect
 
 
@@ -132,6 +133,14 @@ class World:
             OSError: the disk has no room.
         """
         return scratch(size)
+
+    def share(self, size: int) -> SharedMemory:
+        """Return ``size`` bytes of memory that another process of this host may map: see `AnonymousFile`."""
+        return AnonymousFile(size)
+
+    def map_shared(self, place: str, size: int) -> memoryview:
+        """Return what another process has made with `share`: see `shared_memory.map_shared`."""
+        return map_shared(place, size)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
         """Return a new process: see `ChildProcess`."""

@@ -92,6 +92,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "authenticate_vectors": (True, {}),
     "threads": (1, {}),
     "keep_optimizer": (False, {}),
+    "shared_memory": (False, {}),
     "stall_after": (None, {}),
     "tables": ("auto", {}),
 }

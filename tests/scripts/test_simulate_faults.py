@@ -37,6 +37,9 @@ SOON = {
     "the-rows-of-a-reply-are-those-before-its-commit": 13,
     "rows-of-a-second-table-are-not-applied": 13,
     "rows-that-are-published-again-are-taken": 40,
+    "a-reply-is-sent-before-its-slot-is-written": 6,
+    "a-payload-is-the-one-before": 6,
+    "payloads-take-no-turns": 35,
 }
 
 

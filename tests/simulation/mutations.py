@@ -19,6 +19,7 @@ from distkeras.training.supervisor import Supervisor
 from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     disk_mutations,
     rule_mutations,
+    slot_mutations,
     speed_mutations,
     state_mutations,
     table_mutations,

@@ -167,6 +167,8 @@ class Plan:
         lists: the driver asks for the table of workers now and then.
         keeps: states of the workers' optimizers are kept.
         tables: tables travel by rows, next to the center's vector.
+        neighbors: as many workers, the first ones, are on the server's host, and share memory with it; all of them
+            offer to, unless there are none.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -205,6 +207,7 @@ class Plan:
     stray: bool = False
     keeps: bool = False
     tables: bool = False
+    neighbors: int = 0
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -343,7 +346,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         paced = {**plan.hyper_parameters, "window": BY_SPEED, "window_max": chance.choice((2, 3))}
         plan = replace(plan, hyper_parameters=paced) if _goes(lambda: rules.make(plan.rule, **paced)) else plan
     plan = _with_what_is_rare(plan, chance, damage=damage)
-    return replace(plan, tables=_may_have_tables(plan) and chance.random() < _TABLES)
+    plan = replace(plan, tables=_may_have_tables(plan) and chance.random() < _TABLES)
+    return replace(plan, neighbors=chance.choice((1, 2, 9)) if chance.random() < _NEIGHBORS else 0)
 
 
 def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
@@ -498,6 +502,8 @@ _RARE = 0.4
 _CLUSTER = 0.1
 #: How many of the jobs have tables, where they may.
 _TABLES = 0.5
+#: How many of the jobs have workers on the server's host.
+_NEIGHBORS = 0.4
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.3
 #: Those of them for which the center does what it does for few others, and the only one of its family.

@@ -61,6 +61,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "lists": False,
         "cluster": False,
         "tables": False,
+        "neighbors": 0,
         "skipped": 0,
         "bound": None,
         "enough": 0,

@@ -108,6 +108,7 @@ class _Run:
         if plan.stray:
             self.disk.put("job/backup of snapshot.dks", b"his own")
         self.surroundings = Surroundings(scheduler, network, self.disk, _serve)
+        self.surroundings.neighbors = plan.neighbors
         self.watch = Watch(plan, self.surroundings, self.tell)
         scheduler.tell = self.tell
         self.sends: dict[str, int] = {"": 0}

@@ -109,6 +109,13 @@ class WatchedClient(WorkerClient):
         sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first, times=times)
         self._watch.sent[self._driver, commit.incarnation, self.worker, self.attempt, commit.sequence] = sent
 
+    def payload(self, parts: int) -> tuple[np.ndarray, ...]:
+        """See `WorkerClient`; from now on it is written to, and makes no sense until that is done."""
+        buffers = super().payload(parts)
+        for buffer in buffers:
+            buffer.fill(np.nan)
+        return buffers
+
     def commit(self, record: CommitRecord) -> Reply:
         """See `WorkerClient`."""
         self._account.due, asked = True, self._now
@@ -178,9 +185,9 @@ class AccountedFormat(WorkerFormat):
         """A loop begins: it owes nothing."""
         self._owed = []
 
-    def encode(self, parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    def encode(self, parts: tuple[np.ndarray, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
         """See `WorkerFormat`."""
-        encoded, codec = super().encode(parts), self._codec
+        encoded, codec = super().encode(parts, memory), self._codec
         if codec is not None and not self.due:
             raise Finding("residual", "a commit must be encoded once, however often it is sent. Received: once more")
         self.due = False
@@ -457,6 +464,7 @@ def _client_options(settings: WorkerSettings, size: int, plan: Plan) -> dict[str
         "deadlines": settings.deadlines,
         "wire_format": settings.wire_format,
         "tables": shapes_of(plan, size),
+        "shared_parts": settings.rule.traits.parts if plan.neighbors else 0,
     }
 
 

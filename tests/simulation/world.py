@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ _EPOCH, _BOOT = 1_700_000_000.0, 1000.0
 _LINES = 20
 #: Seconds that a server has to end once its driver is gone: the alarm of ``python -m distkeras.ps child``.
 _ALARM = 120.0
+#: How often there is no room for memory that is to be mapped.
+_NO_ROOM = 0.15
 
 
 class Surroundings:
@@ -35,6 +38,10 @@ class Surroundings:
         self, scheduler: Scheduler, network: Network, disk: Disk, serve: Callable[[VirtualChild], int]
     ) -> None:
         self.scheduler, self.network, self.disk, self.serve = scheduler, network, disk, serve
+        #: Memory that a process shares, by its place, with the scope of that process.
+        self.shared: dict[str, tuple[str, memoryview]] = {}
+        #: As many partitions, the first ones, are on the server's host.
+        self.neighbors = 0
         #: By how many seconds a host's clock is wrong.
         self.skews: dict[str, float] = {}
         #: Every server's process, the latest one last.
@@ -127,9 +134,37 @@ class VirtualWorld(World):
         """See `World`."""
         return self.surroundings.disk.files(uri)
 
+    def share(self, size: int) -> VirtualMemory:
+        """See `World`."""
+        return VirtualMemory(self.surroundings, self.process, self.scope, size)
+
+    def map_shared(self, place: str, size: int) -> memoryview:
+        """See `World`."""
+        scope, memory = self.surroundings.shared.get(place, ("", memoryview(b"")))
+        if len(memory) != size or not int(scope[1:]) < self.surroundings.neighbors:
+            raise OSError(errno.ENOENT, "No such file or directory")
+        if self._scheduler.random.random() < _NO_ROOM:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return memory
+
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> VirtualChild:
         """See `World`."""
         return VirtualChild(self.surroundings, self.process)
+
+
+class VirtualMemory:
+    """Memory that a process shares: `world.shared_memory.SharedMemory`."""
+
+    def __init__(self, surroundings: Surroundings, process: Process, scope: str, size: int) -> None:
+        self._shared = surroundings.shared
+        self.memory = memoryview(bytearray(size))
+        self.place = f"{process.name}/{len(process.at_end)}"
+        self._shared[self.place] = scope, self.memory
+        process.at_end.append(self.hide)
+
+    def hide(self) -> None:
+        """See `SharedMemory`."""
+        self._shared.pop(self.place, None)
 
 
 class VirtualChild:

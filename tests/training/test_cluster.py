@@ -13,7 +13,7 @@ import pytest
 from support.patience import patience
 
 DRIVER = """
-import json, os, signal, sys
+import json, logging, os, signal, sys
 from pathlib import Path
 import keras, psutil
 from pyspark.sql import SparkSession
@@ -28,6 +28,18 @@ spark = (
     .config("spark.sql.shuffle.partitions", "2").config("spark.executor.memory", "1g").getOrCreate()
 )
 spark.sparkContext.setLogLevel("OFF")
+
+
+class Sharing(logging.Handler):
+    said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+
+log = logging.getLogger("distkeras.ps.server.sharing")
+log.setLevel(logging.INFO)
+log.addHandler(Sharing())
 
 
 def executors():
@@ -67,7 +79,9 @@ for name in sys.argv[2:]:
     ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert_nothing_left()
+    shared = sum("worker and server share" in text for text in Sharing.said)
     print(json.dumps({
+        "shared": shared,
         "name": name, "cached": cached, "executors": len(before), "lost": len(before - executors()),
         "fired": marker.exists(), "counts": sorted(set(counts(model))),
         "exact": committed(trainer) == expected_ranges(sizes, epochs, 8),
@@ -108,6 +122,8 @@ def run(directory: Path, *names: str) -> list[dict[str, Any]]:
         assert one["counts"] == [3.0]
         assert one["exact"]
         assert one["samples"] == 3 * 240
+        if hasattr(os, "memfd_create"):
+            assert one["shared"] > 2  # the workers of two executors, and a successor
     return told
 
 

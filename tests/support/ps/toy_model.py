@@ -210,9 +210,10 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
     deadlines: Any = None,
     overlap: bool = False,
     wire_format: str = "float32",
+    shared: bool = False,
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
     """Return a real client, the answer to its joining, and how to begin with a toy replica: for `run_worker`."""
-    options = {"deadlines": deadlines, "wire_format": wire_format}
+    options = {"deadlines": deadlines, "wire_format": wire_format, "shared_parts": rule.traits.parts if shared else 0}
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, **options)
 
     def begin(welcome: Welcome) -> Loop:

@@ -1,0 +1,150 @@
+"""The vectors of one connection in memory that both ends map; the frames say in which slot each of them is.
+
+The worker makes the memory and names it in its `Hello`, with a random token that it has written there: the server that
+can map it and finds the token is on the worker's host. Then the parts of commits and the centers of replies are in
+slots, and their frames, which travel over the connection as ever, have the number of the slot in place of the bytes.
+
+Rules:
+
+1. A frame is sent after its slot is written; what no frame names is never read. So a process that dies while it writes
+   has written nothing.
+2. A worker writes to the slots of its payloads, which the server only reads: it copies them before it does anything
+   else with the commit. A worker that sends a commit again sends the same bytes.
+3. A payload's slot is written again when the commit is answered. If the connection is lost instead, it is not: the next
+   connection has other memory, and what is in the old one travels with its frame.
+4. A server writes the centers of its replies to two slots in turn: a worker may read one until it is sent the one after
+   the next.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.protocol.messages import CenterReply, Commit, Message
+
+TOKEN_BYTES = 32
+#: Slots of one kind: one is read while another is written.
+_TURNS = 2
+#: Every slot begins at a page, and so does what is in front of them.
+_PAGE = 4096
+#: Slots of a connection at most.
+MOST_SLOTS = 32
+
+_FLOAT32 = np.dtype("<f4")
+_PACKED = np.dtype("u1")
+
+
+@dataclass(frozen=True)
+class SlotSizes:
+    """What is in the memory of a connection; both ends compute it, and must agree.
+
+    Args:
+        size: elements of the center.
+        parts: vectors of a payload.
+        packed: bytes of an encoded vector; 0: vectors travel as they are.
+    """
+
+    size: int
+    parts: int
+    packed: int = 0
+
+    @property
+    def payloads(self) -> int:
+        """Slots of payloads."""
+        return self.parts if self.packed else _TURNS * self.parts  # a payload is encoded when its turn has come
+
+    @property
+    def slots(self) -> int:
+        """All slots."""
+        return self.payloads + _TURNS
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next."""
+        return math.ceil(max(self.size * _FLOAT32.itemsize, self.packed, 1) / _PAGE) * _PAGE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return _PAGE + self.slots * self.slot_bytes
+
+
+class SharedSlots:
+    """One end's view of the memory.
+
+    Args:
+        sizes: what is in it.
+        memory: ``sizes.nbytes`` bytes.
+        server: which end this is.
+    """
+
+    def __init__(self, sizes: SlotSizes, memory: memoryview, *, server: bool) -> None:
+        self._sizes = sizes
+        self.server = server
+        self._token = np.ndarray((TOKEN_BYTES,), np.uint8, memory)
+        places = range(_PAGE, sizes.nbytes, sizes.slot_bytes)
+        #: Each slot as a vector, and as an encoded one.
+        self._vectors = [np.ndarray((sizes.size,), _FLOAT32, memory, place) for place in places]
+        self._packed = [np.ndarray((sizes.packed,), _PACKED, memory, place) for place in places]
+        if server:
+            for slot in (*self._vectors[: sizes.payloads], *self._packed[: sizes.payloads]):
+                slot.flags.writeable = False
+        #: The slot of the reply that was sent last, counted from the first one of replies.
+        self._turn = 0
+
+    def write_token(self, token: bytes) -> None:
+        """Write what shows the server that this is the memory that the worker has made."""
+        self._token[...] = np.frombuffer(token, np.uint8)
+
+    def has_token(self, token: bytes) -> bool:
+        """Return whether ``token`` is what the worker wrote."""
+        return hmac.compare_digest(self._token.tobytes(), token)
+
+    def payload(self, turn: int) -> tuple[np.ndarray, ...]:
+        """Return memory for the parts of a payload that is not encoded, float32; ``turn`` is 0 or 1."""
+        return tuple(self._vectors[turn * self._sizes.parts : (turn + 1) * self._sizes.parts])
+
+    def packed_payload(self) -> tuple[np.ndarray, ...]:
+        """Return memory for the encoded parts of a payload, uint8."""
+        return tuple(self._packed[: self._sizes.parts])
+
+    def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        """Return the slot in which ``array``, of a message that is about to be sent, is; None: it must travel.
+
+        A worker's payload is in its slot if it was written there. A server's reply is copied to one.
+        """
+        if kind is Commit and not self.server and name in ("parts", "packed"):
+            written = self._vectors if name == "parts" else self._packed
+            return next((slot for slot in range(self._sizes.payloads) if written[slot] is array), None)
+        if kind is CenterReply and self.server and name in ("center", "packed") and array.size:
+            turn = (self._turn + 1) % _TURNS
+            slot = self._sizes.payloads + turn
+            own = (self._vectors if name == "center" else self._packed)[slot]
+            if own.size == array.size:
+                own[...] = array
+                self._turn = turn
+                return slot
+        return None
+
+    def require(self, kind: type[Message], slot: int, dtype: np.dtype, size: int) -> None:
+        """Raise a RemoteProtocolError unless the peer may name this slot for such an array."""
+        expected, slots = (Commit, range(self._sizes.payloads)) if self.server else (CenterReply, self._reply_slots)
+        sizes = {_FLOAT32: self._sizes.size, _PACKED: self._sizes.packed}
+        if kind is not expected or slot not in slots or sizes.get(dtype) != size:
+            raise RemoteProtocolError(
+                f"a slot must be one of {slots} with a vector of a {expected.__name__}. "
+                f"Received: slot {slot} with {size} elements of {dtype} of a {kind.__name__}"
+            )
+
+    def read(self, slot: int, dtype: np.dtype) -> np.ndarray:
+        """Return what is in a slot that the peer has named; a server must copy it, a worker may read it."""
+        return (self._vectors if dtype == _FLOAT32 else self._packed)[slot]
+
+    @property
+    def _reply_slots(self) -> range:
+        return range(self._sizes.payloads, self._sizes.slots)

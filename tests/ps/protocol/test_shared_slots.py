@@ -1,0 +1,164 @@
+"""Frames of vectors in shared memory: what they have in place of the bytes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ps.frames import shake_hands, some_commit
+
+from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message
+from distkeras.ps.protocol.shared_slots import MOST_SLOTS, TOKEN_BYTES, SharedSlots, SlotSizes
+
+KEY = bytes(range(32))
+SIZES = SlotSizes(5, parts=2)
+PACKED = SlotSizes(5, parts=1, packed=7)
+
+
+class Pair:
+    """Both ends of a connection that share memory: the worker's and the server's."""
+
+    def __init__(self, sizes: SlotSizes = SIZES, *, whole: bool = False) -> None:
+        memory = memoryview(bytearray(sizes.nbytes))
+        self.worker, self.server = SharedSlots(sizes, memory, server=False), SharedSlots(sizes, memory, server=True)
+        self.client_end = Connection(server=False, key=KEY)
+        self.server_end = Connection(server=True, key=KEY, whole=whole)
+        shake_hands(self.client_end, self.server_end)
+        self.client_end.share(self.worker)
+        self.server_end.share(self.server)
+
+    def send(self, message: Message, *, by_worker: bool = True) -> tuple[Any, int]:
+        """What arrives, and the bytes that travel."""
+        source, sink = (self.client_end, self.server_end)[:: 1 if by_worker else -1]
+        data = b"".join(bytes(buffer) for buffer in source.send(message))
+        rest, event = memoryview(data), None
+        while rest:
+            space = sink.space()
+            count = min(len(space), len(rest))
+            space[:count], rest = rest[:count], rest[count:]
+            event, _ = sink.received(count)
+        return event, len(data)
+
+
+def reply(center: np.ndarray, **fields: Any) -> CenterReply:
+    return CenterReply(1, 2, 3, 3, 0.0, center, **fields)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_payload_in_its_slots_does_not_travel(whole: bool) -> None:
+    pair = Pair(whole=whole)
+    parts = pair.worker.payload(1)
+    for number, part in enumerate(parts):
+        part[...] = np.arange(5) + number
+    event, traveled = pair.send(some_commit(*parts))
+    plain, longer = pair.send(some_commit(*(part.copy() for part in parts)))
+    assert longer == traveled + 2 * 5 * 4
+    for arrived in (event, plain):
+        assert isinstance(arrived, Commit)
+        np.testing.assert_array_equal(arrived.parts, [np.arange(5), np.arange(5) + 1])
+    parts[0][...] = -1.0  # of the next commit: the server has its own copy
+    assert event.parts[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_encoded_payload_in_its_slot_does_not_travel() -> None:
+    pair = Pair(PACKED)
+    (packed,) = pair.worker.packed_payload()
+    packed[...] = range(7)
+    event, traveled = pair.send(some_commit(packed=(packed,)))
+    _, longer = pair.send(some_commit(packed=(packed.copy(),)))
+    assert longer == traveled + 7
+    assert event.packed[0].tolist() == list(range(7))
+
+
+def test_centers_take_turns() -> None:
+    pair = Pair()
+    centers = [np.full(5, number, np.float32) for number in range(3)]
+    events = [pair.send(reply(center), by_worker=False)[0] for center in centers[:2]]
+    assert [event.center[0] for event in events] == [0, 1]
+    third, _ = pair.send(reply(centers[2], moving_statistics=np.ones(5, np.float32)), by_worker=False)
+    assert [event.center[0] for event in (*events, third)] == [2, 1, 2]  # the first one's slot is the third one's
+    assert third.moving_statistics.tolist() == [1] * 5
+
+
+def test_an_encoded_center_and_a_whole_one_take_turns() -> None:
+    pair = Pair(PACKED)
+    whole, _ = pair.send(reply(np.arange(5, dtype=np.float32)), by_worker=False)
+    packed, _ = pair.send(reply(np.empty(0, np.float32), packed=np.arange(7, dtype=np.uint8)), by_worker=False)
+    assert whole.center.tolist() == [0, 1, 2, 3, 4]
+    assert packed.packed.tolist() == list(range(7))
+
+
+def test_a_center_of_another_size_travels() -> None:
+    pair = Pair()
+    event, _ = pair.send(reply(np.ones(4, np.float32)), by_worker=False)
+    assert event.center.tolist() == [1] * 4
+
+
+def test_a_server_cannot_write_to_payloads() -> None:
+    pair = Pair()
+    for slot in range(SIZES.payloads):
+        with pytest.raises(ValueError, match="read-only"):
+            pair.server.read(slot, np.dtype("<f4"))[0] = 1.0
+
+
+def test_a_token_is_found_or_not() -> None:
+    pair = Pair()
+    token = bytes(range(TOKEN_BYTES))
+    assert not pair.server.has_token(token)
+    pair.worker.write_token(token)
+    assert pair.server.has_token(token)
+    assert not pair.server.has_token(bytes(TOKEN_BYTES))
+
+
+class Lying(SharedSlots):
+    """Says that every vector of five is in a certain slot."""
+
+    slot = 0
+
+    def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        return self.slot if array.size else None
+
+
+@pytest.mark.parametrize(
+    ("slot", "message"),
+    [
+        (SIZES.payloads, some_commit(np.ones(5, np.float32))),
+        (SIZES.slots, some_commit(np.ones(5, np.float32))),
+        (MOST_SLOTS - 1, some_commit(np.ones(5, np.float32))),
+        (0, some_commit(np.ones(4, np.float32))),
+        (0, some_commit(packed=(np.ones(5, np.uint8),))),
+        (0, some_commit(packed=(np.ones(20, np.uint8),))),
+        (0, some_commit(history=np.ones((1, 5)))),
+        (0, reply(np.ones(5, np.float32))),
+    ],
+    ids=["a reply's slot", "no slot", "far away", "too short", "bytes", "as many bytes", "float64", "a reply"],
+)
+def test_a_worker_may_name_payloads_only(slot: int, message: Message) -> None:
+    pair = Pair()
+    liar = Lying(SIZES, memoryview(bytearray(SIZES.nbytes)), server=False)
+    liar.slot = slot
+    pair.client_end.share(liar)
+    with pytest.raises(RemoteProtocolError, match="a slot must be one of"):
+        pair.send(message)
+
+
+def test_a_server_may_name_replies_only() -> None:
+    pair = Pair()
+    pair.server_end.share(Lying(SIZES, memoryview(bytearray(SIZES.nbytes)), server=True))
+    with pytest.raises(RemoteProtocolError, match="a slot must be one of"):
+        pair.send(reply(np.ones(5, np.float32)), by_worker=False)
+
+
+def test_without_memory_no_slot_is_named() -> None:
+    pair = Pair()
+    pair.server_end.share(None)
+    with pytest.raises(RemoteProtocolError, match="share no memory"):
+        pair.send(some_commit(*pair.worker.payload(0)))
+    other = Pair()
+    other.client_end.share(None)
+    event, _ = other.send(some_commit(*other.worker.payload(0)))
+    assert event.parts[0].tolist() == [0] * 5
+    assert isinstance(other.send(Ack(1, 2, 3, 4))[0], Ack)

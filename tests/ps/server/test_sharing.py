@@ -1,0 +1,266 @@
+"""Workers that share memory with their server: the same numbers as over the connection, also after deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.patience import brief, patience, until
+from support.ps.relay import Relay
+from support.ps.running_server import KEY, Running
+from support.ps.toy_model import toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import ServerLostError
+from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.tls import make_certificate, server_context
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.loop import run_worker
+from distkeras.ps.world.world import REAL, World
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files"),
+]
+
+SIZE = 3001
+#: For a child process: what this one imports from.
+PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))
+
+
+def mapped(pid: int) -> int:
+    """How many pieces of shared memory a process has mapped."""
+    gc.collect()
+    return sum("memfd:distkeras" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+def trained(rule: str, *, shared: bool, **options: Any) -> tuple[bytes, bytes]:
+    """The center after some commits of one worker, and their records."""
+    values = [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(7)]
+    hyper_parameters = {"window": 2} if make(rule).window not in (1, "auto") else {}
+    with Running(make(rule, **hyper_parameters), workers=1, size=SIZE) as running:
+        client, welcome, begin = toy_client(
+            running.address,
+            running.rule,
+            values,
+            worker=0,
+            size=SIZE,
+            shared=shared,
+            deadlines=running.deadlines,
+            **options,
+        )
+        assert client.shares_memory == shared
+        run_worker(client, welcome, begin)
+        client.close()
+        records = running.driver.drain().commits.view(COMMIT)
+        names = [name for name in COMMIT.names or () if name not in ("timestamp", "wait")]
+        assert records.size
+        return running.driver.center().center.tobytes(), repr(records[names].tolist()).encode()
+
+
+@pytest.mark.parametrize("rule", all_rules())
+def test_every_rule_ends_with_the_same_numbers(rule: str) -> None:
+    assert trained(rule, shared=True) == trained(rule, shared=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"wire_format": "bfloat16"}, {"wire_format": "int8"}, {"overlap": True}, {"wire_format": "int8", "overlap": True}],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_every_format_ends_with_the_same_numbers(options: dict[str, Any]) -> None:
+    assert trained("downpour", shared=True, **options) == trained("downpour", shared=False, **options)
+
+
+def record(parts: tuple[np.ndarray, ...], first: int) -> CommitRecord:
+    return CommitRecord(0, first, first, False, True, 0.1, 1.0, parts)
+
+
+def commit(client: WorkerClient, number: int) -> np.ndarray:
+    """The center after a commit of ones."""
+    parts = client.payload(1)
+    parts[0].fill(1.0)
+    center = client.commit(record(parts, number)).center
+    assert center is not None
+    return center
+
+
+def test_an_encrypted_connection_shares_memory_too() -> None:
+    certificate = make_certificate()
+    settings = ServerSettings(make("downpour"), workers=1)
+    with ParameterServer(settings, KEY, context=server_context(certificate)) as server:
+        address = Address(*server.address, KEY, certificate.certificate)
+        driver = DriverClient(address)
+        driver.publish(np.zeros(SIZE, np.float32))
+        client = WorkerClient(address, worker=0, attempt=0, size=SIZE, shared_parts=1)
+        with contextlib.closing(client), contextlib.closing(driver):
+            client.join()
+            client.pull()
+            assert client.shares_memory
+            assert set(commit(client, 0)) == {1.0}
+
+
+def test_a_lost_connections_successor_has_memory_of_its_own() -> None:
+    """What was written for the old connection, and had no answer, is sent again, and counts once."""
+    with (
+        Running(make("downpour"), workers=1, size=SIZE) as running,
+        contextlib.closing(Relay(running.server.address)) as relay,
+    ):
+        client = WorkerClient(
+            relay.address, worker=0, attempt=0, size=SIZE, shared_parts=1, deadlines=running.deadlines
+        )
+        with contextlib.closing(client):
+            client.join()
+            client.pull()
+            first = commit(client, 0)
+            parts = client.payload(1)
+            parts[0].fill(1.0)
+            before = parts[0].__array_interface__["data"]
+            relay.cut()
+            center = client.commit(record(parts, 1)).center
+            assert client.shares_memory
+            assert set(first) == {1.0}  # in the memory of the old connection, which the worker still has
+            assert center is not None
+            assert set(center) == {2.0}
+            assert client.payload(1)[0].__array_interface__["data"] != before
+            assert set(commit(client, 2)) == {3.0}
+            assert running.driver.drain().commits.view(COMMIT)["sequence"].tolist() == [1, 2, 3]
+            del first, center, parts
+            until(lambda: mapped(os.getpid()) == 2)
+        del client  # it has the center that it was sent last
+        until(lambda: mapped(os.getpid()) == 0)
+
+
+@pytest.mark.parametrize("kind", ["another process", "no token", "nothing there", "a name"])
+def test_a_worker_that_names_something_else_shares_nothing(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Running(make("downpour"), workers=1, size=SIZE) as running, tempfile.TemporaryFile() as file:
+        file.write(b"mine" * 50_000)
+        file.flush()
+
+        class Liar(World):
+            def share(self, size: int) -> Any:
+                shared: Any = super().share(size)
+                if kind == "another process":
+                    shared.place = f"{os.getpid()}/{file.fileno()}"
+                elif kind == "nothing there":
+                    shared.place = f"{os.getpid()}/999999"
+                elif kind == "a name":
+                    shared.place = "../../../etc/passwd"
+                else:
+                    self.other = REAL.share(size)
+                    shared.place = self.other.place
+                return shared
+
+        client = running.client(size=SIZE, shared_parts=1, world=Liar())
+        with caplog.at_level(logging.INFO, "distkeras"), contextlib.closing(client):
+            client.join()
+            client.pull()
+            assert not client.shares_memory
+            assert set(commit(client, 0)) == {1.0}
+        assert "the vectors of partition 0 travel over its connection" in caplog.text
+        file.seek(0)
+        assert file.read() == b"mine" * 50_000
+
+
+def test_a_worker_without_such_memory_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    class Poor(World):
+        def share(self, size: int) -> Any:
+            raise OSError(12, "no room")
+
+    with Running(make("downpour"), workers=1, size=SIZE) as running:
+        client = running.client(size=SIZE, shared_parts=1, world=Poor())
+        with caplog.at_level(logging.INFO, "distkeras"), contextlib.closing(client):
+            client.join()
+            client.pull()
+            assert not client.shares_memory
+            assert set(commit(client, 0)) == {1.0}
+        assert "cannot share memory: [Errno 12] no room" in caplog.text
+
+
+#: A worker that is killed while it writes a payload, "half", or when its commit is sent, "sent".
+DYING = """
+import os, signal, sys
+import numpy as np
+from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.transport.client import Address, Channel
+from distkeras.ps.transport.worker_client import WorkerClient
+port, size, when = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+address = Address("127.0.0.1", port, bytes.fromhex(sys.argv[4]))
+client = WorkerClient(address, worker=0, attempt=0, size=size, shared_parts=1)
+client.join()
+client.pull()
+assert client.shares_memory
+for number in range(2):
+    parts = client.payload(1)
+    parts[0].fill(1.0)
+    if number and when == "half":
+        parts[0][: size // 2] = -1000.0
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number:
+        send = client.channel.send
+        client.channel.send = lambda message: (send(message), os.kill(os.getpid(), signal.SIGKILL))
+    client.commit(CommitRecord(0, number, number, False, True, 0.1, 1.0, parts))
+"""
+
+
+@pytest.mark.parametrize(("when", "applied"), [("half", {1}), ("sent", {2})])
+def test_a_killed_workers_successor_goes_on_exactly(when: str, applied: set[int]) -> None:
+    with Running(make("downpour"), workers=1, size=SIZE) as running:
+        port = str(running.server.address[1])
+        command = [sys.executable, "-c", DYING, port, str(SIZE), when, KEY.hex()]
+        died = subprocess.run(command, env=os.environ | {"PYTHONPATH": PYTHONPATH}, timeout=patience(60), check=False)
+        assert died.returncode == -signal.SIGKILL
+        until(lambda: running.driver.observe(-1, 0.0).clock in applied)
+        client = running.client(attempt=1, size=SIZE, shared_parts=1)
+        with contextlib.closing(client):
+            (count,) = applied
+            assert client.join().sequence == count
+            center = client.pull().center
+            assert center is not None
+            assert set(center) == {float(count)}
+            assert client.shares_memory
+            assert set(commit(client, count)) == {count + 1.0}
+            del center
+        del client  # it has the center that it was sent last
+        until(lambda: mapped(os.getpid()) == 0)
+
+
+def test_a_killed_server_leaves_nothing_behind() -> None:
+    deadlines = Deadlines(reconnect=brief(0.5))
+    with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
+        driver = DriverClient(process.address)
+        driver.publish(np.zeros(SIZE, np.float32))
+        driver.close()
+        client = WorkerClient(process.address, worker=0, attempt=0, size=SIZE, shared_parts=1, deadlines=deadlines)
+        client.join()
+        client.pull()
+        assert mapped(process.pid) == 1
+        assert mapped(os.getpid()) == 1
+        assert set(commit(client, 0)) == {1.0}
+        os.kill(process.pid, signal.SIGKILL)
+        problem = ""
+        try:
+            commit(client, 1)
+        except ServerLostError as error:  # whose traceback has the payload
+            problem = error.message
+        assert "must be reached within" in problem
+        client.close()
+        del client  # it has the center that it was sent last
+        until(lambda: mapped(os.getpid()) == 0)

@@ -1,0 +1,136 @@
+"""Memory that processes share: what may be mapped, what is refused, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from distkeras.ps.world.shared_memory import map_shared
+from distkeras.ps.world.world import REAL
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files"),
+]
+
+SIZE = 3 * 4096
+
+
+def mapped(pid: int) -> int:
+    """How many pieces of shared memory a process has mapped."""
+    return sum("memfd:distkeras" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+def test_what_one_writes_the_other_reads() -> None:
+    shared = REAL.share(SIZE)
+    shared.memory[4096:4100] = b"here"
+    code = (
+        "import sys; from distkeras.ps.world.shared_memory import map_shared; "
+        f"memory = map_shared(sys.argv[1], {SIZE}); print(bytes(memory[4096:4100]).decode()); memory[:5] = b'there'"
+    )
+    done = subprocess.run([sys.executable, "-c", code, shared.place], capture_output=True, text=True, check=True)
+    assert done.stdout == "here\n"
+    assert bytes(shared.memory[:5]) == b"there"
+
+
+def test_hidden_memory_stays_with_those_who_have_it() -> None:
+    shared = REAL.share(SIZE)
+    other = REAL.map_shared(shared.place, SIZE)
+    shared.hide()
+    shared.hide()
+    with pytest.raises(OSError, match=r"No such file|must be a file"):
+        REAL.map_shared(shared.place, SIZE)
+    shared.memory[0] = 7
+    assert other[0] == 7
+
+
+def test_it_goes_with_the_last_who_has_it() -> None:
+    before = mapped(os.getpid())
+    shared = REAL.share(SIZE)
+    other = REAL.map_shared(shared.place, SIZE)
+    assert mapped(os.getpid()) == before + 2
+    del shared, other
+    gc.collect()
+    assert mapped(os.getpid()) == before
+
+
+def test_it_keeps_its_size() -> None:
+    shared = REAL.share(SIZE)
+    descriptor = int(shared.place.partition("/")[2])
+    for size in (0, SIZE - 1, SIZE + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    assert os.fstat(descriptor).st_mode & 0o777 == 0o600
+
+
+def test_a_forked_child_does_not_keep_it() -> None:
+    shared = REAL.share(SIZE)
+    before = mapped(os.getpid())
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover - not this process
+        os._exit(mapped(os.getpid()))
+    assert before >= 1
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert shared.memory[0] == 0
+
+
+@contextmanager
+def some_file(kind: str) -> Iterator[int]:
+    """A descriptor of something that is not shared memory of this size."""
+    if kind == "a regular file":
+        with tempfile.TemporaryFile() as file:
+            file.truncate(SIZE)
+            yield file.fileno()
+    elif kind == "a pipe":
+        reader, writer = os.pipe()
+        yield reader
+        os.close(reader)
+        os.close(writer)
+    elif kind == "a device":
+        descriptor = os.open("/dev/zero", os.O_RDWR)
+        yield descriptor
+        os.close(descriptor)
+    else:
+        descriptor = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, SIZE - (kind == "another size"))
+        if kind != "no seals":
+            seals = fcntl.F_SEAL_SHRINK | (0 if kind == "it may grow" else fcntl.F_SEAL_GROW)
+            fcntl.fcntl(
+                descriptor, fcntl.F_ADD_SEALS, seals | (0 if kind == "more seals may follow" else fcntl.F_SEAL_SEAL)
+            )
+        yield descriptor
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a regular file", "a pipe", "a device", "another size", "no seals", "it may grow", "more seals may follow"],
+)
+def test_nothing_else_is_mapped(kind: str) -> None:
+    with some_file(kind) as descriptor, pytest.raises(OSError, match=r"must be|Invalid argument|Permission denied"):
+        map_shared(f"{os.getpid()}/{descriptor}", SIZE)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_memory_is_not_mapped() -> None:
+    shared = REAL.share(SIZE)
+    os.fchown(int(shared.place.partition("/")[2]), 65534, 65534)
+    with pytest.raises(PermissionError, match="must be a file of user 0"):
+        map_shared(shared.place, SIZE)
+
+
+@pytest.mark.parametrize(
+    "place", ["", "1", "1/", "/1", "self/1", "1/../../etc/passwd", "01/1", "1/1\n", "-1/1", "1/+1", "9" * 11 + "/1"]
+)
+def test_a_place_is_two_numbers(place: str) -> None:
+    with pytest.raises(OSError, match="must be the numbers"):
+        map_shared(place, SIZE)

@@ -1,0 +1,72 @@
+"""Faults in memory that workers share with their server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.protocol.messages import Message
+from distkeras.ps.protocol.shared_slots import SharedSlots
+from simulation.planting import Patch, mutation
+
+
+@mutation
+def _a_reply_is_sent_before_its_slot_is_written() -> list[Patch]:
+    """Its frame says where the center is, and the center is there a little later."""
+    slot_of = SharedSlots.slot_of
+
+    def early(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        if not self.server or name != "center":
+            return slot_of(self, kind, name, array)
+        late = vars(self).setdefault("mutant", [])
+        if late:
+            slot, center = late.pop()
+            self._vectors[slot][: center.size] = center
+        slot = slot_of(self, kind, name, array)
+        if slot is not None:
+            late.append((slot, array.copy()))
+            self._vectors[slot].fill(0.0)
+        return slot
+
+    return [(SharedSlots, "slot_of", early)]
+
+
+@mutation
+def _replies_take_no_turns() -> list[Patch]:
+    """A center is written over the one that the worker still reads."""
+    slot_of = SharedSlots.slot_of
+
+    def same(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        self._turn = 0
+        return slot_of(self, kind, name, array)
+
+    return [(SharedSlots, "slot_of", same)]
+
+
+@mutation
+def _payloads_take_no_turns() -> list[Patch]:
+    """A payload is written over the one that its server may still have to read."""
+    payload = SharedSlots.payload
+    first: dict[SharedSlots, Any] = {}
+
+    def same(self: SharedSlots, turn: int) -> Any:
+        return first.setdefault(self, payload(self, 0)) if turn else tuple(payload(self, 0))
+
+    return [(SharedSlots, "payload", same)]
+
+
+@mutation
+def _a_payload_is_the_one_before() -> list[Patch]:
+    """A server finds in a slot what its worker had written there the time before."""
+    read = SharedSlots.read
+
+    def late(self: SharedSlots, slot: int, dtype: np.dtype) -> np.ndarray:
+        found = read(self, slot, dtype)
+        if not self.server:
+            return found
+        before = vars(self).setdefault("mutant", {})
+        array, before[slot, dtype] = before.get((slot, dtype), found), found.copy()
+        return np.asarray(array)
+
+    return [(SharedSlots, "read", late)]
