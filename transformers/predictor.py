@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
+import shutil
 import tempfile
 import uuid
 import weakref
@@ -25,7 +27,8 @@ from pyspark.sql import types as T
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.columns import innermost
 from distkeras.data.schema import column_types, decoders, field_of, is_vector, map_in_arrow, parts_of, quoted
-from distkeras.keras_model import archive
+from distkeras.keras_model import archive, mapped_tables
+from distkeras.keras_model.mapped_tables import MappedModel, ModelParts
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
@@ -354,6 +357,10 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
         return _Reader(cls)
 
 
+#: For each session, what makes its tasks the models whose tables it has as files, by the models' identities.
+_MAPPED: weakref.WeakKeyDictionary[SparkSession, dict[str, Callable[..., MappedModel]]] = weakref.WeakKeyDictionary()
+
+
 class PackedModel:
     """A model as bytes, with what the driver must know about it.
 
@@ -381,15 +388,30 @@ class PackedModel:
                 )
         # Two notebook classes of one name may differ, which their bytes do not show.
         self.key = hashlib.sha256(self.data).hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
+        self._maps = mapped_tables.has_wide_tables(model)
         self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
     def archive_reader(self, spark: SparkSession) -> Callable[[], bytes]:
         """Return what gives tasks of ``spark`` the bytes, which are sent unless they have been."""
-        if len(self.data) <= _INLINE_BYTES:
-            return partial(bytes, self.data)
         if spark not in self._sent:
-            self._sent[spark] = self._send(spark)
+            self._sent[spark] = _sent(spark, f"{self.key}.keras", self.data)
         return self._sent[spark]
+
+    def _table_mapper(self, spark: SparkSession) -> Callable[..., MappedModel]:
+        """Return what makes tasks of ``spark`` the model with its wide tables in files, one a table and machine."""
+        sent = _MAPPED.setdefault(spark, {})
+        if self.key not in sent:
+            parts, tables = mapped_tables.split_tables(archive.from_bytes(self.data, self.objects))
+            # Executors may fetch a file as long as the session lives.
+            folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            names = [f"distkeras-{uuid.uuid4().hex}.npy" for _ in tables]  # Spark takes each name once
+            for name, table in zip(names, tables, strict=True):
+                np.save(folder / name, table)
+                _add_file(spark, folder / name)
+            rest = _sent(spark, f"distkeras-{self.key}-rest.keras", parts.rest)
+            sent[self.key] = partial(_mapped_model, replace(parts, rest=b""), rest, names)
+        return sent[self.key]
 
     def column(self, name: str, output: int, form: str = "values", **options: Any) -> OutputColumn:
         """Return a new column of the output of that number; ``options`` are those of `OutputColumn`."""
@@ -405,8 +427,9 @@ class PackedModel:
         parts: Mapping[str, tuple[str, ...]],
     ) -> serving.PredictionPlan:
         """Return what a task of ``spark`` needs to predict; ``parts`` are the parts of assembled columns."""
+        maps = self._maps and options.models is None
         return serving.PredictionPlan(
-            read_archive=self.archive_reader(spark),
+            read_archive=bytes if maps else self.archive_reader(spark),
             key=self.key,
             objects=self.objects,
             inputs=tuple(
@@ -416,16 +439,46 @@ class PackedModel:
             columns=tuple(columns),
             row_bytes=_row_bytes(self.inputs) + _row_bytes(self.outputs),
             options=options,
+            map_tables=self._table_mapper(spark) if maps else None,
         )
 
-    def _send(self, spark: SparkSession) -> Callable[[], bytes]:
-        if "connect" not in type(spark).__module__:  # each executor holds a broadcast once, and only when it is read
-            return partial(_broadcast_bytes, spark.sparkContext.broadcast(self.data))
-        with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
-            path = Path(directory, f"{self.key}.keras")
-            path.write_bytes(self.data)
-            spark.addArtifacts(str(path), file=True)
-        return partial(_artifact_bytes, path.name)
+
+def _sent(spark: SparkSession, name: str, data: bytes) -> Callable[[], bytes]:
+    """Send bytes to executors, and return what gives them to tasks."""
+    if len(data) <= _INLINE_BYTES:
+        return partial(bytes, data)
+    if not _is_connect(spark):  # each executor holds a broadcast once, and only when it is read
+        return partial(_broadcast_bytes, spark.sparkContext.broadcast(data))
+    with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
+        path = Path(directory, name)
+        path.write_bytes(data)
+        _add_file(spark, path)
+    return partial(_artifact_bytes, path.name)
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return "connect" in type(spark).__module__
+
+
+def _add_file(spark: SparkSession, path: Path) -> None:
+    """Let every executor have a file, which tasks find by its name."""
+    if _is_connect(spark):
+        spark.addArtifacts(str(path), file=True)
+    else:
+        spark.sparkContext.addFile(str(path))
+
+
+def _mapped_model(
+    parts: ModelParts,
+    read_rest: Callable[[], bytes],
+    names: Sequence[str],
+    columns: Sequence[str],
+    objects: archive.CustomObjects,
+) -> MappedModel:
+    from pyspark.core.files import SparkFiles
+
+    files = [Path(SparkFiles.get(name)) for name in names]
+    return MappedModel(replace(parts, rest=read_rest()), files, columns, objects)
 
 
 def _broadcast_bytes(variable: Any) -> bytes:

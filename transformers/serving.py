@@ -17,6 +17,7 @@ import pyarrow as pa
 from distkeras.data.columns import Column, innermost, to_numpy
 from distkeras.data.validity import reasons
 from distkeras.keras_model.archive import CustomObjects, from_bytes
+from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.failures import message_first
 from distkeras.spark.first_import import import_keras
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Models that one Python worker keeps. Spark uses workers again, so that most jobs find theirs here.
 MODELS_KEPT = 4
-MODELS: OrderedDict[str, keras.Model] = OrderedDict()
+MODELS: OrderedDict[str, keras.Model | MappedModel] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class PredictionPlan:
         columns: the new columns, of which each shows one of the model's outputs.
         row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.
         options: see `PredictionOptions`.
+        map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: it
+            is the archive's.
     """
 
     read_archive: Callable[[], bytes]
@@ -122,6 +125,7 @@ class PredictionPlan:
     columns: tuple[OutputColumn, ...]
     row_bytes: int
     options: PredictionOptions
+    map_tables: Callable[[Sequence[str], CustomObjects], MappedModel] | None = None
 
     def rows_a_call(self, row_bytes: int = 0) -> int:
         """Return the rows of a call of the model, for rows of ``row_bytes``, or of as many as the shapes tell."""
@@ -136,7 +140,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
         ShapeError: a feature that does not fill the input, or a model that returns another number of rows.
     """
     first_row = 0
-    model: keras.Model | None = None
+    model: keras.Model | MappedModel | None = None
     size = plan.rows_a_call()
     # What is yielded at a time holds all its outputs: no more than for a call, where that is bounded by bytes.
     most = max(size, plan.options.batch_bytes // max(1, plan.row_bytes) // size * size)
@@ -259,13 +263,16 @@ def _predict_by_key(
     return outputs, all_reasons
 
 
-def _cached_model(plan: PredictionPlan) -> keras.Model:
+def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
     # A model whose weights change from key to key is not the one that others find under its archive's key.
     key = plan.key if plan.options.models is None else f"{plan.key} by key"
     model = MODELS.get(key)
     if model is None:
         import_keras()
-        model = from_bytes(plan.read_archive(), plan.objects)
+        if plan.map_tables is None:
+            model = from_bytes(plan.read_archive(), plan.objects)
+        else:
+            model = plan.map_tables([column.name for column in plan.inputs], plan.objects)
         MODELS[key] = model
         if len(MODELS) > MODELS_KEPT:
             MODELS.popitem(last=False)
@@ -274,7 +281,7 @@ def _cached_model(plan: PredictionPlan) -> keras.Model:
 
 
 def _predict_batches(
-    model: keras.Model, arrays: Sequence[np.ndarray], plan: PredictionPlan, worker: int | None
+    model: keras.Model | MappedModel, arrays: Sequence[np.ndarray], plan: PredictionPlan, worker: int | None
 ) -> list[np.ndarray]:
     """Return each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
     rows, parts = len(arrays[0]), []
@@ -296,9 +303,12 @@ def _predict_batches(
     return [part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def outputs_of_call(model: keras.Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def outputs_of_call(model: keras.Model | MappedModel, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return each output of one call of a model for its inputs, in its order."""
     import keras
+
+    if isinstance(model, MappedModel):
+        return model.outputs(inputs)
 
     # A model may name its inputs in a dictionary, and then takes nothing else.
     structure = getattr(model, "_inputs_struct", None)

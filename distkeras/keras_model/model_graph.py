@@ -90,6 +90,16 @@ class ModelGraph:
         return [name for name in self._layers if name in needed]
 
 
+def functional_of(model: Any) -> Any:
+    """Return a functional model, and a Sequential one as the functional that it is; None for all others."""
+    kind = type(model)
+    if kind.__module__.partition(".")[0] != "keras":
+        return None
+    if kind.__name__ == "Sequential":
+        return model._functional  # noqa: SLF001 - Keras has no public name for it
+    return model if kind.__name__ == "Functional" else None
+
+
 def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
     """Return the configuration of an input of a functional model.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, to_bytes
-from distkeras.keras_model.model_graph import Given, ModelGraph, Source, input_layer
+from distkeras.keras_model.model_graph import Given, ModelGraph, Source, functional_of, input_layer
 from distkeras.keras_model.row_optimizers import reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, moving_statistics, trainable_variables
 from distkeras.ps.errors import ConfigurationError
@@ -226,7 +226,7 @@ class _Plan:
         self._against = reason_against_rows(model.optimizer)
         # Row 0, if a mask is made of it: one without a mask may be looked up by the same tensors.
         self._always = int(any(layer.mask_zero for _, layer in _embeddings(model)))
-        functional = _functional(model)
+        functional = functional_of(model)
         self.graph = None if functional is None else ModelGraph(functional.get_config())
 
     def table(self, path: str, layer: Any) -> _Found | str:
@@ -307,7 +307,7 @@ class _Plan:
             if len(call) != 1:
                 return f"it is called on {len(call)} tensors, and not on one"
             for name in self.graph.before(call[0].source):
-                reason = _reason_against_making_ids(_operation(_functional(self._model), name))
+                reason = _reason_against_making_ids(_operation(functional_of(self._model), name))
                 if reason is not None:
                     return reason
         return None
@@ -323,7 +323,7 @@ class _Plan:
         """Return the shape of a row's ids once the shapes of the inputs are known."""
         import keras
 
-        functional = _functional(self._model)
+        functional = functional_of(self._model)
         assert self._shapes is not None
         inputs = [
             keras.KerasTensor((None, *shape), tensor.dtype)
@@ -331,16 +331,6 @@ class _Plan:
         ]
         ids = keras.Model(functional.inputs, _tensor(functional, given.source))
         return tuple(ids.compute_output_spec(inputs if len(inputs) > 1 else inputs[0]).shape[1:])
-
-
-def _functional(model: Any) -> Any:
-    """Return a functional model, and a Sequential one as the functional that it is; None for all others."""
-    kind = type(model)
-    if kind.__module__.partition(".")[0] != "keras":
-        return None
-    if kind.__name__ == "Sequential":
-        return model._functional  # noqa: SLF001 - Keras has no public name for it
-    return model if kind.__name__ == "Functional" else None
 
 
 def _reason_against_making_ids(layer: Any) -> str | None:
@@ -379,7 +369,7 @@ class _Cutter:
     ) -> None:
         assert graph is not None
         self._model, self._recipe, self._graph, self._tables, self._kept = model, recipe, graph, tables, kept
-        self._functional = _functional(model)
+        self._functional = functional_of(model)
         self._input_names = [tensor._keras_history.operation.name for tensor in self._functional.inputs]  # noqa: SLF001 - there is no public list
         self._sources = list(dict.fromkeys(given.source for table in tables for given in table.calls))
         self._shapes = {given.source: given.shape for table in tables for given in table.calls}

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from support.present import present
 
 from distkeras.data.schema import quoted
+from distkeras.keras_model import mapped_tables
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
 from distkeras.transformers import LabelIndexTransformer, ModelPredictor, files, predictor
 
@@ -63,6 +64,25 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 def values(df: DataFrame, name: str = "prediction") -> np.ndarray:
     return np.array([row[name] for row in df.orderBy("id").select(quoted(name)).collect()])
+
+
+def towers() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    ids, numbers = keras.Input((1,), dtype="int32"), keras.Input((4,))
+    row = keras.layers.Flatten()(keras.layers.Embedding(300, 8, name="users")(ids))
+    hidden = keras.layers.Dense(5, "tanh")(keras.layers.Concatenate()([row, numbers]))
+    return keras.Model([ids, numbers], keras.layers.Dense(3)(hidden))
+
+
+@pytest.mark.usefixtures("way")
+def test_wide_tables_stay_in_files(rows: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = ModelPredictor(towers(), ["id", "features"])
+    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 300 * 8 * 4)
+    mapped = ModelPredictor(towers(), ["id", "features"])
+    np.testing.assert_array_equal(values(mapped.transform(rows)), values(ordinary.transform(rows)))
+    beyond = rows.withColumn("id", F.lit(300))
+    with pytest.raises(PySparkException, match=r"ids of 'users' must be in \[0, 300\), its rows. Received: 300"):
+        mapped.transform(beyond).collect()
 
 
 @pytest.mark.usefixtures("way")

@@ -1,0 +1,211 @@
+"""Prediction with tables in files: no process holds one, and all of a machine share the pages of its file.
+
+A model is cut behind its wide Embeddings. One part makes the ids, where they are no inputs themselves; the rows are
+taken from the files; the rest of the model is built without the tables. The numbers are those of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distkeras.keras_model.archive import CustomObjects, from_bytes, to_bytes
+from distkeras.keras_model.model_graph import functional_of
+from distkeras.ps.errors import BadValueError
+
+if TYPE_CHECKING:
+    import keras
+
+#: Smaller tables stay within the model.
+LEAST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TableCall:
+    """One call of an Embedding.
+
+    Args:
+        table: the number of its table.
+        layer: its name, for error texts.
+        inputs: the numbers of the model's inputs that the ids are made of.
+        output: the number of the ids among the outputs of the model that makes them; None: they are the input itself.
+    """
+
+    table: int
+    layer: str
+    inputs: tuple[int, ...]
+    output: int | None
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A model without its wide tables.
+
+    Args:
+        rest: archive of the model of the embedded values, one input for each call, and then of the ``inputs``.
+        inputs: the numbers of the whole model's inputs that the rest needs.
+        ids: archive of the model that makes ids; empty if they are all inputs themselves.
+        id_inputs: the numbers of the whole model's inputs that this one needs.
+        calls: of the tables.
+    """
+
+    rest: bytes
+    inputs: tuple[int, ...]
+    ids: bytes
+    id_inputs: tuple[int, ...]
+    calls: tuple[TableCall, ...]
+
+
+class _Call(NamedTuple):
+    layer: Any
+    ids: Any
+    embedded: Any
+
+
+def has_wide_tables(model: keras.Model) -> bool:
+    """Return whether a model has a table of `LEAST_BYTES` that can stay in a file."""
+    return bool(_calls(model))
+
+
+def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray]]:
+    """Return a model's parts and its wide tables, float32 ``(rows, width)``.
+
+    Args:
+        model: one that `has_wide_tables`. It is not to be used any more: the parts share its layers.
+    """
+    import keras
+
+    functional, calls = functional_of(model), _calls(model)
+    layers = list({id(call.layer): call.layer for call in calls}.values())
+    inputs = [id(tensor) for tensor in functional.inputs]
+
+    def numbers(tensors: Iterable[Any], stops: Iterable[Any] = ()) -> tuple[int, ...]:
+        needed = _needed(tensors, stops)
+        return tuple(number for number, key in enumerate(inputs) if key in needed)
+
+    made = list({id(call.ids): call.ids for call in calls if id(call.ids) not in inputs}.values())
+    places = {id(tensor): place for place, tensor in enumerate(made)}
+    described = tuple(
+        TableCall(layers.index(call.layer), call.layer.name, numbers([call.ids]), places.get(id(call.ids)))
+        for call in calls
+    )
+    embedded = [call.embedded for call in calls]
+    kept, of_ids = numbers(functional.outputs, embedded), numbers(made)
+    tables = [np.array(keras.ops.convert_to_numpy(layer.embeddings)) for layer in layers]
+    ids = b""
+    if made:
+        ids = to_bytes(keras.Model(_alone([functional.inputs[number] for number in of_ids]), made))
+    rest = keras.Model(_alone([*embedded, *(functional.inputs[number] for number in kept)]), functional.outputs)
+    return ModelParts(to_bytes(rest), kept, ids, of_ids, described), tables
+
+
+def _calls(model: Any) -> list[_Call]:
+    """Return the calls of the Embeddings whose tables can stay in files."""
+    import keras
+
+    functional = functional_of(model)
+    if functional is None:
+        return []
+    outputs = {id(tensor) for tensor in functional.outputs}
+    wide = [
+        layer
+        for layer in functional.layers
+        if type(layer) is keras.layers.Embedding and _is_plain(layer) and not _is_shared(model, layer)
+    ]
+    calls: dict[int, list[_Call]] = {id(layer): [] for layer in wide}
+    for nodes in functional._nodes_by_depth.values():  # noqa: SLF001 - there is no public list
+        for node in nodes:
+            if id(node.operation) in calls:
+                calls[id(node.operation)].append(_Call(node.operation, node.input_tensors[0], node.output_tensors[0]))
+    return [
+        call
+        for layer in wide
+        if not any(id(call.embedded) in outputs for call in calls[id(layer)])
+        for call in calls[id(layer)]
+    ]
+
+
+def _is_plain(layer: Any) -> bool:
+    """Return whether an Embedding takes rows, does nothing else, and has many of them."""
+    if layer.mask_zero or layer.lora_enabled or layer.quantization_mode is not None:
+        return False
+    plain: bool = layer.embeddings.dtype == "float32" == layer.compute_dtype
+    return plain and 4 * layer.input_dim * layer.output_dim >= LEAST_BYTES
+
+
+def _is_shared(model: Any, layer: Any) -> bool:
+    """Return whether another layer holds an Embedding's weights."""
+    others = [other for other in model._flatten_layers(include_self=False) if other is not layer]  # noqa: SLF001 - there is no public list
+    own = [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - the public lists have more
+    held = {id(v) for other in others for v in (*other._trainable_variables, *other._non_trainable_variables)}  # noqa: SLF001 - the same
+    return any(id(variable) in held for variable in own)
+
+
+def _needed(tensors: Iterable[Any], stops: Iterable[Any]) -> set[int]:
+    """Return the identities of the tensors that others are made of, and of these, up to ``stops``."""
+    needed, waiting, ends = set[int](), list(tensors), {id(tensor) for tensor in stops}
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in needed or id(tensor) in ends:
+            continue
+        needed.add(id(tensor))
+        history = tensor._keras_history  # noqa: SLF001 - there is no public way
+        waiting += history.operation._inbound_nodes[history.node_index].input_tensors  # noqa: SLF001 - the same
+    return needed
+
+
+def _alone(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
+
+
+class MappedModel:
+    """A model that predicts with rows of tables in files.
+
+    Args:
+        parts: from `split_tables`.
+        files: of the tables, as `numpy.save` writes them.
+        columns: the column of each of the whole model's inputs, for error texts.
+        objects: custom objects of the model.
+    """
+
+    def __init__(
+        self, parts: ModelParts, files: Sequence[Path], columns: Sequence[str], objects: CustomObjects
+    ) -> None:
+        self._parts, self._columns = parts, tuple(columns)
+        self._tables = [np.load(file, mmap_mode="r") for file in files]
+        self._rest = from_bytes(parts.rest, objects)
+        self._ids = from_bytes(parts.ids, objects) if parts.ids else None
+
+    def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return each output of the model for its inputs, ``(n, …)``.
+
+        Raises:
+            BadValueError: an id is no row of its table.
+        """
+        import keras
+
+        made: list[Any] = []
+        if self._ids is not None:
+            own = [inputs[number] for number in self._parts.id_inputs]
+            made = keras.tree.flatten(self._ids.predict_on_batch(_alone(own)))
+        values = list(self._embedded(inputs, made)) + [inputs[number] for number in self._parts.inputs]
+        return [np.asarray(output) for output in keras.tree.flatten(self._rest.predict_on_batch(_alone(values)))]
+
+    def _embedded(self, inputs: Sequence[np.ndarray], made: Sequence[Any]) -> Iterator[np.ndarray]:
+        for call in self._parts.calls:
+            ids = inputs[call.inputs[0]] if call.output is None else np.asarray(made[call.output])
+            if ids.dtype not in (np.int32, np.int64):
+                ids = ids.astype(np.int32)  # as Embedding does: a fraction is cut off
+            table = self._tables[call.table]
+            rows = np.where(ids < 0, ids + len(table), ids)  # as Keras counts from the end
+            bad = (rows < 0) | (rows >= len(table))
+            if bad.any():
+                raise BadValueError(
+                    f"ids of {call.layer!r} must be in [0, {len(table)}), its rows. Received: {ids[bad][0]}",
+                    column=", ".join(self._columns[number] for number in call.inputs),
+                )
+            yield np.take(table, rows, axis=0)

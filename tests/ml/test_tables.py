@@ -1,0 +1,79 @@
+"""Pipelines whose models have tables that travel by rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras import KerasEstimator
+from distkeras.keras_model import mapped_tables
+from distkeras.ps.errors import BadValueError
+from distkeras.ps.rules import make
+
+USERS, ITEMS = 40, 30
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    draw = np.random.default_rng(3)
+    values = [
+        (number, f"user {user}", f"item {item}", user, item, float((user + item) % 2))
+        for number, (user, item) in enumerate(zip(draw.integers(0, 20, 64), draw.integers(0, 15, 64), strict=True))
+    ]
+    values = [tuple(getattr(value, "item", lambda value=value: value)() for value in row) for row in values]
+    return spark.createDataFrame(values, "id int, user string, item string, user_id int, item_id int, label double")
+
+
+def head(user: Any, item: Any) -> Any:
+    user_rows = layers.Flatten()(layers.Embedding(USERS, 4, name="users")(user))
+    item_rows = layers.Flatten()(layers.Embedding(ITEMS, 3, name="items")(item))
+    return layers.Dense(1)(layers.Concatenate()([user_rows, item_rows]))
+
+
+def estimator(model: keras.Model, **options: Any) -> KerasEstimator:
+    given = {"worker_optimizer": keras.optimizers.Adagrad(0.1), "loss": "mse", "num_workers": 1, "batch_size": 8}
+    tables = ["users", "items"]
+    return KerasEstimator(model, make("downpour", window=2), tables=tables, num_epoch=2, **given | options)
+
+
+def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
+    rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keras.utils.set_random_seed(1)
+    both = keras.Input((2,))
+    stages: list[Any] = [
+        StringIndexer(inputCols=["user", "item"], outputCols=["user_index", "item_index"]),
+        VectorAssembler(inputCols=["user_index", "item_index"], outputCol="features"),
+        estimator(keras.Model(both, head(both[:, :1], both[:, 1:]))),
+    ]
+    Pipeline(stages=stages).write().overwrite().save(str(tmp_path / "pipeline"))
+    pipeline = Pipeline.load(str(tmp_path / "pipeline"))
+    assert pipeline.getStages()[-1].getOrDefault("tables") == ["users", "items"]
+    fitted = pipeline.fit(rows)
+    last: Any = fitted.stages[-1]
+    (event,) = last.summary.events.where("kind = 'tables'").collect()
+    assert "by rows: 'users' (40 rows of 4), 'items' (30 rows of 3)" in event["text"]
+    fitted.save(str(tmp_path / "fitted"))
+    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ITEMS * 3)  # what is loaded predicts with tables in files
+    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    found = [
+        [row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()]
+        for model in (loaded, fitted)
+    ]
+    assert found[0] == found[1]
+
+
+def test_an_id_that_is_no_row_is_named_before_it_is_trained_on(rows: DataFrame) -> None:
+    user, item = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="item")
+    model = keras.Model([user, item], head(user, item))
+    bad = rows.limit(1).selectExpr("user_id", f"{ITEMS} AS item_id", "label")
+    with pytest.raises(BadValueError, match=rf"ids of 'items' must be in \[0, {ITEMS}\).*Received: {ITEMS} in row 0"):
+        estimator(model, features_col=["user_id", "item_id"]).fit(bad)
