@@ -50,7 +50,6 @@ class ModelParts:
         inputs: the numbers of the whole model's inputs that the rest needs.
         ids: archive of the model that makes ids; empty if they are all inputs themselves.
         id_inputs: the numbers of the whole model's inputs that this one needs.
-        calls: of the tables.
     """
 
     rest: bytes
@@ -169,7 +168,6 @@ class MappedModel:
         parts: from `split_tables`.
         files: of the tables, as `numpy.save` writes them.
         columns: the column of each of the whole model's inputs, for error texts.
-        objects: custom objects of the model.
     """
 
     def __init__(
