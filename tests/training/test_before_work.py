@@ -12,7 +12,7 @@ from pyspark.ml.feature import OneHotEncoder
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 from support.training.labeled_rows import GOOD, SCHEMA, SPARSE, frame, train
-from support.training.spark_jobs import assert_nothing_left, wrong_model
+from support.training.spark_jobs import assert_no_jobs, assert_nothing_left, wrong_model
 
 from distkeras import Executors, TimeBudget, Trainer
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
-    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert_no_jobs(spark)
 
 
 class TestBeforeAnyWork:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.present import present
 from support.training.spark_jobs import (
     accuracy,
+    assert_no_jobs,
     assert_nothing_left,
     blobs,
     committed,
@@ -46,7 +47,7 @@ ENDLESS = 1_000_000
 def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
-    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert_no_jobs(spark)
 
 
 def total(y_true: Any, y_pred: Any) -> Any:

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from support.present import present
 from support.training.labeled_rows import BATCH, GOOD, SCHEMA, frame, train
 from support.training.spark_jobs import (
+    assert_no_jobs,
     assert_nothing_left,
     blobs,
     committed,
@@ -52,7 +53,7 @@ pytestmark = pytest.mark.timeout(120)
 def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
-    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert_no_jobs(spark)
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])

@@ -10,6 +10,7 @@ import keras
 import pytest
 from pyspark.sql import SparkSession
 from support.training.spark_jobs import (
+    assert_no_jobs,
     assert_nothing_left,
     committed,
     counting_model,
@@ -39,7 +40,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "spark" in request.fixturenames:
         spark = request.getfixturevalue("spark")
         assert_nothing_left()
-        assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+        assert_no_jobs(spark)
 
 
 def test_every_mini_batch_once_and_no_server_at_the_driver(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ import keras
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import PATIENT, brief
-from support.training.spark_jobs import assert_nothing_left, counting_model, counting_rows, counts, total
+from support.training.spark_jobs import (
+    assert_no_jobs,
+    assert_nothing_left,
+    counting_model,
+    counting_rows,
+    counts,
+    total,
+)
 
 from distkeras import Checkpoint, Trainer
 from distkeras.callbacks import Callback, CallbackContext
@@ -29,7 +36,7 @@ ROWS, BATCH, EPOCHS = 41, 4, 20
 def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
-    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert_no_jobs(spark)
 
 
 @pytest.fixture

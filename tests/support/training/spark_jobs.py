@@ -22,7 +22,7 @@ from distkeras.data.batches import Batch
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
-from support.patience import patience
+from support.patience import patience, until
 from support.processes import descendants
 
 
@@ -130,6 +130,11 @@ def assert_nothing_left() -> None:
             thread.join(patience(10))  # it may have just said its last word
             assert not thread.is_alive(), thread
     assert servers() == []
+
+
+def assert_no_jobs(spark: SparkSession) -> None:
+    """Spark runs no job. Another thread updates its tracker, a moment after the end of a job."""
+    until(lambda: not list(spark.sparkContext.statusTracker().getActiveJobsIds()))
 
 
 def step_callback_layer(action: Any) -> keras.Layer:
