@@ -25,6 +25,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
+from distkeras.ps.center.micro_batches import MicroBatch
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table, check_rows, row_not_finite
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError, ShapeError
@@ -249,8 +250,10 @@ class Center:
         #: Why the job ends early, if it does; then each answer asks the worker to leave.
         self.stopping: str | None = None
         self.counters: dict[str, int] = {}
-        #: Commits that this center has refused.
-        self.refused = 0
+        #: Commits that this center has refused, and how often a partition's data has ended.
+        self.refused = self.ends = 0
+        #: The part of a stream that the leases are of; None: the job trains no stream.
+        self.micro_batch: MicroBatch | None = None
         self.log = CommitLog()
         self.leases = Leases(workers, self._make_worker_vectors, now)
         self.tables = tuple(tables)
@@ -312,6 +315,7 @@ class Center:
             if not lease.finished:
                 self._view_ahead.forget()  # the rule may take something out of what it was made of
                 lease.move(LeaseState.FINISHED)
+                self.ends += 1
                 self.rule.leave(self.model, lease.vectors)
                 self.scheduler.finished(worker)
             self._end_round_if_complete()

@@ -217,12 +217,12 @@ class Leases(dict[int, PartitionLease]):
     def __init__(self, workers: int, make_vectors: Callable[[], tuple[Vector, ...]], now: Callable[[], float]) -> None:
         super().__init__()
         self._workers = workers
-        self._make_vectors = make_vectors
+        self.make_vectors = make_vectors
         self._now = now
 
     def add(self, worker: int, attempt: int) -> PartitionLease:
         """Puts ``worker``'s partition at the beginning of its data."""
-        lease = self[worker] = PartitionLease(attempt, active_at=self._now(), vectors=self._make_vectors())
+        lease = self[worker] = PartitionLease(attempt, active_at=self._now(), vectors=self.make_vectors())
         return lease
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:

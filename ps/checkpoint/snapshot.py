@@ -16,6 +16,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
+from distkeras.ps.center.micro_batches import MicroBatch
 from distkeras.ps.center.optimizer_states import KeptState
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
@@ -103,6 +104,8 @@ def capture(center: Center) -> State:
     }
     if center.tables:
         header["tables"] = _shapes(center)
+    if center.micro_batch is not None:
+        header["micro_batch"] = list(center.micro_batch)
     optimizers = {worker: lease.optimizer for worker, lease in center.leases.items() if lease.optimizer is not None}
     return State(header, arrays, center.metrics, center.log.totals(), held, optimizers)
 
@@ -137,6 +140,8 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     center.moving_statistics = np.array(arrays["moving_statistics"])
     center.clock = header["clock"]
     center.counters = dict(header["counters"])
+    if "micro_batch" in header:
+        center.micro_batch = MicroBatch(*header["micro_batch"])
     for number, vector in enumerate(center.model):
         vector[...] = arrays[f"model/{number}"]
     _restore_round(center, header["round"], arrays)

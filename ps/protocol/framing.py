@@ -109,7 +109,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 12
+VERSION = 13
 #: Bytes that are read along with a header, to save a system call: more than a commit's fields.
 READ_AHEAD = 256
 

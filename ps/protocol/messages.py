@@ -140,7 +140,8 @@ class Hello(Message):
     rises each time that the attempt asks: what it had sent over an older connection, and arrives late, is refused.
     ``tables`` is what `tables.describe` says of the tables that the worker knows. ``memory`` is where a server on the
     same host finds memory for the vectors of this connection, and ``memory_token`` the bytes that are there, in
-    hexadecimal digits: see `shared_slots`. Empty: the worker shares none.
+    hexadecimal digits: see `shared_slots`. Empty: the worker shares none. ``micro_batch`` is the number of the stream's
+    micro-batch that the partition is of; -1: the job trains no stream.
     """
 
     worker: int
@@ -153,6 +154,7 @@ class Hello(Message):
     tables: str = ""
     memory: str = ""
     memory_token: str = ""
+    micro_batch: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -405,6 +407,30 @@ class TableRows(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class BeginMicroBatch(Message):
+    """Driver → server: let the partitions begin with micro-batch ``number`` of a stream, if they have not yet.
+
+    Answered by `MicroBatchBegun`.
+    """
+
+    stream: str
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatchBegun(Message):
+    """Server → driver: the micro-batch has begun at ``clock``, before commit record number ``records``.
+
+    ``began`` says that it begins now. Else it had begun before, and ``complete`` says that all of it counts already.
+    """
+
+    clock: int
+    records: int
+    began: bool
+    complete: bool
+
+
+@dataclass(frozen=True, eq=False)
 class FetchModel(Message):
     """Worker → server: send the model file."""
 
@@ -558,6 +584,8 @@ MESSAGES: tuple[type[Message], ...] = (
     RowsPublished,
     InspectRows,
     TableRows,
+    BeginMicroBatch,
+    MicroBatchBegun,
 )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.center import Center, Released, check_hello, check_shapes, not_finite
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.center.optimizer_states import StateMemory
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.center.tables import Table, check_wants
@@ -40,6 +41,7 @@ from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
     Abort,
     Ack,
+    BeginMicroBatch,
     CenterReply,
     Commit,
     Drain,
@@ -56,6 +58,7 @@ from distkeras.ps.protocol.messages import (
     Leave,
     ListWorkers,
     Message,
+    MicroBatchBegun,
     ModelFile,
     Observe,
     Occupancy,
@@ -240,6 +243,11 @@ class LeaseConnections(dict[int, Peer]):
         self._newest[attempt] = max(self._newest.get(attempt, 0), hello.connection)
         self.require_newest(hello)
 
+    def clear(self) -> None:
+        """Forget all attempts: none of them gets a lease any more."""
+        super().clear()
+        self._newest.clear()
+
     def require_newest(self, hello: Hello) -> None:
         """Raise a LeaseLostError if the attempt has opened a newer connection since."""
         newest = self._newest[hello.worker, hello.attempt]
@@ -331,6 +339,7 @@ class Dispatcher:
             FetchModel: self._on_fetch_model,
             Publish: self._on_publish,
             PublishRows: lambda peer, message: self._rows.publish(self.center, message),
+            BeginMicroBatch: self._on_begin_micro_batch,
             Observe: self._on_observe,
             Inspect: self._on_inspect,
             InspectRows: lambda peer, message: self._rows.inspect(lambda: self._require_center(peer), message),
@@ -404,6 +413,13 @@ class Dispatcher:
         with self.changed:
             center = self._require_sound()
             check_hello(center, message)
+            self.changed.require(
+                lambda: require_present(center, message.micro_batch, message.worker),
+                self._deadlines.publish,
+                peer.hung_up,
+                lambda: f"the driver to begin micro-batch {message.micro_batch}",
+                message.worker,
+            )
             self.connections.announce(message)
             peer.vectors.agree(codec_of(message.wire_format, center.size), center.pool)
             center.metrics = center.metrics or message.metrics
@@ -413,6 +429,7 @@ class Dispatcher:
             held = known is not None and former == attempt
 
             def joins() -> bool:
+                require_present(center, message.micro_batch, worker)
                 self.connections.require_newest(message)
                 expired = self._seconds_silent(worker) >= self._deadlines.lease
                 return center.join(worker, attempt, expired=expired) is not None
@@ -570,6 +587,17 @@ class Dispatcher:
         if self._checkpointer is not None:
             self._checkpointer.start()
         return self.center
+
+    def _on_begin_micro_batch(self, peer: Peer, message: BeginMicroBatch) -> Message:
+        with self.changed:
+            center, settings = self._require_center(peer), self._settings
+            self.changed.require_running()
+            scheduler = scheduler_for(settings.rule, settings.workers, settings.staleness_bound)
+            began = begin_micro_batch(center, message.stream, message.number, scheduler)
+            if began:
+                self.connections.clear()
+                self.changed.notify_all()
+            return MicroBatchBegun(center.began[0], commits_before(center), began, is_complete(center))
 
     def _on_observe(self, peer: Peer, message: Observe) -> Message:
         deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN

@@ -12,6 +12,7 @@ from distkeras.ps.protocol.messages import (
     NO_FLOATS,
     Abort,
     Ack,
+    BeginMicroBatch,
     CenterReply,
     Drain,
     EndEarly,
@@ -19,6 +20,7 @@ from distkeras.ps.protocol.messages import (
     Inspect,
     InspectRows,
     ListWorkers,
+    MicroBatchBegun,
     Observe,
     Publish,
     PublishRows,
@@ -99,6 +101,15 @@ class DriverClient(Client):
             answer = self.request(InspectRows(number, start, stop - start), TableRows)
             out[start:stop] = answer.rows.reshape(stop - start, shape.width)
         return out
+
+    def begin_micro_batch(self, stream: str, number: int) -> MicroBatchBegun:
+        """Let the partitions begin with micro-batch ``number`` of ``stream``; it may be repeated.
+
+        Raises:
+            DifferentJobError: the center is of another stream.
+            LedgerError: another micro-batch must come next.
+        """
+        return self.request(BeginMicroBatch(stream, number), MicroBatchBegun)
 
     def drain(self, start: int = 0, count: int = 4096) -> Records:
         """Return commit records from number ``start`` on, with their history."""

@@ -229,6 +229,7 @@ class WorkerClient(Client):
         tables: the shapes of the tables whose rows travel.
         shared_parts: how many parts each payload has, if vectors may be in memory that a server on this host shares;
             0: they travel, as they do next to tables.
+        micro_batch: the number of the stream's micro-batch that the partition is of; -1: the job trains no stream.
         world: time, threads and connections.
 
     Attributes:
@@ -253,6 +254,7 @@ class WorkerClient(Client):
         wire_format: str = "float32",
         tables: Sequence[TableShape] = (),
         shared_parts: int = 0,
+        micro_batch: int = -1,
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)
@@ -260,7 +262,14 @@ class WorkerClient(Client):
         self.incarnation = self.sequence = 0
         self.stopping = False
         self._hello = Hello(
-            worker, attempt, size, moving_statistics, "\n".join(metrics), wire_format, tables=describe(tables)
+            worker,
+            attempt,
+            size,
+            moving_statistics,
+            "\n".join(metrics),
+            wire_format,
+            tables=describe(tables),
+            micro_batch=micro_batch,
         )
         self.limits = Limits(arrays=Limits.arrays + len(tables))
         # Statistics or rows of the vector's own size would be given the same memory.

@@ -221,6 +221,8 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
                 break
     if worker.posted:
         yield CollectRequest()
+    if keeper is not None and begun:
+        yield from keeper.end()
 
 
 #: Where there are no tables.

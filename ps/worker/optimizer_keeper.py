@@ -93,10 +93,15 @@ class OptimizerKeeper:
     Args:
         interval: when a state is due; of the attempt, whose loop may begin again.
         welcome: where the partition stands.
+        at_end: send the state at the end of the data, too, for the data to come.
     """
 
-    def __init__(self, replica: StatefulReplica, interval: SaveInterval, welcome: Welcome) -> None:
-        self._replica, self._interval = replica, interval
+    def __init__(
+        self, replica: StatefulReplica, interval: SaveInterval, welcome: Welcome, *, at_end: bool = False
+    ) -> None:
+        self._replica, self._interval, self._at_end = replica, interval, at_end
+        #: The state is that of the last commit of the data before, which is nothing to report.
+        self._usual = at_end and (welcome.epoch, welcome.batch) == (0, 0) and welcome.optimizer == welcome.sequence
         #: Whether a loop has trained this partition before, and whether the server has a state of its optimizer.
         self._continues, self._kept = welcome.sequence > 0, welcome.optimizer > 0
         self._captured: OptimizerState | None = None
@@ -112,7 +117,7 @@ class OptimizerKeeper:
             assert reply is not None
             state = reply.optimizer
         problem = self._replica.load_optimizer(state, example)
-        if problem is not None:
+        if problem is not None and not (self._usual and not problem):
             yield TakenRequest(problem)
 
     def capture(self) -> None:
@@ -131,3 +136,8 @@ class OptimizerKeeper:
             began = self._interval.now()
             yield KeepRequest(state)
             self._interval.sent(self._took + self._interval.now() - began)
+
+    def end(self) -> _Steps:
+        """Send the state after the last commit, which is applied, if the data to come begin with it."""
+        if self._at_end and (state := self._replica.read_optimizer()) is not None:
+            yield KeepRequest(state)

@@ -1,0 +1,148 @@
+"""A server that stays for all micro-batches of a stream, and is killed within one, and between two."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.patience import PATIENT, patience
+from support.ps.running_server import Running
+from support.ps.toy_model import toy_client
+
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import DifferentJobError, LeaseLostError, LedgerError
+from distkeras.ps.protocol.messages import MicroBatchBegun
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.loop import run_worker
+from distkeras.training.supervisor import Supervisor
+
+SIZE = 5
+RULE = make("downpour", window=2)
+#: Whole numbers: sums are exact in float32. Three commits a worker.
+VALUES = [1.0] * 6
+
+
+class Stream:
+    """The driver of a stream: a server process, and the micro-batch that it is to be at."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = ServerSettings(RULE, workers=2, deadlines=PATIENT, checkpoint=Checkpoint(str(folder), every=1000))
+        self.process = ServerProcess(settings, resume=True, job={"stream": True})
+        self.present: tuple[str, int] | None = None
+        self.server: Supervisor
+
+    def publish(self, driver: DriverClient) -> None:
+        driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
+        if self.present is not None:
+            driver.begin_micro_batch(*self.present)
+
+    def begin(self, number: int, stream: str = "clicks") -> MicroBatchBegun:
+        self.present = stream, number
+        return self.server.ask(lambda driver: driver.begin_micro_batch(stream, number))
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        assert self.process.exited(patience(10))
+
+    def center(self) -> float:
+        """What each element of the center is: minus the number of values that count."""
+        vector = self.server.ask(lambda driver: driver.center()).center
+        (value,) = set(vector.tolist())
+        return -float(value)
+
+
+@contextmanager
+def streaming(folder: Path) -> Iterator[Stream]:
+    stream = Stream(folder)
+    with stream.process, Supervisor(stream.process, stream.publish) as stream.server:
+        yield stream
+
+
+def train(address: Address, worker: int, number: int, values: list[float] = VALUES, **options: Any) -> None:
+    given: dict[str, Any] = {"attempt": 10 * number, "size": SIZE, "eta": 1.0, "deadlines": PATIENT} | options
+    client, welcome, begin = toy_client(address, RULE, values, worker=worker, micro_batch=number, **given)
+    run_worker(client, welcome, begin)
+    client.close()
+
+
+def train_both(stream: Stream, number: int) -> None:
+    for worker in range(2):
+        train(stream.process.address, worker, number)
+
+
+def test_what_has_left_is_in_a_snapshot_in_every_micro_batch(tmp_path: Path) -> None:
+    with streaming(tmp_path) as stream:
+        for number in range(3):
+            assert stream.begin(number).began
+            train_both(stream, number)
+            stream.kill()  # nothing was written since
+            begun = stream.begin(number)
+            assert (begun.began, begun.complete) == (False, True)
+            assert stream.center() == 12.0 * (number + 1)
+    with streaming(tmp_path) as gap, pytest.raises(LedgerError, match="micro-batch 3 must come next"):
+        gap.begin(4)
+    with streaming(tmp_path) as other, pytest.raises(DifferentJobError, match="Received: stream 'sales'"):
+        other.begin(3, "sales")
+    with streaming(tmp_path) as again:
+        assert again.begin(2).complete  # Spark sends it again
+        assert again.begin(3).began
+        train_both(again, 3)
+        assert again.center() == 48.0
+
+
+def test_a_server_that_dies_within_a_micro_batch_begins_it_again(tmp_path: Path) -> None:
+    """Its snapshot is of the micro-batch before: workers wait until the driver has begun theirs."""
+    with streaming(tmp_path) as stream:
+        stream.begin(0)
+        train_both(stream, 0)
+        stream.begin(1)
+        options: dict[str, Any] = {"attempt": 10, "size": SIZE, "eta": 1.0, "deadlines": PATIENT, "micro_batch": 1}
+        client, welcome, begin = toy_client(stream.process.address, RULE, VALUES, worker=0, **options)
+        assert (welcome.sequence, welcome.epoch, welcome.batch) == (3, 0, 0)
+        loop = begin(welcome)
+        client.pull()
+        stream.kill()
+        thread = threading.Thread(target=run_worker, args=(client, welcome, begin), daemon=True)
+        thread.start()
+        stream.server.restart()
+        train(stream.process.address, 1, 1)
+        thread.join(patience(30))
+        assert not thread.is_alive()
+        loop.close()
+        client.close()
+        assert stream.center() == 24.0
+        assert stream.begin(1).complete
+
+
+def test_a_late_attempt_is_refused_and_an_early_one_waits() -> None:
+    with Running(RULE, size=SIZE) as running:
+        running.driver.begin_micro_batch("clicks", 0)
+        late = running.client(0, 5, SIZE, micro_batch=0)
+        late.join()
+        late.pull()
+        for worker in range(2):
+            train(running.address, worker, 0, attempt=6 + worker) if worker else late.leave()
+        early: list[Any] = []
+        client = running.client(0, 9, SIZE, micro_batch=1)
+        waiting = threading.Thread(target=lambda: early.append(client.join()), daemon=True)
+        waiting.start()
+        running.driver.begin_micro_batch("clicks", 1)
+        waiting.join(patience(30))
+        assert not early[0].finished
+        with pytest.raises(LeaseLostError):
+            late.pull()
+        with pytest.raises(LeaseLostError, match="micro-batch 0 has ended"):
+            late.rejoin()
+        late.close()
+        client.close()
