@@ -74,6 +74,14 @@ from distkeras.training.plan import (
     validation_rows,
 )
 from distkeras.training.run import run_job, server_ahead
+from distkeras.training.stream import (
+    StreamTraining,
+    center_of,
+    query_folder,
+    require_stream,
+    start_stream,
+    writer_of,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -279,6 +287,77 @@ class Trainer(JobResults):
         return self.model
 
     @short_errors
+    def train_stream(
+        self,
+        stream: DataFrame,
+        *,
+        checkpoint: str | PathLike[str] | Checkpoint,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+    ) -> StreamTraining:
+        """Train on a stream, each row once, and return a handle like Spark's `StreamingQuery`.
+
+        ::
+
+            training = trainer.train_stream(stream, checkpoint="/data/clicks", trigger={"processingTime": "10 seconds"})
+            training.lastProgress                  # batch, rows, seconds, lag, loss
+            training.model()                       # a keras.Model with the center's weights of now
+            training.stop()
+
+        Each micro-batch is trained by all workers, under the trainer's rule, `num_epoch` times. One server stays for
+        all of them, so the center goes on, and so do the states of the workers' optimizers. A micro-batch is done when
+        a snapshot covers it. So it counts once, even if Spark sends it again, and whether a worker, the server or the
+        driver died, before or after Spark noted that it was done. After the driver died, or the stream was stopped, the
+        same call goes on.
+
+        What a rule holds back at the server reaches the center at the end of each micro-batch, as at the end of a job.
+        `history`, `commits` and `ledger` are those of the latest micro-batch, `model` is the last one of a stream that
+        has ended. Tables do not travel by rows. Callbacks and observers are not called.
+
+        Args:
+            stream: a streaming DataFrame, whose sources Spark can read again: files, Kafka, tables.
+            checkpoint: a directory, a URI that Arrow's filesystems open, or a `Checkpoint`: of this stream alone. It
+                has two folders, one of the server and one of Spark's query. Where the query keeps state, executors must
+                reach it as well.
+            trigger: the keywords of ``DataStreamWriter.trigger``. Default: a micro-batch as soon as there are rows.
+            query_name: of Spark's query.
+
+        Raises:
+            DifferentJobError: `checkpoint` is of a stream with another model, compilation, rule, columns, batches or
+                number of workers.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
+        """
+        require_dataframe("stream", stream)
+        require_stream(stream, SparkFacts.of(stream.sparkSession))
+        self._require_stream_options()
+        place = checkpoint_of(checkpoint, resume=False)
+        if place is None:
+            raise ConfigurationError("`checkpoint` must be given: it is what a stream goes on from. Received: None")
+        writer = writer_of(stream, trigger, query_name)
+        plan, _ = self._plan(stream, (), center_of(place), resume=True)
+        rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)
+        return start_stream(plan, rows, self.outcome, writer, query_folder(place))
+
+    def _require_stream_options(self) -> None:
+        """Raise ConfigurationError for an option that cannot work with a stream."""
+        settings = self.settings
+        if settings.partitioned_already:
+            raise ConfigurationError(
+                "`partitioned_already` must be False for a stream, whose micro-batches are spread over the workers. "
+                "Received: True"
+            )
+        if settings.server != "driver":
+            raise ConfigurationError(
+                f"`server` must be 'driver' for a stream, whose micro-batches the driver receives. "
+                f"Received: {settings.server!r}"
+            )
+        if settings.tables not in ("auto", "dense"):
+            raise ConfigurationError(
+                '`tables` must be "auto" or "dense" for a stream: what optimizers keep of rows that travel does not '
+                f"outlive a micro-batch. Received: tables={settings.tables!r}"
+            )
+
+    @short_errors
     def train_groups(
         self,
         df: DataFrame,
@@ -322,11 +401,12 @@ class Trainer(JobResults):
             DeadlineError: no task has saved a group for `Deadlines.silence` seconds.
             DistkerasError: what ended the tasks.
         """
+        require_dataframe("df", df, stream=False)
         replica = self._build_replica(to_train=True)
-        rows, spec = self._weighted_rows(df, replica)
+        spec = self._spec_of(df, replica)
         fitting = max(1, self.settings.spool_bytes // spec.row_bytes)
         plan = GroupPlan(
-            df=rows,
+            df=self._weighted(df),
             by=key_names(by),
             spec=spec,
             settings=self.settings,
@@ -376,9 +456,28 @@ class Trainer(JobResults):
     ) -> JobPlan:
         """Settle everything that can be settled without a server; what cannot work fails here."""
         callbacks = [*require_callbacks(callbacks), *self.observers]
+        require_dataframe("df", df, stream=False)
+        plan, options = self._plan(df, callbacks, checkpoint, resume)
+        outcome, replica = self.outcome, plan.replica
+        setup = TrainingSetup(
+            replica.metric_names,
+            plan.build_replica,
+            partial(self._read_rows, replica.model),
+            outcome.facts,
+            outcome.events,
+            options,
+            outcome,
+        )
+        begin_callbacks(callbacks, setup)
+        return plan
+
+    def _plan(
+        self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
+    ) -> tuple[JobPlan, Mapping[str, Any]]:
+        """Return the plan of a job on ``df``, whose rows it leaves as they are if it is a stream, and its options."""
         settings, replica = self.settings, self._build_replica()
-        rows, spec = self._weighted_rows(df, replica)
-        cut = self._cut(replica, spec)
+        spec = self._spec_of(df, replica)
+        cut = CutModel({}) if df.isStreaming else self._cut(replica, spec)
         if cut.tables:
             replica = KerasReplica(replica.model, cut.order)
             replica.prepare(example(spec))
@@ -395,10 +494,10 @@ class Trainer(JobResults):
         require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         worker = replace(self.worker_settings, workers=workers)
         options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
-        arrangement = arrangement_of(df, spec, settings, workers)
+        arrangement = None if df.isStreaming else arrangement_of(df, spec, settings, workers)
         self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options))
         plan = JobPlan(
-            df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
+            df=df if df.isStreaming else self._rows_of(df, spec, workers),
             arrangement=arrangement,
             spec=spec,
             training=settings,
@@ -413,17 +512,7 @@ class Trainer(JobResults):
             facts=facts,
         )
         report_tables(cut, replica.model.optimizer, outcome.events)
-        setup = TrainingSetup(
-            replica.metric_names,
-            plan.build_replica,
-            partial(self._read_rows, replica.model),
-            outcome.facts,
-            outcome.events,
-            options,
-            outcome,
-        )
-        begin_callbacks(callbacks, setup)
-        return plan
+        return plan, options
 
     def _cut(self, replica: KerasReplica, spec: DataSpec) -> CutModel:
         """Decide which tables travel by rows."""
@@ -445,18 +534,28 @@ class Trainer(JobResults):
         )
         return result if reason is None else CutModel(dict.fromkeys(result.kept_dense, reason))
 
-    def _weighted_rows(self, df: DataFrame, replica: KerasReplica) -> tuple[DataFrame, DataSpec]:
-        """Return the rows with their weights by class, and the columns that are read of them."""
-        require_dataframe("df", df, stream=False)
+    def _spec_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
+        """Return the columns that are read of ``df``, with the weights by class."""
         settings, spec = self.settings, data_spec(replica.model, df.schema, **self.settings.data_arguments)
-        require_class_numbers(df, spec)
-        rows = df
+        if not df.isStreaming:
+            require_class_numbers(df, spec)
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
-            rows = weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
         require_fit(replica, example(spec), spec.features + spec.labels)
-        return rows, spec
+        return spec
+
+    def _weighted(self, df: DataFrame) -> DataFrame:
+        """Return the rows with their weights by class."""
+        settings = self.settings
+        if settings.class_weight is None:
+            return df
+        return weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
+
+    def _rows_of(self, df: DataFrame, spec: DataSpec, workers: int) -> DataFrame:
+        """Return the rows as workers read them."""
+        already = self.settings.partitioned_already
+        return partitioned(self._weighted(df), spec, workers, partitioned_already=already)
 
     def _train_large_group(self, df: DataFrame) -> TrainedGroup:
         model = self.train(df)

@@ -81,8 +81,8 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
         )
     if value.isStreaming and not stream:
         raise ConfigurationError(
-            f"`{name}` must be no stream: call `train` on each micro-batch, in `writeStream.foreachBatch`, or on what "
-            f"the stream has written. Received: a streaming DataFrame with columns={value.columns}"
+            f"`{name}` must be no stream: `Trainer.train_stream` and `KerasEstimator.fitStream` train on one. "
+            f"Received: a streaming DataFrame with columns={value.columns}"
         )
 
 

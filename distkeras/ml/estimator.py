@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.data.batches import Batch
+    from distkeras.training.stream import StreamTraining
 
 log = logging.getLogger(__name__)
 
@@ -359,11 +360,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             DistkerasError: as `Trainer.train_groups` says.
         """
         require_dataframe("dataset", dataset)
-        names = ("validation_indicator_col", "validation_split", "callbacks", "checkpoint")
-        if present := [name for name in names if self.value(name)]:
-            raise ConfigurationError(
-                f"`fitGroups` has no validation, callbacks or checkpoint. Received: {present} are set"
-            )
+        self._require_plain("fitGroups")
         trainer, ready = self._trainer(dataset)
         if self.value("handle_invalid") != "error":
             ready = trainer.valid_rows(ready)
@@ -372,6 +369,48 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             fitted = KerasGroupModel(groups, custom_objects=self.value("custom_objects"))
         fitted.parent = self
         return self._copyValues(fitted)
+
+    @short_errors
+    def fitStream(
+        self,
+        dataset: DataFrame,
+        *,
+        checkpoint: str | PathLike[str] | Checkpoint,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+    ) -> StreamTraining:
+        """Train on a stream, each row once; see `Trainer.train_stream`. The handle's `model()` is a `KerasModel`.
+
+        Args:
+            dataset: a streaming DataFrame.
+            checkpoint, trigger, query_name: as in `Trainer.train_stream`.
+
+        Raises:
+            ConfigurationError: validation, callbacks, or a checkpoint of fits are set, which a stream does not have.
+            DistkerasError: as `Trainer.train_stream` says.
+        """
+        require_dataframe("dataset", dataset)
+        self._require_plain("fitStream")
+        trainer, ready = self._trainer(dataset)
+        if self.value("handle_invalid") != "error":
+            ready = trainer.valid_rows(ready)
+        training = trainer.train_stream(ready, checkpoint=checkpoint, trigger=trigger, query_name=query_name)
+        training.convert = self._fitted_by_stream
+        return training
+
+    def _fitted_by_stream(self, trained: keras.Model) -> KerasModel:
+        with _BUILDING:
+            fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
+        fitted.parent = self
+        return self._copyValues(fitted)
+
+    def _require_plain(self, method: str) -> None:
+        """Raise ConfigurationError if validation, callbacks or a checkpoint are set, which ``method`` does not have."""
+        names = ("validation_indicator_col", "validation_split", "callbacks", "checkpoint")
+        if present := [name for name in names if self.value(name)]:
+            raise ConfigurationError(
+                f"`{method}` has no validation, callbacks or checkpoint of a fit. Received: {present} are set"
+            )
 
     def _trainer(self, dataset: DataFrame) -> tuple[Trainer, DataFrame]:
         """Return a trainer with the values of the parameters, and the rows with the columns that it reads."""

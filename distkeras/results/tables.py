@@ -92,9 +92,9 @@ class JobRecords:
         self.missing = missing
 
     @classmethod
-    def drain(cls, driver: DriverClient) -> JobRecords:
-        """Fetch everything that the server has."""
-        commits, steps, names, start = [], [], "", 0
+    def drain(cls, driver: DriverClient, start: int = 0) -> JobRecords:
+        """Fetch everything that the server has, from commit record number ``start`` on."""
+        commits, steps, names = [], [], ""
         while True:
             records = driver.drain(start)
             names = records.metrics

@@ -22,6 +22,7 @@ from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.weights_file import without_weights_of
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
@@ -71,6 +72,7 @@ class JobPlan:
         callbacks: those of the trainer and of the call.
         resume: go on with the job that the server's checkpoint holds.
         facts: of Spark's session.
+        micro_batch: the number of the stream's micro-batch that ``df`` is; -1: its rows are not a stream's.
 
     Raises:
         ConfigurationError: no server takes the model, or the file of its frozen weights cannot be read.
@@ -89,6 +91,7 @@ class JobPlan:
     callbacks: Sequence[Callback]
     resume: bool
     facts: SparkFacts
+    micro_batch: int = NO_MICRO_BATCH
 
     def __post_init__(self) -> None:
         require_size(self.server, self.dense_size + self.replica.moving_statistics.size, self.sent_file)
@@ -117,6 +120,7 @@ class JobPlan:
             moving_statistics=self.replica.moving_statistics.size,
             metrics=self.replica.metric_names,
             rows=self.cut.worker,
+            micro_batch=self.micro_batch,
         )
 
     def build_replica(self) -> KerasReplica:

@@ -27,6 +27,7 @@ from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.tables import RowModel
 from distkeras.keras_model.window_rows import WindowRows
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
 from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
@@ -71,6 +72,7 @@ class Task:
         moving_statistics: elements of the moving statistics.
         metrics: history columns, loss first.
         rows: the tables that travel by rows, which the model of ``recipe`` has small ones for; None: none does.
+        micro_batch: the number of the stream's micro-batch that the rows are; -1: they are no stream's.
     """
 
     address: Address
@@ -81,6 +83,7 @@ class Task:
     moving_statistics: int
     metrics: tuple[str, ...]
     rows: RowModel | None = None
+    micro_batch: int = NO_MICRO_BATCH
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Train, and yield the summary; the function for ``mapInArrow``."""
@@ -125,6 +128,7 @@ class _TaskAttempt:
             wire_format=settings.wire_format,
             tables=() if task.rows is None else task.rows.tables,
             shared_parts=settings.rule.traits.parts if settings.shared_memory else 0,
+            micro_batch=task.micro_batch,
         )
         self._auto_window: AutoWindow | None = None
         if settings.rule.window == AUTO:
@@ -184,7 +188,8 @@ class _TaskAttempt:
             rows += record.num_rows
             checksum.update(record)
         checksum_now, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
-        if whole and welcome.checksum not in (-1, checksum_now):
+        was_empty = self._task.micro_batch != NO_MICRO_BATCH and welcome.checksum == -1
+        if (whole and welcome.checksum not in (-1, checksum_now)) or (was_empty and rows):
             raise LedgerError(
                 f"the input has not yielded the same rows again: checksum {checksum_now:#018x} of {rows} rows of a "
                 f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
@@ -205,7 +210,8 @@ class _TaskAttempt:
             self._ready = time.monotonic() - self._began
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and not settings.rule.traits.gradient:  # there, the server takes the steps
-            keeper = OptimizerKeeper(replica, self._optimizer_due, welcome)
+            at_end = task.micro_batch != NO_MICRO_BATCH
+            keeper = OptimizerKeeper(replica, self._optimizer_due, welcome, at_end=at_end)
         tables = self._table_windows(source)
         return work(
             settings.rule,

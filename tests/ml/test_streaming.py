@@ -19,7 +19,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience
 
-from distkeras import KerasModel
+from distkeras import KerasEstimator, KerasModel
+from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import ModelPredictor
 
 ROWS = 16
@@ -85,6 +86,27 @@ def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession,
     arrive(arriving, 3)
     assert start(availableNow=True).awaitTermination(int(patience(60)))
     assert_each_once(spark, tmp_path / "out", 4, model)
+
+
+def test_an_estimator_learns_from_a_stream_and_its_model_scores_it(spark: SparkSession, tmp_path: Path) -> None:
+    arriving = tmp_path / "arriving"
+    arriving.mkdir()
+    arrive(arriving, 0)
+    arrive(arriving, 1)
+    files = stream(spark, arriving)
+    rows = files.selectExpr("features", "CASE WHEN id = 3 THEN NULL ELSE id % 2 END AS label")
+    estimator = KerasEstimator(classifier(), num_workers=1, handle_invalid="skip")
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "trigger": {"availableNow": True}}
+    with pytest.raises(ConfigurationError, match="`fitStream` has no validation"):
+        estimator.copy().setParams(validation_split=0.5).fitStream(rows, **options)
+    training = estimator.fitStream(rows, **options)
+    assert training.awaitTermination(patience(120))
+    assert training.lastProgress is not None
+    assert (training.lastProgress.batch, training.lastProgress.clock) == (1, 2)
+    fitted = training.model()
+    assert isinstance(fitted, KerasModel)
+    assert fitted.transform(files).isStreaming
+    assert {"prediction", "probability"} < set(fitted.transform(files).columns)
 
 
 def test_the_predictor_scores_a_stream_too(spark: SparkSession, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class TestBeforeAnyWork:
             (lambda df: df.toArrow(), "to_pandas"),
             (lambda df: "train.parquet", "`spark.read.parquet"),
             (lambda df: None, "Received: df of type builtins.NoneType"),
-            (lambda df: df.sparkSession.readStream.format("rate").load(), "foreachBatch"),
+            (lambda df: df.sparkSession.readStream.format("rate").load(), "`Trainer.train_stream`"),
         ],
     )
     def test_what_is_no_dataframe(self, spark: SparkSession, make: Any, way: str) -> None:

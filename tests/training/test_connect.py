@@ -60,6 +60,8 @@ report["samples"] = trainer.history.agg({"samples": "sum"}).first()[0]
 report["events"] = [tuple(row) for row in trainer.events.collect()]
 report["servers"] = servers()
 report["no number of workers"] = said(lambda: Trainer(wrong_model(), "agn", **options).train(df))
+stream = spark.readStream.format("rate").load()
+report["stream"] = said(lambda: trainer.train_stream(stream, checkpoint=folder / "stream"))
 
 stages = {
     "predictor": (ModelPredictor(wrong_model()), ModelPredictor(trained)),
@@ -169,6 +171,7 @@ def test_what_it_hides_must_be_given(report: dict[str, Any]) -> None:
     assert report["no number of workers"].startswith(
         "ConfigurationError: `num_workers` must be given under Spark Connect"
     )
+    assert report["stream"].startswith("ConfigurationError: `stream` must be of a classic session: Spark Connect runs")
 
 
 def test_nothing_is_overwritten_by_default(report: dict[str, Any]) -> None:

@@ -1,0 +1,399 @@
+"""Training on a stream: one server stays for all of its micro-batches, each of which is one Spark job.
+
+Spark sends a micro-batch again if it has not noted that it was done. The snapshots say which one the center covers, and
+how far it has come within the present one; so what counts already does not count again. Rules:
+
+1. A micro-batch is handed back to Spark when a snapshot covers all of it.
+2. Every failure is raised to Spark, which then does not note the micro-batch as done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.callbacks import CenterWeights
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    DistkerasError,
+    JobStoppedError,
+    ServerLostError,
+    WorkerError,
+    headline,
+)
+from distkeras.ps.protocol.messages import MicroBatchBegun
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.validate import invalid
+from distkeras.results.job_results import JobOutcome
+from distkeras.results.tables import JobRecords, Resumed
+from distkeras.spark.cluster import SparkFacts
+from distkeras.spark.failures import innermost, short_errors
+from distkeras.training.plan import JobPlan
+from distkeras.training.progress import Progress, StallDetector
+from distkeras.training.spark_job import SparkJob
+from distkeras.training.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame, Row
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the micro-batch under way has to end when a stream is stopped.
+STOP_SECONDS = 600.0
+#: Seconds from one look at the query to the next.
+_LOOK = 3600
+#: Sources whose rows Spark cannot read again, by Spark's names.
+_READ_ONCE = ("socket",)
+#: The local property in which Spark has a query's id.
+_QUERY_ID = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True)
+class MicroBatchProgress:
+    """What became of one micro-batch.
+
+    Args:
+        batch: its number, as Spark counts them.
+        rows: that it has.
+        steps: mini-batches that were committed.
+        seconds: from when Spark handed it over until a snapshot covered it.
+        lag: seconds since the micro-batch before was handed over. No row of this one has waited longer between its
+            arrival at the source and the snapshot, if the source had no backlog. None: it is the first one.
+        loss: mean over its mini-batches, weighted by rows; NaN without rows.
+        clock: commits that the center has.
+        repeated: all of it had counted before: Spark has sent it again, and its rows were only compared.
+    """
+
+    batch: int
+    rows: int
+    steps: int
+    seconds: float
+    lag: float | None
+    loss: float
+    clock: int
+    repeated: bool = False
+
+
+def require_stream(stream: DataFrame, facts: SparkFacts) -> None:
+    """Check that micro-batches of ``stream`` can be trained on, as far as it shows before it starts.
+
+    Raises:
+        ConfigurationError: it is not a stream, its source cannot be read again, or the session is of Spark Connect.
+    """
+    if not stream.isStreaming:
+        raise ConfigurationError(
+            "`stream` must be a streaming DataFrame, such as of `spark.readStream`; `train` takes any other. "
+            f"Received: a DataFrame with columns={stream.columns}"
+        )
+    if facts.connect:
+        raise ConfigurationError(
+            "`stream` must be of a classic session: Spark Connect runs `foreachBatch` at its server, where this "
+            "trainer is not. Run the driver in the cluster, or train on what the stream has written. "
+            "Received: Spark Connect"
+        )
+    leaves = stream._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001 - PySpark has no public way to a plan
+    for place in range(leaves.size()):
+        leaf = str(leaves.apply(place).toString())
+        if leaf.removeprefix("StreamingRelationV2 ").split(" ")[0] in _READ_ONCE:
+            raise ConfigurationError(
+                "`stream` must have sources that Spark can read again after a failure, such as files, Kafka or tables. "
+                f"Received: {leaf.strip()}"
+            )
+
+
+def writer_of(stream: DataFrame, trigger: Mapping[str, Any] | None, name: str | None) -> DataStreamWriter:
+    """Return what writes ``stream``, with the keywords of ``DataStreamWriter.trigger``.
+
+    Raises:
+        ConfigurationError: Spark refuses one of them.
+    """
+    from pyspark.errors import PySparkException
+
+    if trigger is not None and not isinstance(trigger, Mapping):
+        raise invalid("trigger", trigger, "a dictionary of the keywords of `DataStreamWriter.trigger`, or None")
+    try:
+        writer = stream.writeStream if name is None else stream.writeStream.queryName(name)
+        return writer if trigger is None else writer.trigger(**trigger)
+    except (PySparkException, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            "`trigger` must be keywords of `DataStreamWriter.trigger`, and `query_name` a name or None. "
+            f"Received: trigger={trigger}, query_name={name!r}: {headline(str(error))}"
+        ) from None
+
+
+def center_of(checkpoint: Checkpoint) -> Checkpoint:
+    """Return where the center of a stream is saved."""
+    return replace(checkpoint, uri=f"{checkpoint.uri.rstrip('/')}/center")
+
+
+def query_folder(checkpoint: Checkpoint) -> str:
+    """Return the URI of Spark's own checkpoint of a stream."""
+    uri = checkpoint.uri.rstrip("/")
+    # Spark would look for a path without a scheme in the cluster's default file system.
+    return f"{uri if '://' in uri or uri.startswith('file:') else Path(uri).absolute().as_uri()}/query"
+
+
+class StreamTraining:
+    """A stream that is trained on, like Spark's `StreamingQuery`; `Trainer.train_stream` returns one.
+
+    Attributes:
+        query: Spark's own handle.
+        convert: makes what `model` returns of the Keras model; None: it returns that.
+    """
+
+    query: StreamingQuery
+    convert: Callable[[keras.Model], Any] | None = None
+
+    def __init__(self, plan: JobPlan, rows: Callable[[DataFrame], DataFrame], outcome: JobOutcome) -> None:
+        self._plan, self._rows, self._outcome = plan, rows, outcome
+        self._publish_model = plan.publisher()
+        self._stack = ExitStack()
+        self._server: Supervisor
+        #: Held while a micro-batch is trained, and by what else uses the server's supervisor.
+        self._turn = threading.Lock()
+        #: The stream's id, and the number of the micro-batch that the server is to be at.
+        self._present: tuple[str, int] | None = None
+        self._handed_over: float | None = None
+        self._progress: MicroBatchProgress | None = None
+        self._failure: BaseException | None = None
+        #: The center when the stream ended; None: it goes on, or the server was dead.
+        self._last: CenterWeights | None = None
+        #: No further micro-batch begins; the one under way is canceled; the server is closed.
+        self._stopping, self._canceling, self._ended = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self, writer: DataStreamWriter, folder: str) -> None:
+        """Start the server, and then the query, whose checkpoint is in ``folder``; once.
+
+        Raises:
+            DifferentJobError: the checkpoint is of a stream with another model, rule, columns or number of workers.
+            ConfigurationError: Spark refuses the query.
+        """
+        from pyspark.errors import PySparkException
+
+        plan, events = self._plan, self._outcome.events
+        job = {**plan.identity(), "stream": True}
+        job |= {"num_workers": plan.server.workers, "num_epoch": plan.training.num_epoch}
+        with ExitStack() as stack:
+            process = ServerProcess(plan.server, resume=True, job=job, tls=plan.training.tls, events=events)
+            stack.enter_context(process)
+            self._server = stack.enter_context(Supervisor(process, self._publish, events))
+            self._outcome.resumed = Resumed.from_point(process.resumed)
+            try:
+                self.query = writer.foreachBatch(self._train).option("checkpointLocation", folder).start()
+            except PySparkException as error:
+                raise ConfigurationError(
+                    "`stream` must be a query of which each row is sent once (output mode append). "
+                    f"Received: {headline(str(error))}"
+                ) from None
+            self._stack = stack.pop_all()
+        threading.Thread(target=self._wait_for_query, name="distkeras-stream", daemon=True).start()
+
+    @property
+    def isActive(self) -> bool:
+        """Return whether the stream goes on."""
+        return not self._ended.is_set()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What Spark's query does now: message, isDataAvailable, isTriggerActive."""
+        return dict(self.query.status)
+
+    @property
+    def lastProgress(self) -> MicroBatchProgress | None:
+        """What became of the latest micro-batch; None before the first. Spark's own is ``query.lastProgress``."""
+        return self._progress
+
+    def exception(self) -> BaseException | None:
+        """Return what ended the stream; None if it goes on, or has ended well."""
+        return self._failure if self._ended.is_set() else None
+
+    @short_errors
+    def awaitTermination(self, timeout: float | None = None) -> bool:
+        """Wait until the stream has ended, and return whether it has; in ``timeout`` seconds, if that is given.
+
+        Raises:
+            DistkerasError: what ended it.
+        """
+        ended = self._ended.wait(timeout)
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    @short_errors
+    def stop(self, timeout: float = STOP_SECONDS) -> None:
+        """Let the micro-batch under way end, and stop the stream. One that takes longer than ``timeout`` is canceled.
+
+        What a canceled one has committed is saved, and a later stream on the same checkpoint goes on there.
+
+        Raises:
+            DeadlineError: the stream has not ended ``timeout`` seconds after that.
+        """
+        self._stopping.set()
+        if self._turn.acquire(timeout=timeout):
+            self._turn.release()
+        self._canceling.set()
+        self.query.stop()
+        if not self._ended.wait(timeout):
+            raise DeadlineError(f"waited {timeout:g} s for the stream to end")
+
+    @short_errors
+    def model(self) -> Any:
+        """Return a new `keras.Model` with the center's weights, compiled like the workers'.
+
+        While a micro-batch is trained, these are the weights of the moment. The handle of an estimator returns a
+        `KerasModel`.
+
+        Raises:
+            ServerLostError: the server is dead and cannot be restarted.
+        """
+        replica = self._plan.build_replica()
+        self._fetch_center().load(replica)
+        return replica.model if self.convert is None else self.convert(replica.model)
+
+    def _fetch_center(self) -> CenterWeights:
+        if not self._ended.is_set():
+            client = self._server.connect()
+            try:
+                return self._plan.fetch_center(client)
+            except DistkerasError as error:
+                if not client.lost(error):
+                    raise
+            finally:
+                client.close()
+        patience = self._plan.worker.deadlines.reply
+        if not self._turn.acquire(timeout=patience):
+            raise DeadlineError(f"waited {patience:g} s for the parameter server, which is away")
+        try:
+            if not self._ended.is_set():
+                return self._server.ask(self._plan.fetch_center)
+            if self._last is None:
+                raise ServerLostError("the stream has ended, and its last center is in its checkpoint alone")
+            return self._last
+        finally:
+            self._turn.release()
+
+    def _publish(self, driver: DriverClient) -> None:
+        """Hand over what a server needs that was started, or started again."""
+        self._publish_model(driver)
+        if self._present is not None:
+            driver.begin_micro_batch(*self._present)
+
+    def _train(self, df: DataFrame, number: int) -> None:
+        """Train on a micro-batch; the function for ``foreachBatch``."""
+        with self._turn:
+            if self._stopping.is_set():
+                raise JobStoppedError("the stream is being stopped, and this micro-batch comes again")
+            handed_over = time.monotonic()
+            try:
+                self._train_micro_batch(df, number, handed_over)
+            except BaseException as error:
+                if not self._canceling.is_set():
+                    self._failure = error
+                    self._outcome.failure = headline(f"{type(error).__name__}: {error}")
+                raise
+            self._handed_over = handed_over
+
+    def _train_micro_batch(self, df: DataFrame, number: int, handed_over: float) -> None:
+        settings, server = self._plan.training, self._server
+        present = self._present = (str(df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)), number)
+        begun = server.ask(lambda driver: driver.begin_micro_batch(*present))
+        plan = replace(self._plan, df=self._rows(df), micro_batch=number)
+        events = self._outcome.events
+        stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
+        with Progress(settings.num_epoch, plan.worker.workers, shown=False, every=None) as progress:
+            summaries = SparkJob(plan, server, progress, stalls, events).run()
+        records = server.ask(lambda driver: JobRecords.drain(driver, begun.records))
+        began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
+        records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
+        self._outcome.records = records
+        self._note_progress(number, begun, summaries, records, handed_over)
+
+    def _note_progress(
+        self, number: int, begun: MicroBatchBegun, summaries: list[Row], records: JobRecords, handed_over: float
+    ) -> None:
+        now, steps = time.monotonic(), records.steps_array
+        samples, losses = steps[:, 1], steps[:, 2]
+        progress = self._progress = MicroBatchProgress(
+            batch=number,
+            rows=sum(row["rows"] for row in summaries),
+            steps=len(steps),
+            seconds=now - handed_over,
+            lag=None if self._handed_over is None else now - self._handed_over,
+            loss=float(np.average(losses, weights=samples)) if len(steps) else float("nan"),
+            clock=begun.clock + int((records.commits_array["skipped"] == 0).sum()),
+            repeated=begun.complete,
+        )
+        if progress.repeated:
+            log.info("micro-batch %d had counted before, with the same %d rows", number, progress.rows)
+            return
+        text = "micro-batch %d: %d rows in %.2f s, loss %.4f%s"
+        behind = "" if progress.lag is None else f", at most {progress.lag:.1f} s behind"
+        log.info(text, number, progress.rows, progress.seconds, progress.loss, behind)
+
+    def _wait_for_query(self) -> None:
+        """Close the server when the query has ended."""
+        failure: BaseException | None = None
+        try:
+            while not self.query.awaitTermination(_LOOK):
+                pass
+        except Exception as error:  # noqa: BLE001 - what a query raises is Spark's, Py4J's, or a source's own
+            failure = self._failure
+            if failure is None and not self._stopping.is_set():  # else a micro-batch was refused, and comes again
+                failure = WorkerError(f"Spark ended the stream: {innermost(error)}", remote_traceback=str(error))
+        with self._turn:
+            self._failure = failure
+            self._close()
+
+    def _close(self) -> None:
+        plan, server = self._plan, self._server
+        try:
+            self._last = server.try_to_ask(plan.fetch_center)
+            self._last.load(plan.replica)
+            self._outcome.model = plan.replica.model
+        except DistkerasError as error:
+            self._outcome.events.report(log, "lost", "the stream's last center is not to be had: %s", error.message)
+            server.abandon(error)
+        finally:
+            try:
+                self._stack.close()
+            except DistkerasError as error:
+                self._failure = self._failure or error
+            self._ended.set()
+
+
+def start_stream(
+    plan: JobPlan,
+    rows: Callable[[DataFrame], DataFrame],
+    outcome: JobOutcome,
+    writer: DataStreamWriter,
+    folder: str,
+) -> StreamTraining:
+    """Return the handle of a stream that is trained on from now on.
+
+    Args:
+        plan: of a job without its rows, whose server saves its state.
+        rows: makes what workers read, one partition each, of a micro-batch.
+        outcome: is filled.
+        writer: writes the stream.
+        folder: URI of Spark's own checkpoint.
+
+    Raises:
+        DifferentJobError, ConfigurationError: see `StreamTraining.start`.
+    """
+    handle = StreamTraining(plan, rows, outcome)
+    handle.start(writer, folder)
+    return handle

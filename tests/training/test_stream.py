@@ -1,0 +1,241 @@
+"""Training on a stream: each row of each micro-batch counts once, although processes die and Spark sends some again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.patience import patience
+from support.processes import descendants
+from support.training.small_jobs import counter, sgd
+from support.training.spark_jobs import counting_model, counting_rows, counts, servers, total
+from support.training.streams import arrive, arriving, forget_last_commit
+
+from distkeras import Network, Trainer
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, LedgerError, ShapeError
+from distkeras.training.stream import StreamTraining
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+#: Rows of a micro-batch, and of all of them.
+EACH, ROWS = 12, 48
+
+
+def rows_of(number: int) -> range:
+    return range(number * EACH, (number + 1) * EACH)
+
+
+def train_what_is_there(trainer: Trainer, stream: DataFrame, checkpoint: Path) -> StreamTraining:
+    training = trainer.train_stream(stream, checkpoint=checkpoint, trigger={"availableNow": True})
+    assert training.awaitTermination(patience(120))
+    assert not training.isActive
+    assert training.exception() is None
+    return training
+
+
+def expected_counts(batches: int) -> list[float]:
+    return [1.0] * EACH * batches + [0.0] * (ROWS - EACH * batches)
+
+
+def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    for number in range(2):
+        arrive(folder, number, rows_of(number), ROWS)
+    stream, trainer = arriving(spark, folder), counter(rows=ROWS, num_epoch=1)
+    training = train_what_is_there(trainer, stream, checkpoint)
+    assert counts(training.model()) == expected_counts(2) == counts(trainer.model)
+    progress = training.lastProgress
+    assert progress is not None
+    assert (progress.batch, progress.rows, progress.repeated) == (1, EACH, False)
+    assert progress.steps == trainer.history.count() >= 2
+    assert progress.lag is not None
+    assert progress.lag > progress.seconds > 0.0
+
+    # The driver died before Spark noted that the micro-batch was done: its rows are compared, and no more.
+    assert forget_last_commit(checkpoint) == 1
+    training = train_what_is_there(counter(rows=ROWS, num_epoch=1), stream, checkpoint)
+    assert counts(training.model()) == expected_counts(2)
+    assert training.lastProgress is not None
+    assert training.lastProgress.repeated
+
+    # A stream goes on while files arrive, until it is stopped; then with those that came meanwhile.
+    arrive(folder, 2, rows_of(2), ROWS)
+    training = counter(rows=ROWS, num_epoch=1).train_stream(stream, checkpoint=checkpoint, query_name="counting")
+    while training.lastProgress is None:
+        assert training.isActive
+        training.awaitTermination(1)  # a step of the waiting, not its limit: the test's own is
+    assert training.query.name == "counting"
+    assert counts(training.model()) == expected_counts(3)
+    training.stop()
+    assert training.exception() is None
+    assert counts(training.model()) == expected_counts(3)
+
+    # Another job does not begin, and another content of a micro-batch that has counted is found.
+    for other, difference in (
+        (counter(rows=ROWS, num_epoch=1, workers=3), "`num_workers` must be 2.* Received: 3"),
+        (counter(rows=ROWS, num_epoch=1, batch_size=4), "`batch_size` must be 8"),
+        (counter("agn", rows=ROWS, num_epoch=1), "`rule.name` must be 'downpour'"),
+    ):
+        with pytest.raises(DifferentJobError, match=difference):
+            other.train_stream(stream, checkpoint=checkpoint)
+    number = forget_last_commit(checkpoint)
+    arrive(folder, number, rows_of(number + 1), ROWS)
+    training = counter(rows=ROWS, num_epoch=1).train_stream(
+        stream, checkpoint=checkpoint, trigger={"availableNow": True}
+    )
+    with pytest.raises(LedgerError, match="the input has not yielded the same rows again"):
+        training.awaitTermination(patience(120))
+    assert isinstance(training.exception(), LedgerError)
+
+    # Without Spark's part of the checkpoint, the micro-batches would be numbered from 0 again.
+    shutil.rmtree(checkpoint / "query")
+    training = counter(rows=ROWS, num_epoch=1).train_stream(
+        stream, checkpoint=checkpoint, trigger={"availableNow": True}
+    )
+    with pytest.raises(DifferentJobError, match="the stream must be the one that the checkpoint covers"):
+        training.awaitTermination(patience(120))
+
+
+def test_the_optimizers_state_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """A step a micro-batch, with momentum one half, over a restart: sums of halves, which are exact."""
+    size, folder = 3, tmp_path / "in"
+
+    def trainer() -> Trainer:
+        optimizer = sgd(1.0, momentum=0.5)
+        return Trainer(counting_model(size), "downpour", worker_optimizer=optimizer, loss=total, num_workers=1)
+
+    arrive(folder, 0, [0], size)
+    arrive(folder, 1, [1], size)
+    stream = arriving(spark, folder)
+    train_what_is_there(trainer(), stream, tmp_path / "checkpoint")
+    arrive(folder, 2, [2], size)
+    training = train_what_is_there(trainer(), stream, tmp_path / "checkpoint")
+    *first, last = counts(training.model())
+    assert (sorted(first), last) == ([1.5, 1.75], 1.0)  # files of one moment come in any order
+
+
+def test_what_cannot_be_trained_on_is_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
+    stream, trainer, checkpoint = arriving(spark, tmp_path), counter(rows=ROWS), tmp_path / "checkpoint"
+    socket = spark.readStream.format("socket").option("host", "localhost").option("port", 9).load()
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: trainer.train_stream(counting_rows(spark, 3), checkpoint=checkpoint), "must be a streaming DataFrame"),
+        (lambda: trainer.train_stream(socket, checkpoint=checkpoint), "sources that Spark can read again.* socket"),
+        (lambda: trainer.train_stream(stream, checkpoint=None), "`checkpoint` must be given"),  # type: ignore[arg-type]  # that is tested
+        (lambda: trainer.train_stream(stream, checkpoint=checkpoint, trigger={"every": "1 s"}), "keywords of"),
+        (lambda: trainer.train_stream(stream, checkpoint=checkpoint, trigger="1 s"), "a dictionary"),  # type: ignore[arg-type]  # that is tested
+        (lambda: trainer.train(stream), "`Trainer.train_stream`"),
+        (lambda: counter(partitioned_already=True).train_stream(stream, checkpoint=checkpoint), "must be False"),
+        (lambda: counter(tables=["ids"]).train_stream(stream, checkpoint=checkpoint), '"auto" or "dense"'),
+        (
+            lambda: Trainer(
+                counting_model(3), "downpour", loss=total, num_workers=2, network=Network(server="cluster")
+            ).train_stream(stream, checkpoint=checkpoint),
+            "`server` must be 'driver'",
+        ),
+    ]
+    for call, text in refused:
+        with pytest.raises(ConfigurationError, match=text):
+            call()
+    with pytest.raises(ShapeError):
+        counter(rows=ROWS).train_stream(stream.selectExpr("label AS features", "label"), checkpoint=checkpoint)
+    assert not checkpoint.exists()
+    sums = stream.groupBy("features").agg({"label": "sum"}).withColumnRenamed("sum(label)", "label")
+    with pytest.raises(ConfigurationError, match=r"each row is sent once .output mode append"):
+        trainer.train_stream(sums, checkpoint=checkpoint)
+
+
+def test_an_error_of_a_row_ends_the_stream_with_its_column(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path / "in", 0, rows_of(0), ROWS)
+    stream = arriving(spark, tmp_path / "in").selectExpr("features", "float('nan') AS label")
+    training = counter(rows=ROWS, num_epoch=1).train_stream(stream, checkpoint=tmp_path / "checkpoint")
+    with pytest.raises(DistkerasError, match="label"):
+        training.awaitTermination(patience(120))
+    assert counts(training.model()) == [0.0] * ROWS
+
+
+def until(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + patience(180)
+    while not condition():
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def driving(folder: Path, rows: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The program `stream_driver`, which is killed in the end, with the JVM and its workers."""
+    program = Path(__file__).parents[1] / "support" / "training" / "stream_driver.py"
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(program), str(folder), str(rows)]
+    driver = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        yield driver
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait(patience(30))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    each, batches = 6, 60
+    for number in range(batches):
+        arrive(tmp_path / "in", number, range(number * each, (number + 1) * each), each * batches)
+    commits = tmp_path / "checkpoint" / "query" / "commits"
+
+    def done() -> int:
+        return max((int(path.name) for path in commits.glob("[0-9]*")), default=-1) + 1
+
+    def hold(name: str, driver: subprocess.Popen[bytes], after: int) -> int:
+        """Let the driver or a worker stand still once so many micro-batches are done; return its process."""
+        until(lambda: done() >= after, driver)
+        (tmp_path / f"pid-{name}").unlink(missing_ok=True)
+        (tmp_path / f"hold-{name}").touch()
+        until(lambda: (tmp_path / f"pid-{name}").exists() and (tmp_path / f"pid-{name}").read_text() != "", driver)
+        return int((tmp_path / f"pid-{name}").read_text())
+
+    def go(name: str) -> None:
+        (tmp_path / f"held-{name}").unlink()
+
+    def kill_server() -> None:
+        (server,) = servers()
+        os.kill(server, signal.SIGKILL)
+        until(lambda: server not in servers() or server not in [p.pid for p in descendants("distkeras.ps")], driver)
+
+    after = 0
+    for round_number in range(4):
+        with driving(tmp_path, each * batches) as driver:
+            after += 2
+            os.kill(hold("worker", driver, after), signal.SIGKILL)  # a worker within a mini-batch
+            go("worker")
+            after += 2
+            hold("worker", driver, after)
+            kill_server()  # within a micro-batch
+            go("worker")
+            after += 2
+            hold("driver", driver, after)
+            kill_server()  # after a snapshot that covers the micro-batch
+            go("driver")
+            after += 2
+            name = "worker" if round_number % 2 else "driver"  # before such a snapshot, or after it
+            hold(name, driver, after)
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait(patience(30))
+            go(name)
+    with driving(tmp_path, each * batches) as driver:
+        assert driver.wait(patience(300)) == 0
+    assert done() == batches
+    assert json.loads((tmp_path / "counts").read_text()) == [1.0] * each * batches
