@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "ServerSettings.deadlines": "time is a number here, so only their proportions matter, which are the real ones",
     "WorkerSettings.deadlines": "they are the server's",
     "WorkerSettings.threads": "nothing is computed here",
+    "WorkerSettings.shared_memory": "which workers share memory with the server is drawn: `Plan.neighbors`",
     "StartMode.same_attempts": "drivers never ask for it; in a job's own snapshot it always holds",
     "StartRequest.job": "another job's snapshots are refused before anything else happens: `training/test_resume.py`",
     "Checkpoint.uri": "a run has one checkpoint",
