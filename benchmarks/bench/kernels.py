@@ -18,7 +18,7 @@ from bench.measure import Case, Factory
 from bench.rig import ETA, STEPS
 from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import Commit
-from distkeras.ps.rules import Chunk, Context, Rule, all_rules, make
+from distkeras.ps.rules import Chunk, Context, Rule, center_rules, make
 from distkeras.ps.rules.base import BLOCK
 
 SIZE = 4_798_010
@@ -28,7 +28,7 @@ _HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
 
 def cases(quick: bool) -> list[Factory]:
     """A case a rule."""
-    return [partial(kernel, name, 8 if quick else 16) for name in all_rules()]
+    return [partial(kernel, name, 8 if quick else 16) for name in center_rules()]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distkeras.ps.rules.base import Chunk, Context, Replica, Rule, RuleInfo, Traits, WorkerState
-from distkeras.ps.rules.registry import all_rules, from_text, json_or_text, make, table
+from distkeras.ps.rules.registry import all_rules, center_rules, from_text, json_or_text, make, table
 
 __all__ = [
     "Chunk",
@@ -14,6 +14,7 @@ __all__ = [
     "Traits",
     "WorkerState",
     "all_rules",
+    "center_rules",
     "from_text",
     "json_or_text",
     "make",

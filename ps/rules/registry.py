@@ -26,6 +26,11 @@ def all_rules() -> Mapping[str, type[Rule]]:
     return dict(sorted(rules.items()))
 
 
+def center_rules() -> Mapping[str, type[Rule]]:
+    """Those of `all_rules` whose workers exchange with the center alone."""
+    return {name: kind for name, kind in all_rules().items() if not kind().traits.peers}
+
+
 def _is_rule(value: Any, module: str) -> bool:
     """Return whether ``value`` is a rule that ``module`` defines."""
     own = inspect.isclass(value) and value.__module__ == module
@@ -107,6 +112,8 @@ def _server_vectors(traits: Traits) -> str:
 
 
 def _scheduler(traits: Traits) -> str:
+    if traits.peers:
+        return "a round an epoch"
     if traits.synchronous:
         return "rounds"
     return "asynchronous, all workers must fit" if traits.fixed_workers else "asynchronous"

@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.daso import Sent, local_step, merge, through_bfloat16, total_of
 from distkeras.ps.simulation.function_replica import Gradient
 from distkeras.ps.simulation.timing import Communication, Draw
-
-
-def merge(local: np.ndarray, total: Vector, members: int, wait: int) -> np.ndarray:
-    """Equation 1.
-
-    Args:
-        local: parameters now, shape ``(..., size)``.
-        total: sum of what the members sent, shape ``(size,)``.
-        members: P.
-        wait: local steps since then, S; 0 gives the mean of what was sent.
-    """
-    merged: np.ndarray = (2 * wait * local + total) / (2 * wait + members)
-    return merged
-
-
-def through_bfloat16(values: np.ndarray) -> np.ndarray:
-    """``values`` as they come out of a cast to float32, to bfloat16 and back: each to the nearest, ties to even."""
-    return values.astype(bfloat16).astype(values.dtype)
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A non-blocking exchange on its way.
-
-    Args:
-        batch: after which it was sent.
-        wait: how many batches later it is merged.
-        total: sum of what the nodes sent, shape ``(size,)``.
-        arrival: virtual time at which it is over.
-    """
-
-    batch: int
-    wait: int
-    total: Vector
-    arrival: float
 
 
 class Cluster:
@@ -78,6 +42,8 @@ class Cluster:
         self._times = np.zeros(nodes)
         self._momentum, self._cast = momentum, cast
         self._gradient, self._draw = gradient, draw
+        #: Of the non-blocking exchange on its way: the sum of what the nodes sent, and when it is over.
+        self._total, self._arrival = theta0, 0.0
         self._workers = [range(node * devices, (node + 1) * devices) for node in range(nodes)]
 
         def seconds(itemsize: int) -> float:
@@ -95,28 +61,26 @@ class Cluster:
         """Every node takes its batch: local synchronization, local step."""
         for node, workers in enumerate(self._workers):
             theta, velocity = self.theta[node], self._velocity[node]
-            total = np.zeros_like(theta)
+            gradients = []
             for worker in workers:
                 value = self._gradient(theta, worker)
                 if value.shape != theta.shape:
                     raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
-                total += value
-            velocity *= self._momentum
-            velocity += total / len(workers)
-            theta -= learning_rate * velocity
+                gradients.append(value)
+            local_step(theta, velocity, total_of(gradients), len(workers), learning_rate, self._momentum)
             self._times[node] += max([self._draw(worker, 1) for worker in workers])
 
     def block(self) -> None:
         """A blocking synchronization."""
         payload = through_bfloat16(self.theta) if self._cast else self.theta
-        self.theta[:] = payload.mean(axis=0)
+        self.theta[:] = total_of(payload) / len(payload)
         self._times[:] = self.now + self._blocking
 
-    def send(self, batch: int, wait: int) -> Exchange:
-        """Begins a non-blocking synchronization."""
-        return Exchange(batch, wait, self.theta.sum(axis=0), self.now + self._plain)
+    def send(self) -> None:
+        """Begins a non-blocking synchronization, the only one on its way."""
+        self._total, self._arrival = total_of(self.theta), self.now + self._plain
 
-    def merge(self, sent: Exchange) -> None:
+    def merge(self, sent: Sent) -> None:
         """Ends it; nodes that it has not reached yet wait."""
-        self.theta[:] = merge(self.theta, sent.total, len(self.theta), sent.wait)
-        np.maximum(self._times, sent.arrival, out=self._times)
+        self.theta[:] = merge(self.theta, self._total, len(self.theta), sent.wait)
+        np.maximum(self._times, self._arrival, out=self._times)

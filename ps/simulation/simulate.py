@@ -196,6 +196,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
             commit.
     """
     rule = make(rule) if isinstance(rule, str) else rule
+    if rule.traits.peers:
+        raise invalid("rule", rule.name, "a rule whose workers exchange with a center; see `simulation.daso`")
     if np.dtype(dtype) not in (np.float32, np.float64):
         raise invalid("dtype", dtype, "float32 or float64")
     theta0 = np.asarray(theta0, dtype)

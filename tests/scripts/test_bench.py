@@ -23,7 +23,7 @@ from bench.report import load, regressions, table
 from bench.rig import rig
 from support.patience import patience
 
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import BLOCK
 
 
@@ -361,7 +361,7 @@ def test_the_naive_server_adds_up() -> None:
         np.testing.assert_allclose(array, 2e-3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
     """The limit of a rule's arithmetic does what the center does, or it would be no limit."""
     payload = np.random.default_rng(1).normal(scale=1e-3, size=BLOCK + 17).astype(np.float32)
@@ -380,7 +380,7 @@ def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
         np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str) -> None:
     payload = np.full(32 * BLOCK, 1e-3, np.float32)
     # A chunk or two at a time, in float64 where sums need it: far below the vector.

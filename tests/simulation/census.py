@@ -19,7 +19,7 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.protocol import framing
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import MESSAGES
-from distkeras.ps.rules import Rule, all_rules
+from distkeras.ps.rules import Rule, center_rules
 from distkeras.ps.rules.base import Traits
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.server.start import StartRequest
@@ -142,7 +142,7 @@ def _everything() -> Iterator[tuple[str, int]]:
     paces: list[type[Scheduler]] = [Scheduler, *Scheduler.__subclasses__()]
     for pace in paces:
         yield f"pace {pace.__name__}", 1
-    for name, rule in all_rules().items():
+    for name, rule in center_rules().items():
         yield f"rule {name}", 1
         yield f"family {rule.info.family}", 1
     for prefix, names in (("wire format", FORMATS), ("schedule", SCHEDULES), ("fault", KINDS)):

@@ -394,9 +394,9 @@ def _goes(require: Callable[[], object]) -> bool:
 def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
     """``plan`` with one of all the other rules: also without a formula, what is restored must be what was saved."""
     drawn = {rule for rule, *_ in _RULES}
-    name = chance.choice([name for name in rules.all_rules() if name not in drawn] + 3 * list(_OFTEN))
+    name = chance.choice([name for name in rules.center_rules() if name not in drawn] + 3 * list(_OFTEN))
     hyper_parameters: dict[str, Any] = {}
-    family = rules.all_rules()[name].info.family
+    family = rules.center_rules()[name].info.family
     if family in ("delta", "elastic"):
         hyper_parameters["window"] = chance.choice((1, 2, 3))
     if family == "elastic":

@@ -11,7 +11,7 @@ from support.ps.center_commits import commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import NonFiniteError
-from distkeras.ps.rules import Chunk, Context, all_rules, make
+from distkeras.ps.rules import Chunk, Context, center_rules, make
 from distkeras.ps.rules.base import Scalars
 from distkeras.ps.rules.downpour import Downpour
 from distkeras.ps.rules.ssgd import SSGD
@@ -102,7 +102,7 @@ class TestFinite:
             for worker, sign in ((0, -1), (1, 1)):
                 send(center, commit_of(worker, last=1, moving_statistics=statistics * np.float32(sign)))
 
-    @pytest.mark.parametrize("name", list(all_rules()))
+    @pytest.mark.parametrize("name", list(center_rules()))
     def test_a_center_that_overflows_is_found_under_every_rule(self, name: str) -> None:
         """Each number that comes is finite, and so is the center before it."""
         largest, rule = 3e38, make(name)

@@ -8,7 +8,7 @@ import pytest
 
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous, scheduler_for
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 
 
 def test_a_worker_is_ahead_by_at_most_the_bound() -> None:
@@ -34,7 +34,7 @@ def test_a_worker_that_finished_does_not_hold_up_others() -> None:
     assert scheduler.ready(0)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_each_rule_has_a_scheduler_of_its_own(name: str) -> None:
     traits = make(name).traits
     scheduler = scheduler_for(make(name), 3)
@@ -42,7 +42,7 @@ def test_each_rule_has_a_scheduler_of_its_own(name: str) -> None:
     assert scheduler.gather == (traits.synchronous or traits.fixed_workers)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_a_bound_is_for_rules_that_are_answered_with_the_center_and_have_no_rounds(name: str) -> None:
     traits = make(name).traits
     if traits.synchronous or traits.pull_first:

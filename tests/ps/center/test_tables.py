@@ -19,7 +19,7 @@ from distkeras.ps.center.tables import Table, check_wants
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, ShapeError
 from distkeras.ps.protocol.messages import Commit, Hello
 from distkeras.ps.protocol.tables import TableShape, describe
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import BLOCK, Chunk
 from distkeras.ps.rules.schedules import StepDecay
 
@@ -181,7 +181,7 @@ def test_rows_that_overflow_are_an_error_of_the_commit() -> None:
     assert center.corrupt
 
 
-@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if not kind().traits.rows])
+@pytest.mark.parametrize("name", [name for name, kind in center_rules().items() if not kind().traits.rows])
 def test_other_rules_have_no_tables(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`tables` must be empty: rule '{name}'.* Received: 1 tables"):
         center_of(name, learning_rate=0.1)

@@ -10,11 +10,11 @@ from support.ps.center_commits import commit_of
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.rules.schedules import StepDecay
 
-VIEWS = [name for name in all_rules() if make(name).traits.view]
+VIEWS = [name for name in center_rules() if make(name).traits.view]
 #: Chunks of every kind: two whole ones and a short one.
 SIZE = 2 * BLOCK + 77
 WORKERS = 3

@@ -10,7 +10,7 @@ from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.snapshot import capture, restore
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 
 #: Mini-batches of an epoch of each partition.
@@ -105,7 +105,7 @@ def in_a_round(name: str) -> Center:
 
 
 def test_every_rule_with_rounds_has_its_example() -> None:
-    assert ROUNDS.keys() == {name for name in all_rules() if make(name).traits.synchronous}
+    assert ROUNDS.keys() == {name for name in center_rules() if make(name).traits.synchronous}
 
 
 @pytest.mark.parametrize("name", ROUNDS)

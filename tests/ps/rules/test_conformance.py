@@ -22,13 +22,13 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules.base import BLOCK
 
-NAMES = list(rules.all_rules())
+NAMES = list(rules.center_rules())
 SCHEDULE = [0, 1, 0, 1, 1, 0, 1, 0]
 
 
 def job(name: str, *, block: int = BLOCK, size: int = 7, workers: int = 2, dtype: Any = np.float32) -> ToyJob:
     rng = np.random.default_rng(1)
-    kind = rules.all_rules()[name]
+    kind = rules.center_rules()[name]
     rule = kind() if kind.__dataclass_fields__["window"].default is None else kind(window=1)
     data = list(rng.normal(size=(workers, 12, size)))
     return ToyJob(rule, rng.normal(size=size), data, dtype=dtype, block=block, measure_gap=True)
@@ -155,7 +155,7 @@ def test_numbers_of_numpy_are_taken_as_python_has_them(name: str, given: dict[st
 
 @pytest.mark.parametrize("name", NAMES)
 def test_info_is_complete(name: str) -> None:
-    info = rules.all_rules()[name].info
+    info = rules.center_rules()[name].info
     assert all(vars(info).values())
     assert info.bibtex.startswith("@")
     assert f"| `{name}` |" in rules.table()
@@ -163,7 +163,7 @@ def test_info_is_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_names_its_source(name: str) -> None:
-    assert "Reference:" in present(rules.all_rules()[name].__doc__)
+    assert "Reference:" in present(rules.center_rules()[name].__doc__)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.ps.toy_model import ToyJob
 
-from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.rules.schedules import Schedule, StepDecay
 
 
@@ -16,7 +16,7 @@ def assert_close(actual: np.ndarray, expected: list[float]) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_every_rule_is_here(name: str) -> None:
     assert f'make("{name}"' in Path(__file__).read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from support.ps.transcriptions import Problem
 from support.ps.virtual_centers import ETA, ROUND_ROBIN, N, assert_close, at_barriers, centers, rounds, run, schedules
 
 from distkeras.ps.checkpoint.snapshot import capture
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 
 MOVES = np.array([-0.2, 0.1, 0.4])
 
@@ -393,6 +393,6 @@ def test_a_window_ends_with_its_epoch_and_counts_in_full(name: str) -> None:
 
 def test_the_rules_of_these_tests_have_no_vectors_of_their_workers() -> None:
     for name in (*ROUNDS, *ASYNCHRONOUS):
-        traits = all_rules()[name]().traits
+        traits = center_rules()[name]().traits
         assert traits.worker_vectors == ()
         assert (traits.keeps_sent, traits.reduction, traits.overlaps) == (False, False, False)

@@ -37,7 +37,7 @@ def drawn_rule(name: str) -> st.SearchStrategy[Rule]:
 
 
 def test_these_rules_have_the_trait() -> None:
-    assert {name for name, kind in rules.all_rules().items() if kind().traits.rows} == set(BY_ROWS)
+    assert {name for name, kind in rules.center_rules().items() if kind().traits.rows} == set(BY_ROWS)
     assert not rules.make("asgd", weight_decay=0.1).traits.rows
 
 

@@ -11,7 +11,7 @@ from support.present import present
 from support.ps import transcriptions
 from support.ps.transcriptions import Problem
 
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay, WarmUp
 from distkeras.ps.simulation.virtual_job import Trace
 
@@ -100,7 +100,7 @@ CASES = [
         )
     ],
 ]
-GRADIENT = [case for case in CASES if all_rules()[case[0]]().traits.gradient]
+GRADIENT = [case for case in CASES if center_rules()[case[0]]().traits.gradient]
 RATES = [
     StepDecay(ETA, boundaries=(5, 14, 15), factor=0.5),
     WarmUp(ETA, length=12, divisor=4, boundaries=(20,)),
@@ -137,7 +137,7 @@ def check(
     return trace
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_every_rule_has_a_transcription_and_a_case(name: str) -> None:
     assert callable(getattr(transcriptions, name))
     assert name in {case for case, _ in CASES}

@@ -14,7 +14,7 @@ from support.ps.toy_model import toy_client
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError, ServerLostError
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.worker.loop import run_worker
 
 SIZE = 11
@@ -73,7 +73,7 @@ def running(name: str, workers: int, max_skipped: int, **hyper: Any) -> Running:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", list(all_rules()))
+@pytest.mark.parametrize("name", list(center_rules()))
 def test_every_rule_goes_on(name: str) -> None:
     """Also where the round waits for the one whose contribution is left out, or all of a round's are."""
     with running(name, 2, 10) as server:

@@ -23,7 +23,7 @@ from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteEr
 from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import NO_FLOATS, Ack, Commit, CommitRecord, Hello, Welcome, fault_of
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -237,7 +237,7 @@ SERVER_RATES = {"fadas": {"server_rate": 0.1}, "fedopt": {"server_rate": 0.5}}
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
-@pytest.mark.parametrize("name", [name for name in all_rules() if not make(name).traits.keeps_replica])
+@pytest.mark.parametrize("name", [name for name in center_rules() if not make(name).traits.keeps_replica])
 def test_every_other_rule_trains(name: str, wire_format: str) -> None:
     rule = make(name, **SERVER_RATES.get(name, {}))
     with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:

@@ -16,9 +16,9 @@ from support.ps.daso_transcription import daso as transcribed
 from support.ps.transcriptions import Problem
 
 from distkeras.ps.rules import make
+from distkeras.ps.rules.daso import merge, through_bfloat16
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.daso import Daso, simulate_daso
-from distkeras.ps.simulation.daso_cluster import merge, through_bfloat16
 
 # transcription
 
@@ -69,7 +69,8 @@ def test_it_equals_the_transcription_of_all_devices(
 ) -> None:
     warm_up, _, cool_down = lengths
     epochs = sum(lengths)
-    daso = Daso(interval, min(wait, interval) if wait else None, warm_up=warm_up, cool_down=cool_down, **hyper)
+    wait = min(wait, interval) if wait else None
+    daso = Daso(interval=interval, wait=wait, warm_up=warm_up, cool_down=cool_down, **hyper)
     rate = StepDecay(ETA, boundaries=(3, 7), factor=0.5)
     told = iter(losses)
     trace = run_daso(

@@ -17,7 +17,7 @@ from support.ps.toy_model import toy_worker
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.messages import Compute, ProbeRequest, PullRequest, Reply
-from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma
@@ -33,7 +33,7 @@ STEPS = np.arange(1, 200, dtype=np.float32)
 
 
 def variants() -> Iterator[Rule]:
-    for name, kind in all_rules().items():
+    for name, kind in center_rules().items():
         yield make(name) if kind().traits.gradient else make(name, window=2)
     yield make("adag", window=2, algorithm=11, form="4.1")
     yield make("adag", window=2, algorithm=13, form="4.10", gamma=0.1)

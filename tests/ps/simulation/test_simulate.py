@@ -12,7 +12,7 @@ from support.present import present
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.rules.schedules import Constant
 from distkeras.ps.simulation import virtual_job
 from distkeras.ps.simulation.simulate import simulate
@@ -42,7 +42,7 @@ def run(
     return simulate(rule, np.ones(size), gradient, workers=workers, **options)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: str) -> None:
     options: dict[str, Any] = {
         "timing": Memoryless(),
@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: 
     assert not np.array_equal(first.time, other.time)
 
 
-@pytest.mark.parametrize("name", all_rules())
+@pytest.mark.parametrize("name", center_rules())
 def test_a_recorded_order_replays_the_run_to_the_bit(name: str) -> None:
     recorded = run(with_finite_window(name), timing=Gamma(heterogeneous=True), steps=32, keep_centers=True)
     replayed = run(with_finite_window(name), schedule=recorded.worker.tolist(), keep_centers=True)

@@ -11,13 +11,13 @@ import pytest
 from support.present import present
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma, Memoryless, SlowWorkers
 from distkeras.ps.simulation.virtual_job import Trace
 
 TIMINGS = [Gamma(), Gamma(heterogeneous=True), SlowWorkers(), Memoryless()]
-ASYNCHRONOUS = [name for name, kind in all_rules().items() if not kind().traits.synchronous]
+ASYNCHRONOUS = [name for name, kind in center_rules().items() if not kind().traits.synchronous]
 
 
 def run(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Communication, Draw, SlowWorkers, Timing
 from distkeras.ps.simulation.virtual_job import Trace
@@ -43,7 +43,7 @@ def windows_of(trace: Trace, worker: int) -> list[int]:
 
 ASYNCHRONOUS = [
     name
-    for name, kind in all_rules().items()
+    for name, kind in center_rules().items()
     if not (t := kind().traits).synchronous and not t.gradient and not t.probes
 ]
 

@@ -1,0 +1,294 @@
+"""DASO: nodes of several devices that average parameters among themselves, and what they do after which batch.
+
+Every decision is here: the phases, whose turn it is, what a plateau changes, and the arithmetic. `simulation.daso` and
+the workers on Spark (`worker.daso`) both follow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from distkeras.ps.rules.base import Chunk, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
+from distkeras.ps.validate import check_field, invalid, require_choice, require_integer, require_number
+
+WARM_UP, CYCLING, COOL_DOWN = "warm_up", "cycling", "cool_down"
+
+BIBTEX = """\
+@article{coquelin2022,
+  author  = {Coquelin, Daniel and Debus, Charlotte and G{\\"o}tz, Markus and von der Lehr, Fabrice and Kahn, James and
+             Siggle, Martin and Streit, Achim},
+  title   = {Accelerating Neural Network Training with Distributed Asynchronous and Selective Optimization ({DASO})},
+  journal = {Journal of Big Data},
+  year    = {2022},
+}"""
+
+
+@dataclass(frozen=True)
+class Daso(Rule):
+    r"""Distributed asynchronous and selective optimization: P nodes of G devices.
+
+    All devices of a node hold the same parameters :math:`x_p`. In each batch, the node's G gradients are averaged, and
+    each device takes the same heavy-ball step with that mean:
+
+    .. math:: v_p \leftarrow \gamma v_p + \bar g_p, \qquad x_p \leftarrow x_p - \eta v_p
+
+    Devices with the same place in their nodes form a group. Synchronization s is between the P members of group s mod
+    G, each of whom then hands the result to its node. It comes in two kinds:
+
+    * blocking, after every batch of warm-up and cool-down: what is sent is cast to bfloat16 and back, then
+
+      .. math:: x_p \leftarrow \tfrac{1}{P} \sum_i x_i
+
+    * non-blocking, every B batches of the cycling phase between the two: :math:`x_t` is sent as it is, training goes
+      on, and after S = W further local steps
+
+      .. math:: x_p \leftarrow \frac{2 S x_p + \sum_i x_{i,t}}{2 S + P}
+
+    When the training loss plateaus, B and W are halved, each down to 1; once both are 1, the next plateau puts them
+    back to where they began.
+
+    Resolved: "B batches before receipt", W and Equation 1's S are two numbers, the distance between sends (B) and the
+    wait (W = S). Equation 1's P is the group's size, not that of the cluster. It is applied after the S-th step, to the
+    parameters that step has left. The own parameters are cast like the others', and averaged in full precision;
+    nothing is cast while cycling. Momenta are never exchanged. A single node would average with its own past: it
+    synchronizes nothing.
+
+    Decided here, where the paper is silent: the first send comes B batches after warm-up ended. An exchange keeps the W
+    that it was sent with. One is on its way at a time: after a halving, a send that is due waits for the merge. What
+    is on its way when cycling ends is dropped, for the blocking exchange after the next batch carries newer parameters.
+    A merge that is due after the same batch as a send comes first.
+
+    With blocking, no cast, it is synchronous SGD over P G workers, momentum included. With the cast, a step smaller
+    than half a unit in the last place of bfloat16 (at most 2^-8 of the parameter) may be rounded away.
+
+    On Spark, the workers of one host are a node's devices, and exchange over connections of their own; the server keeps
+    the ledger and, from the end of each epoch on, the mean of all workers' parameters as the center. A node averages
+    the gradients that it has: a worker whose rows have ended takes part without one, and a node without any takes no
+    local step after that batch. The loss that is judged is the mean over the epoch's samples.
+
+    Args:
+        window: None: commits to the server come at the end of each epoch.
+        interval: B at first, at least 1. Default 4, as in the experiments.
+        wait: W at first, in [1, interval]. Default: a quarter of `interval`, rounded down, at least 1.
+        warm_up, cool_down: epochs at the beginning and the end. The paper names none. Default 1.
+        momentum: gamma of the local steps, in [0, 1). Default 0.9. Weight decay belongs to the gradient.
+        cast: whether blocking exchanges are cast to bfloat16. Default True.
+        threshold: share of the lowest loss by which a loss must be below it to count as a decrease, in [0, 1). The
+            paper names none. Default 0.01.
+        patience: epochs in a row without a decrease that make a plateau. Default 5, as for the learning rates of the
+            experiments.
+        nodes: P on Spark, which must divide the number of workers: worker w belongs to node w // G. Default None: the
+            workers of each host are a node, and all hosts must have equally many.
+
+    Raises:
+        ConfigurationError: a hyper-parameter out of its range.
+
+    Reference: Coquelin et al. 2022, Section 3, Equation 1.
+    """
+
+    name = "daso"
+    info = RuleInfo(
+        title="DASO",
+        paper="Coquelin et al. 2022",
+        equations="Section 3, Eq 1",
+        sends="g in a node, x between nodes",
+        family="peers",
+        bibtex=BIBTEX,
+    )
+
+    window: int | str | None = None
+    interval: int = 4
+    wait: int | None = None
+    warm_up: int = 1
+    cool_down: int = 1
+    momentum: float = 0.9
+    cast: bool = True
+    threshold: float = 0.01
+    patience: int = 5
+    nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            raise invalid("window", self.window, "None: `interval` and `wait` say when nodes exchange")
+        super().__post_init__()
+        for name, low in (("interval", 1), ("warm_up", 0), ("cool_down", 0), ("patience", 1)):
+            check_field(self, name, require_integer, low)
+        if self.wait is not None:
+            check_field(self, "wait", require_integer, 1, self.interval)
+        check_field(self, "momentum", require_number, inclusive=True, below=1)
+        require_choice("cast", self.cast, (True, False))
+        check_field(self, "threshold", require_number, inclusive=True, below=1)
+        if self.nodes is not None:
+            check_field(self, "nodes", require_integer)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(synchronous=True, keeps_replica=True, plain_sgd=True, peers=True)
+
+    def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
+        """The worker keeps the parameters of its node."""
+        state.sent = sent
+
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        replica.read(state.payload[0])
+
+    def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
+        np.divide(chunk.payload[0], contributions, out=chunk.out)
+
+    @property
+    def initial(self) -> tuple[int, int]:
+        """B and W at the start of the cycling phase."""
+        return self.interval, max(1, self.interval // 4) if self.wait is None else self.wait
+
+    def after_plateau(self, interval: int, wait: int) -> tuple[int, int]:
+        """B and W that follow ``interval`` and ``wait`` when the loss has plateaued."""
+        if interval == wait == 1:
+            return self.initial
+        return max(1, interval // 2), max(1, wait // 2)
+
+    def judge(self, lowest: float, stable: int, loss: float) -> tuple[float, int]:
+        """Takes in an epoch's loss; NaN is no decrease.
+
+        Args:
+            lowest: loss of the last decrease; infinite at first.
+            stable: epochs since then, or since the last plateau. It is a plateau when `patience` are reached.
+            loss: training loss of the epoch.
+
+        Returns:
+            ``lowest`` and ``stable`` after that epoch.
+        """
+        if loss < (lowest if math.isinf(lowest) else lowest - self.threshold * abs(lowest)):
+            return loss, 0
+        return lowest, stable + 1
+
+    def phase(self, epoch: int, epochs: int) -> str:
+        """The phase of ``epoch``, counted from 0, of ``epochs``."""
+        if epoch < self.warm_up:
+            return WARM_UP
+        return CYCLING if epoch < epochs - self.cool_down else COOL_DOWN
+
+    def require_epochs(self, name: str, epochs: int) -> None:
+        """Raise ConfigurationError unless ``epochs``, the argument ``name``, has room for warm-up and cool-down."""
+        if epochs < self.warm_up + self.cool_down:
+            raise invalid(name, epochs, f"at least those of warm-up and cool-down, {self.warm_up} + {self.cool_down}")
+
+
+class Sent(NamedTuple):
+    """A non-blocking exchange on its way.
+
+    Args:
+        batch: after which it was sent.
+        wait: how many batches later it is merged, S.
+        group: whose members exchange.
+    """
+
+    batch: int
+    wait: int
+    group: int
+
+
+class Turn(NamedTuple):
+    """What follows the local step of one batch, in this order; None: nothing of the kind.
+
+    Args:
+        block: the group that exchanges at once.
+        merge: the exchange that Equation 1 ends.
+        send: the exchange that begins.
+    """
+
+    block: int | None = None
+    merge: Sent | None = None
+    send: Sent | None = None
+
+
+class Turns:
+    """Which group synchronizes after which batch: B and W in force, whose turn it is, the exchange on its way.
+
+    Args:
+        daso: hyper-parameters.
+        nodes, devices: P, and G of each node.
+    """
+
+    def __init__(self, daso: Daso, nodes: int, devices: int) -> None:
+        self._daso, self._nodes, self._devices = daso, nodes, devices
+        self._cycle = daso.initial
+        self._synchronizations = 0
+        self._batches_since_send = 0
+        self._under_way: Sent | None = None
+        self._lowest, self._stable = math.inf, 0
+
+    def in_force(self, phase: str) -> tuple[int, int]:
+        """B and W; 1 and 0 while blocking."""
+        return self._cycle if phase == CYCLING else (1, 0)
+
+    def after(self, batch: int, phase: str) -> Turn:
+        """What follows the local step of ``batch``, counted from 0 over all epochs; called for each, in order."""
+        if self._nodes == 1:
+            return Turn()
+        if phase != CYCLING:
+            return Turn(block=self._next_group())
+        self._batches_since_send += 1
+        merge = send = None
+        sent = self._under_way
+        if sent is not None and batch == sent.batch + sent.wait:
+            merge, self._under_way = sent, None
+        interval, wait = self._cycle
+        if self._batches_since_send >= interval and self._under_way is None:
+            send = self._under_way = Sent(batch, wait, self._next_group())
+            self._batches_since_send = 0
+        return Turn(merge=merge, send=send)
+
+    def _next_group(self) -> int:
+        group = self._synchronizations % self._devices
+        self._synchronizations += 1
+        return group
+
+    def judge(self, phase: str, loss: float) -> None:
+        """Takes in the loss of an epoch in ``phase``; a plateau of the cycling phase changes B and W."""
+        if phase != CYCLING:
+            return
+        self._lowest, self._stable = self._daso.judge(self._lowest, self._stable, loss)
+        if self._stable == self._daso.patience:
+            self._cycle = self._daso.after_plateau(*self._cycle)
+            self._stable = 0
+
+
+def total_of(vectors: Sequence[Vector]) -> Vector:
+    """The sum of one vector or more, added up in their order; a new one."""
+    total = vectors[0].copy()
+    for vector in vectors[1:]:
+        total += vector
+    return total
+
+
+def local_step(
+    theta: Vector, velocity: Vector, total: Vector, members: int, learning_rate: float, momentum: float
+) -> None:
+    """The heavy-ball step of a node, in place, with the ``total`` of the gradients of ``members`` devices."""
+    velocity *= momentum
+    velocity += total / members
+    theta -= learning_rate * velocity
+
+
+def merge(local: np.ndarray, total: Vector, members: int, wait: int) -> np.ndarray:
+    """Equation 1.
+
+    Args:
+        local: parameters now, shape ``(..., size)``.
+        total: sum of what the members sent, shape ``(size,)``.
+        members: P.
+        wait: local steps since then, S; 0 gives the mean of what was sent.
+    """
+    merged: np.ndarray = (2 * wait * local + total) / (2 * wait + members)
+    return merged
+
+
+def through_bfloat16(values: np.ndarray) -> np.ndarray:
+    """``values`` as they come out of a cast to float32, to bfloat16 and back: each to the nearest, ties to even."""
+    return values.astype(bfloat16).astype(values.dtype)
