@@ -68,6 +68,7 @@ from distkeras.training.plan import (
     report_tables,
     require_finite,
     require_fit,
+    require_members,
     require_optimizer,
     require_shared,
     require_slots,
@@ -481,18 +482,20 @@ class Trainer(JobResults):
         if cut.tables:
             replica = KerasReplica(replica.model, cut.order)
             replica.prepare(example(spec))
-        rewindable = checkpoint is not None or self.worker_settings.overlap or bool(cut.tables)
+        peers = self.rule.traits.peers
+        rewindable = peers or checkpoint is not None or self.worker_settings.overlap or bool(cut.tables)
         spec = replace(spec, rewindable=rewindable)
         in_cluster = settings.server == "cluster"
-        if in_cluster:
+        if in_cluster and not peers:
             require_shared(checkpoint)
         facts = SparkFacts.of(df.sparkSession)
         workers = settings.num_workers or facts.default_workers()
         host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
         slots = facts.slots(settings.resources)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
-        require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         worker = replace(self.worker_settings, workers=workers)
+        require_members(server, worker, settings)
+        require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
         arrangement = None if df.isStreaming else arrangement_of(df, spec, settings, workers)
         self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options))

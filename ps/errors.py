@@ -230,6 +230,10 @@ class JobStoppedError(DistkerasError):
     origin = Origin.JOB
 
 
+class MemberLostError(DistkerasError, ConnectionError):
+    """A worker that others exchange with has died or keeps silent, and no successor can take its place."""
+
+
 class LedgerError(DistkerasError, RuntimeError):
     """The committed mini-batches are not each one counted exactly once."""
 
@@ -271,6 +275,7 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     DifferentJobError,
     OwnershipLostError,
     NodeError,
+    MemberLostError,
 )
 
 #: The system's numbers for the trouble of a machine.

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.simulation.daso import Daso, simulate_daso
+from distkeras.ps.rules.daso import Daso
+from distkeras.ps.simulation.daso import simulate_daso
 from distkeras.ps.simulation.timing import Communication, Gamma
 from reproduction import draw, network
 from reproduction.claims import Claim, Criteria, Job, Results, Scale

@@ -33,6 +33,7 @@ from distkeras.ps.protocol.messages import Ack, Publish
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.daso import Daso
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address
@@ -348,6 +349,29 @@ def require_slots(
             f"(spark.master={facts.master}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
+
+
+def require_members(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> None:
+    """Raise ConfigurationError unless the options of a job go with workers that exchange with each other."""
+    rule = server.rule
+    if not isinstance(rule, Daso):
+        return
+    rule.require_epochs("num_epoch", training.num_epoch)
+    if rule.nodes is not None and server.workers % rule.nodes:
+        raise ConfigurationError(
+            f"`num_workers` must be a multiple of the rule's `nodes`, {rule.nodes}. "
+            f"Received: num_workers={server.workers}"
+        )
+    reasons = {
+        "`checkpoint` must be None: a job does not go on after a death": server.checkpoint is not None,
+        "`server` must be 'driver': a server in the cluster needs a checkpoint": training.server == "cluster",
+        "`max_skipped` must be 0: what one worker skips is in the parameters of all": server.max_skipped > 0,
+        "`tls` must be False: connections between workers are authenticated, and not encrypted": training.tls,
+        "`wire_format` must be 'float32': `cast` decides what travels as bfloat16": worker.wire_format != "float32",
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigurationError(f"{reason}. Received: another value, with rule {rule.name!r}")
 
 
 def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:

@@ -24,22 +24,36 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.tables import RowModel
 from distkeras.keras_model.window_rows import WindowRows
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
-from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DistkerasError,
+    EmptyDataError,
+    LeaseLostError,
+    LedgerError,
+    MemberLostError,
+    Origin,
+    sorted_error,
+)
 from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
+from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.loop import AutoWindow, run_worker, work
+from distkeras.ps.worker.daso import MemberReplica
+from distkeras.ps.worker.loop import AutoWindow, ended_loop, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
+from distkeras.training.server_task import own_address
 
 #: The task's output: columns with their types, as Spark and as Arrow spell them.
 _SUMMARY = (
@@ -135,6 +149,8 @@ class _TaskAttempt:
             self._auto_window = AutoWindow(settings.rule, overlap=settings.overlap)
         self._optimizer_due = SaveInterval.of(settings.rule, settings.workers)
         self._source: BatchSource | None = None
+        #: To the workers that this one exchanges with; None: the rule has none, or they are not known yet.
+        self._links: MemberLinks | None = None
         self._model_file = b""
         self._began = time.monotonic()
         self._ready: float | None = None
@@ -151,6 +167,8 @@ class _TaskAttempt:
                 raise
             raise error_text from error
         finally:
+            if self._links is not None:  # after the report: others find a lost connection, and report that
+                self._links.close()
             self._client.close()
         return self._summary(rows, batches)
 
@@ -208,6 +226,8 @@ class _TaskAttempt:
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
+        if isinstance(settings.rule, Daso):
+            return self._begin_as_member(settings.rule, replica, source, welcome)
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and not settings.rule.traits.gradient:  # there, the server takes the steps
             at_end = task.micro_batch != NO_MICRO_BATCH
@@ -223,6 +243,44 @@ class _TaskAttempt:
             windows=self._auto_window,
             keeper=keeper,
             tables=tables,
+        )
+
+    def _begin_as_member(self, rule: Daso, replica: KerasReplica, source: BatchSource, welcome: Welcome) -> Loop:
+        """Return the loop of a worker that exchanges with others, once all of them are ready."""
+        client, task = self._client, self._task
+        if self._links is not None or welcome.sequence:
+            raise MemberLostError(
+                f"rule {rule.name!r} does not go on after the death of a worker. Received: attempt {client.attempt} of "
+                f"a partition that is at mini-batch {welcome.batch} of epoch {welcome.epoch}",
+                worker=client.worker,
+                step=welcome.batch,
+            )
+        source.read_to_end()  # all members must know how many steps an epoch has
+        if not source.rows:
+            raise EmptyDataError(
+                f"rule {rule.name!r} needs rows in every partition. Received: none. Use fewer workers",
+                worker=client.worker,
+            )
+        source.rewind((0, 0))
+        self._links = MemberLinks(
+            members_host(task.address.locate()[0]),
+            task.address.key,
+            worker=client.worker,
+            attempt=client.attempt,
+            size=task.size,
+            deadlines=task.settings.deadlines,
+        )
+        members = client.announce(*self._links.address, node_name(), source.batches_per_epoch)
+        if not members.places:
+            client.stopping = True
+            return ended_loop()
+        self._links.connect(Membership.of(members, client.worker))
+        return work(
+            rule,
+            MemberReplica(rule, replica, self._links, task.spec.epochs),
+            self._following(source, self._read(source)),
+            lambda: client.payload(rule.traits.parts),
+            moving_statistics=task.moving_statistics,
         )
 
     def _table_windows(self, source: BatchSource) -> TableWindows | None:
@@ -283,6 +341,17 @@ class _TaskAttempt:
         )
         columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
         return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
+
+
+def members_host(server: str) -> str:
+    """Return where others reach this worker: this machine's address; loopback where the server is found there."""
+    loopback = server.startswith("127.") and not os.environ.get("SPARK_LOCAL_IP")
+    return server if loopback else own_address()
+
+
+def node_name() -> str:
+    """Return what the workers of one node have in common: the address that Spark was given, or the host's name."""
+    return os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
 
 
 def prepare_process(threads: int, gpus: list[str] | None) -> None:

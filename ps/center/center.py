@@ -110,6 +110,7 @@ class Round:
         steps: behind the moving statistics.
         skipped: contributions that were left out for their NaN or infinity: their workers have arrived.
         began, previous_began: clock when it and the round before it began.
+        stopping: the job was to end early when the round before it ended.
     """
 
     moving_statistics: np.ndarray
@@ -118,6 +119,7 @@ class Round:
     skipped: int = 0
     began: int = 0
     previous_began: int = 0
+    stopping: bool = False
 
     def contribute(self, part: Buffer) -> None:
         """Adds a payload, which the round takes over."""
@@ -326,6 +328,11 @@ class Center:
         """End the job early: no worker waits for those that have not joined, and replies ask workers to leave."""
         self.stopping = self.stopping or reason
         self.scheduler.gather = False  # those who have joined are all there will be
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """Return whether answers ask workers to leave; with peers, all answers between two rounds say the same."""
+        return self.round.stopping if self.traits.peers else self.stopping is not None
 
     def commit(self, commit: Commit, parts: Sequence[Buffer], arrived: float | None = None) -> bool:
         """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
@@ -551,6 +558,7 @@ class Center:
         if self.moving_statistics.size:
             self.moving_statistics = self.round.take_moving_statistics()
         self.round.end(self.clock)
+        self.round.stopping = self.stopping is not None
 
     def _drain(self, workers: int) -> None:
         """Puts into the center what the rule holds back, if anything. The clock stays: no commit is applied."""

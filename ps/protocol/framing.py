@@ -20,7 +20,8 @@ Rules:
 1. Every length is checked against its bound before anything is allocated for it.
 2. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
 3. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
-4. A peer waits for the answer before it sends on: one frame at a time, each way.
+4. A peer waits for the answer before it sends on: one frame at a time, each way. Members of a job, which may send
+   several in a row, read nothing beyond a frame (``read_ahead=False``).
 5. A vector in shared memory (`shared_slots`) does not travel: it has no bytes in the body, and no tag covers it.
 """
 
@@ -49,6 +50,7 @@ from distkeras.ps.protocol.messages import (
     KeepOptimizer,
     KeptOptimizer,
     Message,
+    PeerVector,
     Proof,
     TableRows,
 )
@@ -61,7 +63,7 @@ LONG = 4096
 Octets = bytes | bytearray
 
 _NUMBER = struct.Struct(">Q")
-_BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows)
+_BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows, PeerVector)
 #: Of histories and row numbers, which are no vectors.
 _NO_VECTOR = (np.dtype("<f8"), np.dtype("<i8"))
 
@@ -71,7 +73,7 @@ class Seal:
 
     Args:
         key: the key of this direction, 32 bytes.
-        whole: whether tags also cover the long vectors of commits and of the center.
+        whole: whether tags also cover the long vectors of commits, of the center and of members.
     """
 
     def __init__(self, key: bytes, *, whole: bool) -> None:
@@ -371,13 +373,14 @@ class Reader:
     Args:
         limits: bounds on a frame; may be replaced between two frames.
         allocate: returns the memory for arrays.
+        read_ahead: whether `spaces` may take in bytes behind a header, which must not be another frame's.
 
     Attributes:
         seal: checks the tags of frames; None: they have none. May be set between two frames.
         slots: the memory that both ends share; None: they share none. May be set between two frames.
     """
 
-    def __init__(self, limits: Limits, allocate: Allocate | None = None) -> None:
+    def __init__(self, limits: Limits, allocate: Allocate | None = None, *, read_ahead: bool = True) -> None:
         self.limits = limits
         self.accepts: tuple[type[Message], ...] = MESSAGES
         self.seal: Seal | None = None
@@ -385,10 +388,13 @@ class Reader:
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
         #: What came along with a header: fields, and perhaps the first bytes of arrays.
-        self._ahead = memoryview(bytearray(READ_AHEAD))
+        self._ahead = memoryview(bytearray(READ_AHEAD if read_ahead else 0))
         #: Where the next bytes go, and what is called when they are there. Between two frames: a header's.
-        self._spaces = [memoryview(self._header), self._ahead]
+        self._spaces = self._between_frames()
         self._stage: Callable[[], Message | None] = self._parse_header
+
+    def _between_frames(self) -> list[memoryview]:
+        return [memoryview(self._header), self._ahead] if self._ahead else [memoryview(self._header)]
 
     def space(self) -> memoryview:
         """Return where the next bytes go; never empty."""
@@ -495,7 +501,7 @@ class Reader:
     ) -> Message:
         if self.seal is not None:
             self.seal.check(frame.tag, frame.schema.kind, self._header + frame.fields, traveling)
-        self._spaces, self._stage = [memoryview(self._header), self._ahead], self._parse_header
+        self._spaces, self._stage = self._between_frames(), self._parse_header
         return _build_message(frame.schema, values, arrays)
 
 
@@ -561,6 +567,7 @@ class Connection:
         limits, allocate: see `Reader`; both apply once the peer is authenticated.
         token: returns that many random bytes.
         whole: whether tags cover the long vectors, too; a client learns it from the server.
+        read_ahead: see `Reader`.
 
     Raises:
         ConfigurationError: the key has another length.
@@ -575,6 +582,7 @@ class Connection:
         allocate: Allocate | None = None,
         token: Callable[[int], bytes] = secrets.token_bytes,
         whole: bool = False,
+        read_ahead: bool = True,
     ) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigurationError(f"`key` must have {KEY_BYTES} bytes. Received: {len(key)}")
@@ -583,7 +591,8 @@ class Connection:
         self._key, self._limits, self._allocate = key, limits or Limits(), allocate
         #: This end's nonce; not secret.
         self.nonce = np.frombuffer(token(NONCE_BYTES), np.uint8)
-        self._reader = Reader(HANDSHAKE_LIMITS)
+        self._read_ahead = read_ahead
+        self._reader = Reader(HANDSHAKE_LIMITS, read_ahead=read_ahead)
         self._reader.accepts = (Answer,) if server else (Challenge,)
         #: The server's first message.
         self._challenge = Challenge(self.nonce if server else NO_BYTES, whole)
@@ -662,7 +671,8 @@ class Connection:
             raise AuthenticationError(f"the {peer} does not hold this job's key: its proof was made with another one")
 
     def _authenticate(self, nonces: Nonces) -> None:
-        self.authenticated, self._reader = True, Reader(self._limits, self._allocate)
+        self.authenticated = True
+        self._reader = Reader(self._limits, self._allocate, read_ahead=self._read_ahead)
         ours, theirs = (b"server", b"client") if self.server else (b"client", b"server")
         self.seal, self._reader.seal = nonces.seal(self._key, ours), nonces.seal(self._key, theirs)
         self._reader.accepts = _AFTER_HANDSHAKE

@@ -535,6 +535,62 @@ class WorkerTable(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Announce(Message):
+    """Worker → server: this member is ready to train, and others find it at ``host`` and ``port``.
+
+    ``node`` names the machine. ``batches`` is the number of mini-batches that an epoch of its partition has.
+    """
+
+    worker: int
+    attempt: int
+    incarnation: int
+    host: str
+    port: int
+    node: str
+    batches: int
+
+
+@dataclass(frozen=True, eq=False)
+class Members(Message):
+    """Server → worker: all have announced themselves.
+
+    ``places`` has a line for each member, "worker host port" by rank: node by node, with equally many of each of the
+    ``nodes``; none where the job ends early. ``batches`` is the number of steps that an epoch has, that of the member
+    with the most mini-batches. ``whole`` is as in `Challenge`.
+    """
+
+    places: str
+    nodes: int
+    batches: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PeerVector(Message):
+    """Member → member: a vector of step ``step``, counted from 0 over all epochs.
+
+    ``purpose`` is one of `members.Purpose`. ``members`` says how many gradients it is the sum of, and ``learning_rate``
+    the rate of the step with them. ``packed`` has the vector as bfloat16 in place of ``vector``, if it is not empty.
+    """
+
+    purpose: int
+    step: int
+    vector: Floats
+    members: int = 1
+    learning_rate: float = 0.0
+    packed: Bytes = field(default_factory=lambda: NO_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class PeerLoss(Message):
+    """Member → member: the sum of the losses of ``samples`` samples in the epoch that ends with step ``step``."""
+
+    step: int
+    total: float
+    samples: float
+
+
+@dataclass(frozen=True, eq=False)
 class Fault(Message):
     """An error, as its position in `errors.ERRORS`; from a worker it ends the job. In numbers, -1 means none."""
 
@@ -586,6 +642,10 @@ MESSAGES: tuple[type[Message], ...] = (
     TableRows,
     BeginMicroBatch,
     MicroBatchBegun,
+    Announce,
+    Members,
+    PeerVector,
+    PeerLoss,
 )
 
 

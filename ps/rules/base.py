@@ -68,8 +68,8 @@ class Traits:
             touched. The server half then moves each element by its own payload alone, keeps no vector of its own,
             and leaves an element with a payload of zero as it is, to the bit (the sign of a zero aside); the worker
             half makes a payload of zero of what has not moved. So an exchange by rows gives what the dense one does.
-        peers: after each step, workers exchange with each other (`worker.daso`); the center is what they commit at the end
-            of an epoch, and no simulation with a center alone can run the rule.
+        peers: after each step, workers exchange with each other (`worker.daso`); the center is what they commit at the
+            end of an epoch, and no simulation with a center alone can run the rule.
         model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """

@@ -41,6 +41,7 @@ from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
     Abort,
     Ack,
+    Announce,
     BeginMicroBatch,
     CenterReply,
     Commit,
@@ -79,6 +80,7 @@ from distkeras.ps.protocol.messages import (
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.protocol.tables import Ids, block_bytes
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
+from distkeras.ps.server.rendezvous import Rendezvous
 from distkeras.ps.server.sharing import map_slots
 from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows
 from distkeras.ps.server.waiting import JobCondition
@@ -324,6 +326,7 @@ class Dispatcher:
         self.states = StateMemory(settings.workers, world)
         #: The published rows of the tables, until the center is made with them.
         self._rows = TableRequests(settings.tables, self.changed)
+        self._rendezvous = Rendezvous(settings, self.changed)
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
@@ -331,6 +334,7 @@ class Dispatcher:
             Probe: self._on_probe,
             Heartbeat: lambda peer, message: self._acknowledge(),  # the session's activity is recorded already
             Hello: self._on_hello,
+            Announce: self._on_announce,
             KeepOptimizer: optimizers.keep,
             FetchOptimizer: optimizers.fetch,
             OptimizerTaken: optimizers.taken,
@@ -454,7 +458,7 @@ class Dispatcher:
                 held=held,
                 checksum=lease.checksum,
                 skipped=lease.skipped,
-                stopping=center.stopping is not None,
+                stopping=center.asks_to_leave,
                 optimizer=0 if lease.optimizer is None else lease.optimizer.sequence,
                 refused=lease.refusals > 0,
             )
@@ -535,6 +539,13 @@ class Dispatcher:
     def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
         self._wait_for_publish(peer)
         return ModelFile(self._model)
+
+    def _on_announce(self, peer: Peer, message: Announce) -> Message:
+        with self.changed:
+            lease = self._require_lease(peer, message)
+            members = self._rendezvous.announce(peer, self._require_sound(), lease, message)
+            self.changed.require_running()
+            return members
 
     def _on_leave(self, peer: Peer, message: Leave) -> Message:
         with self.changed:
@@ -676,7 +687,7 @@ class Dispatcher:
         center = self.center
         if center is None:
             return Ack(0, 0, 0, 0)
-        stopping, durable = center.stopping is not None, self._durable(worker, sequence)
+        stopping, durable = center.asks_to_leave, self._durable(worker, sequence)
         return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused, window)
 
     def _wait_for_publish(self, peer: Peer) -> None:
@@ -744,7 +755,7 @@ class Dispatcher:
             learning_rate=released.learning_rate,
             center=released.buffer.array,
             moving_statistics=released.moving_statistics,
-            stopping=center.stopping is not None,
+            stopping=center.asks_to_leave,
             window=released.window,
             rows=released.rows,
         )

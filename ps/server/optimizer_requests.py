@@ -13,6 +13,7 @@ from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import (
     NO_BYTES,
     Ack,
+    Announce,
     FetchOptimizer,
     KeepOptimizer,
     KeptOptimizer,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Request = KeepOptimizer | FetchOptimizer | OptimizerTaken
+Request = KeepOptimizer | FetchOptimizer | OptimizerTaken | Announce
 
 
 class OptimizerRequests:

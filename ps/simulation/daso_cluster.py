@@ -73,12 +73,12 @@ class Cluster:
     def block(self) -> None:
         """A blocking synchronization."""
         payload = through_bfloat16(self.theta) if self._cast else self.theta
-        self.theta[:] = total_of(payload) / len(payload)
+        self.theta[:] = total_of([*payload]) / len(payload)
         self._times[:] = self.now + self._blocking
 
     def send(self) -> None:
         """Begins a non-blocking synchronization, the only one on its way."""
-        self._total, self._arrival = total_of(self.theta), self.now + self._plain
+        self._total, self._arrival = total_of([*self.theta]), self.now + self._plain
 
     def merge(self, sent: Sent) -> None:
         """Ends it; nodes that it has not reached yet wait."""

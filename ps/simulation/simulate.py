@@ -196,16 +196,13 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
             commit.
     """
     rule = make(rule) if isinstance(rule, str) else rule
-    if rule.traits.peers:
-        raise invalid("rule", rule.name, "a rule whose workers exchange with a center; see `simulation.daso`")
     if np.dtype(dtype) not in (np.float32, np.float64):
         raise invalid("dtype", dtype, "float32 or float64")
     theta0 = np.asarray(theta0, dtype)
     if theta0.ndim != 1:
         raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
     workers = require_integer("workers", workers)
-    if not isinstance(rule.window, int) and rule.window_by_speed is None:
-        raise invalid("window", rule.window, f"a number of steps or {BY_SPEED!r} in a simulation, which has no epochs")
+    _require_simulated(rule)
     if (schedule is None) == (timing is None):
         raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
     if steps is not None or timing is not None:
@@ -233,6 +230,13 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         assert steps is not None
         VirtualClock(job, timing, communication or Communication(), seed).run(steps)
     return job.trace()
+
+
+def _require_simulated(rule: Rule) -> None:
+    if rule.traits.peers:
+        raise invalid("rule", rule.name, "one whose workers exchange with a center alone; see `simulation.daso`")
+    if not isinstance(rule.window, int) and rule.window_by_speed is None:
+        raise invalid("window", rule.window, f"a number of steps or {BY_SPEED!r} in a simulation, which has no epochs")
 
 
 def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> None:

@@ -178,6 +178,7 @@ def dial(
     allocate: Allocate | None = None,
     limits: Limits | None = None,
     context: ssl.SSLContext | None = None,
+    read_ahead: bool = True,
     world: World = REAL,
 ) -> Channel:
     """Connect to a server and authenticate; where it hangs up to make room, again, until ``deadlines.connect``.
@@ -196,7 +197,9 @@ def dial(
                 f"no parameter server listens at {where}: {error}. "
                 "It has ended, or this machine cannot reach that address"
             ) from None
-        connection = Connection(server=False, key=key, limits=limits, allocate=allocate, token=world.token)
+        connection = Connection(
+            server=False, key=key, limits=limits, allocate=allocate, token=world.token, read_ahead=read_ahead
+        )
         channel = Channel(stream, connection, frame=deadlines.frame, context=context, world=world)
         try:
             channel.handshake(deadlines.handshake)

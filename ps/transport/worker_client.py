@@ -20,6 +20,7 @@ from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.messages import (
     Ack,
+    Announce,
     CenterReply,
     Commit,
     CommitRecord,
@@ -30,6 +31,7 @@ from distkeras.ps.protocol.messages import (
     KeepOptimizer,
     KeptOptimizer,
     Leave,
+    Members,
     Message,
     ModelFile,
     Occupancy,
@@ -533,6 +535,22 @@ class WorkerClient(Client):
         if self.channel is not leased:
             self.close()  # no lease is held over the new connection
         return answer.model.tobytes()
+
+    def announce(self, host: str, port: int, node: str, batches: int) -> Members:
+        """Say that others find this worker at ``host`` and ``port``, and return all members once they are ready.
+
+        Raises:
+            DeadlineError: one did not come, or did not read its rows in time.
+            MemberLostError: an earlier attempt of this worker is a member.
+            ConfigurationError: the nodes are not equally large.
+        """
+        timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout
+
+        def once() -> Members:
+            message = Announce(self.worker, self.attempt, self.incarnation, host, port, node, batches)
+            return self.request(message, Members, timeout)
+
+        return self._reconnecting(once)
 
     def keep_optimizer(self, state: OptimizerState) -> None:
         """Have ``state``, which the optimizer had after the latest commit, kept for a later attempt.

@@ -443,7 +443,7 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
     """
     while not welcome.finished:
         client.forget_residuals()  # they belong to steps that are forgotten
-        loop = _ended_loop() if welcome.stopping else begin(welcome)
+        loop = ended_loop() if welcome.stopping else begin(welcome)
         try:
             return _drive(client, loop)
         except RestartFromCenter as restart:
@@ -492,5 +492,6 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
             return None
 
 
-def _ended_loop() -> Loop:
+def ended_loop() -> Loop:
+    """Return a loop that asks for nothing."""
     yield from ()

@@ -54,6 +54,7 @@ RATES = {
     ),
     # The same at the workers; and the elastic move needs eta rho < 1, which is 0.1 here.
     "eamsgd": 0.02,
+    "daso": 0.02,
     # rho is 5 and n is 2: (n + 1) eta rho must be below 2, and is 1.5.
     "aeasgd": 0.1,
     "easgd": 0.1,
@@ -97,6 +98,10 @@ def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> C
     return accuracy_after
 
 
+#: What is not a default of the rule.
+HYPER: dict[str, Any] = {"daso": {"nodes": 2}}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", all_rules())
@@ -110,7 +115,7 @@ def test_it_is_within_three_points_of_sgd(
     rate, epochs = RATES.get(name, SGD_RATE), LONGER.get(name, EPOCHS)
     trainer = Trainer(
         image_classifier(),
-        make(name),
+        make(name, **HYPER.get(name, {})),
         worker_optimizer=keras.optimizers.SGD(rate),
         loss=SPARSE,
         num_workers=WORKERS,

@@ -16,9 +16,9 @@ from support.ps.daso_transcription import daso as transcribed
 from support.ps.transcriptions import Problem
 
 from distkeras.ps.rules import make
-from distkeras.ps.rules.daso import merge, through_bfloat16
+from distkeras.ps.rules.daso import Daso, merge, through_bfloat16
 from distkeras.ps.rules.schedules import StepDecay
-from distkeras.ps.simulation.daso import Daso, simulate_daso
+from distkeras.ps.simulation.daso import simulate_daso
 
 # transcription
 

@@ -9,7 +9,7 @@ import pytest
 from support.present import present
 from support.ps.daso_runs import assert_close, cycling, run_daso, run_without_gradients
 
-from distkeras.ps.simulation.daso import Daso
+from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.timing import Communication
 
 

@@ -10,8 +10,9 @@ from support.present import present
 from support.ps.daso_runs import ETA, assert_close, cycling, run_daso, run_without_gradients
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.daso import Daso
 from distkeras.ps.rules.schedules import Constant, WarmUp
-from distkeras.ps.simulation.daso import Daso, simulate_daso
+from distkeras.ps.simulation.daso import simulate_daso
 from distkeras.ps.simulation.timing import Communication, Memoryless
 
 

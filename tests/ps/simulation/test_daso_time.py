@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from support.ps.daso_runs import blocking, cycling, run_daso, run_without_gradients
 
-from distkeras.ps.simulation.daso import Daso, simulate_daso
+from distkeras.ps.rules.daso import Daso
+from distkeras.ps.simulation.daso import simulate_daso
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
 
 

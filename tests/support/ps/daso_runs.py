@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.simulation.daso import Daso, DasoTrace, simulate_daso
+from distkeras.ps.rules.daso import Daso
+from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
 from support.ps.transcriptions import Problem
 
 ETA = 0.05

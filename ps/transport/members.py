@@ -1,0 +1,421 @@
+"""The connections between the members of a job whose workers exchange with each other, and their sums.
+
+A member is known by its rank, ``node * devices + device``. Each connection is authenticated with the job's key, as one
+to the server is. Rules:
+
+1. Every sum adds its terms up in the order of the ranks, so a result does not depend on which one came first.
+2. Every message names its purpose and its step, and one that is not the expected one is an error.
+3. Every wait has a deadline. A member that hangs up, or keeps silent until the deadline, is a `MemberLostError`, which
+   names it. Members leave after the same round of the server, so none waits for one that has left in good order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from distkeras.ps.errors import (
+    DeadlineError,
+    DistkerasError,
+    LocalProtocolError,
+    MemberLostError,
+    RemoteProtocolError,
+)
+from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
+from distkeras.ps.protocol.messages import Hello, Members, Message, PeerLoss, PeerVector
+from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.daso import total_of
+from distkeras.ps.transport.client import Channel, dial
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.worker_client import Posting
+from distkeras.ps.world.world import REAL, World
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+#: Connections that may be in their handshake at a time, in addition to those of the members.
+_STRANGERS = 64
+#: Bytes of a frame in addition to its vector.
+_FRAME_ROOM = 4096
+
+
+class Purpose(enum.IntEnum):
+    """What a `PeerVector` is."""
+
+    GRADIENT = 0
+    LOCAL_TOTAL = 1
+    PARAMETERS = 2
+    GLOBAL_TOTAL = 3
+    HANDED_DOWN = 4
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The members of a job, from the view of one of them.
+
+    Args:
+        places: worker, host and port of each, by rank.
+        nodes: P.
+        rank: this member's.
+        batches: steps of an epoch.
+        whole: whether tags cover the long vectors.
+    """
+
+    places: tuple[tuple[int, str, int], ...]
+    nodes: int
+    rank: int
+    batches: int
+    whole: bool
+
+    @classmethod
+    def of(cls, message: Members, worker: int) -> Membership:
+        """Return what ``message`` says to ``worker``; raise a RemoteProtocolError if it makes no sense."""
+        try:
+            rows = [line.split(" ") for line in message.places.split("\n")]
+            places = tuple((int(number), host, int(port)) for number, host, port in rows)
+            rank = [number for number, _, _ in places].index(worker)
+        except ValueError:
+            raise RemoteProtocolError(
+                f"members must be worker, host and port, a line each. Received: {message.places!r}", worker=worker
+            ) from None
+        if not 1 <= message.nodes <= len(places) or len(places) % message.nodes:
+            raise RemoteProtocolError(
+                f"members must be spread evenly. Received: {len(places)} on {message.nodes} nodes", worker=worker
+            )
+        return cls(places, message.nodes, rank, message.batches, message.whole)
+
+    @property
+    def devices(self) -> int:
+        """G."""
+        return len(self.places) // self.nodes
+
+    @property
+    def device(self) -> int:
+        """This member's place in its node."""
+        return self.rank % self.devices
+
+    @property
+    def node(self) -> list[int]:
+        """The ranks of this member's node."""
+        first = self.rank - self.device
+        return [*range(first, first + self.devices)]
+
+    @property
+    def group(self) -> list[int]:
+        """The ranks of this member's group, one of each node."""
+        return [*range(self.device, len(self.places), self.devices)]
+
+
+class MemberLinks:
+    """One member's connections to those that it exchanges with: the members of its node, and those of its group.
+
+    The constructor binds a port. Then `connect`, when the membership is known; and `close` in any case.
+
+    Args:
+        host: where others reach this member.
+        key: the job's.
+        worker, attempt, size: this member's, as in its `Hello`.
+        deadlines: of every wait.
+        world: time, threads and connections.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        key: bytes,
+        *,
+        worker: int,
+        attempt: int,
+        size: int,
+        deadlines: Deadlines,
+        world: World = REAL,
+    ) -> None:
+        self._key, self._deadlines, self._world = key, deadlines, world
+        self._hello = Hello(worker, attempt, size, 0)
+        self._limits = Limits(body=4 * size + _FRAME_ROOM)
+        self._whole = False
+        self._changed = world.condition()
+        #: Those that have dialed this member, by worker, and how many connections are in their handshake.
+        self._arrived: dict[int, Channel] = {}
+        self._pending = 0
+        self._closed = False
+        self._links: dict[int, Channel] = {}
+        self._membership: Membership | None = None
+        self._poster: Posting[Vector] | None = None
+        self._posted = False
+        self._listener = world.listen(host, 0)
+        self.address = self._listener.address
+
+    @property
+    def membership(self) -> Membership:
+        """The members; raise a LocalProtocolError before `connect`."""
+        if self._membership is None:
+            raise LocalProtocolError("members must be connected first. Received: an exchange before `connect`")
+        return self._membership
+
+    def connect(self, membership: Membership) -> None:
+        """Connect to the others: a member dials those of a lower rank, and waits for those of a higher one.
+
+        Raises:
+            MemberLostError: one cannot be reached, or does not come in time.
+        """
+        self._whole, self._membership = membership.whole, membership
+        self._world.thread(self._accept, f"members-{self._hello.worker}").start()
+        peers = sorted({*membership.node, *membership.group} - {membership.rank})
+        for rank in [peer for peer in peers if peer < membership.rank]:
+            _, host, port = membership.places[rank]
+            try:
+                self._links[rank] = dial(
+                    (host, port), self._key, self._deadlines, limits=self._limits, read_ahead=False, world=self._world
+                )
+                self._links[rank].send(self._hello)
+            except (DistkerasError, OSError) as error:
+                raise self._lost(rank, f"cannot be reached at {host}:{port}: {error}", 0) from error
+        for rank in [peer for peer in peers if peer > membership.rank]:
+            self._links[rank] = self._await(rank)
+
+    def _await(self, rank: int) -> Channel:
+        worker = self.membership.places[rank][0]
+        timeout = self._deadlines.connect + self._deadlines.handshake
+        deadline = self._world.monotonic() + timeout
+        with self._changed:
+            while worker not in self._arrived:
+                left = deadline - self._world.monotonic()
+                if left <= 0:
+                    raise self._lost(rank, f"has not connected within {timeout:g} s", 0)
+                self._changed.wait(left)
+            return self._arrived[worker]
+
+    def _accept(self) -> None:
+        expected = len(self.membership.places)
+        while True:
+            try:
+                stream, _, _ = self._listener.accept()
+            except OSError:  # `close`; after any other one, members that are missing are found by `_await`
+                return
+            connection = Connection(
+                server=True,
+                key=self._key,
+                limits=self._limits,
+                token=self._world.token,
+                whole=self._whole,
+                read_ahead=False,
+            )
+            channel = Channel(stream, connection, frame=self._deadlines.frame, world=self._world)
+            with self._changed:
+                crowded = self._closed or self._pending >= expected + _STRANGERS
+                self._pending += not crowded
+            if crowded:
+                channel.close()
+            else:
+                self._world.thread(lambda channel=channel: self._meet(channel), "member-handshake").start()  # type: ignore[misc]
+
+    def _meet(self, channel: Channel) -> None:
+        """Let ``channel``'s peer prove the key and say who it is; one that does not is hung up on."""
+        welcome = False
+        try:
+            channel.handshake(self._deadlines.handshake)
+            hello = channel.receive(self._deadlines.handshake, "a member's Hello")
+            workers = {worker for worker, _, _ in self.membership.places}
+            with self._changed:
+                if isinstance(hello, Hello) and hello.worker in workers and hello.size == self._hello.size:
+                    welcome = not self._closed and self._arrived.setdefault(hello.worker, channel) is channel
+        except (DistkerasError, OSError):
+            welcome = False  # a stranger; a member that is missing is found by `_await`
+        finally:
+            with self._changed:
+                self._pending -= 1
+                self._changed.notify_all()
+            if not welcome:
+                channel.close()
+
+    def close(self) -> None:
+        """Hang up on all; may be called again."""
+        with self._changed:
+            self._closed = True
+            channels = {*self._links.values(), *self._arrived.values()}
+        self._listener.close()
+        for channel in channels:
+            channel.close()
+        if self._poster is not None:
+            self._poster.close()
+
+    def sum_gradients(self, step: int, gradient: Vector | None, learning_rate: float) -> tuple[Vector, int, float]:
+        """Add up the gradients of this member's node.
+
+        Args:
+            step: the step, over all epochs.
+            gradient: this member's, which may be changed; None: its rows have ended.
+            learning_rate: that of the node's step, if this member is the node's first.
+
+        Returns:
+            The sum, how many gradients it has (0: none, and the sum is empty), and the learning rate of the first.
+        """
+        first, *others = self.membership.node
+        empty = np.empty(0, np.float32)
+        if self.membership.rank != first:
+            own = empty if gradient is None else gradient
+            self._send(first, PeerVector(Purpose.GRADIENT, step, own, members=int(gradient is not None)))
+            answer = self._vector(first, Purpose.LOCAL_TOTAL, step)
+            return answer.vector, answer.members, answer.learning_rate
+        gradients = [] if gradient is None else [gradient]
+        for rank in others:
+            arrived = self._vector(rank, Purpose.GRADIENT, step)
+            gradients += [arrived.vector] if arrived.members else []
+        total = total_of(gradients) if gradients else empty
+        for rank in others:
+            self._send(rank, PeerVector(Purpose.LOCAL_TOTAL, step, total, len(gradients), learning_rate))
+        return total, len(gradients), learning_rate
+
+    def post(self, step: int, theta: Vector) -> None:
+        """Begin the sum of the parameters of this member's group, in a thread; ``theta`` must not change meanwhile."""
+        self.settle(step)
+        if self._poster is None:
+            self._poster = Posting(self._world, f"member-{self._hello.worker}")
+        self._posted = True
+        self._poster.post(lambda: self.sum_parameters(step, theta, cast=False))
+
+    def collect(self, step: int) -> Vector:
+        """Return the sum that was posted last."""
+        if self._poster is None:
+            raise LocalProtocolError("a sum must be posted before it is collected. Received: no sum", step=step)
+        self.settle(step)
+        return self._poster.outcome()
+
+    def settle(self, step: int) -> None:
+        """Wait until the posted sum, if there is one, has ended: the group's connections are this thread's again."""
+        if self._poster is None or not self._posted:
+            return
+        timeout = 2 * self._deadlines.reply
+        if not self._poster.wait(timeout):
+            raise DeadlineError(
+                f"waited {timeout:g} s for the exchange between nodes", worker=self._hello.worker, step=step
+            )
+        self._posted = False
+
+    def sum_parameters(self, step: int, theta: Vector, *, cast: bool) -> Vector:
+        """Return the sum of the parameters of this member's group; ``cast``: each through bfloat16 on its way."""
+        first, *others = self.membership.group
+        if self.membership.rank != first:
+            self._send(first, _packed(step, theta) if cast else PeerVector(Purpose.PARAMETERS, step, theta))
+            return self._vector(first, Purpose.GLOBAL_TOTAL, step).vector
+        messages = [_packed(step, theta) if cast else PeerVector(Purpose.PARAMETERS, step, theta)]
+        messages += [self._vector(rank, Purpose.PARAMETERS, step, packed=cast) for rank in others]
+        total = total_of([_unpacked(message) if cast else message.vector for message in messages])
+        for rank in others:
+            self._send(rank, PeerVector(Purpose.GLOBAL_TOTAL, step, total))
+        return total
+
+    def hand_down(self, step: int, device: int, vector: Vector | None) -> Vector:
+        """Return ``vector`` of the node's member number ``device``, which gives it to the others of its node."""
+        membership = self.membership
+        source = membership.node[device]
+        if membership.rank != source:
+            return self._vector(source, Purpose.HANDED_DOWN, step).vector
+        if vector is None:
+            raise LocalProtocolError("the member of the group must have the vector. Received: None", step=step)
+        for rank in membership.node:
+            if rank != source:
+                self._send(rank, PeerVector(Purpose.HANDED_DOWN, step, vector))
+        return vector
+
+    def mean_loss(self, step: int, total: float, samples: float) -> float:
+        """Return the mean loss of the epoch that ends with ``step``, over all members, added up in their order.
+
+        Args:
+            step: the step, over all epochs.
+            total: the sum of the losses of this member's samples.
+            samples: their number.
+        """
+        node, group = self.membership.node, self.membership.group
+        losses = self._gather_losses(node, PeerLoss(step, total, samples))
+        if self.membership.device == 0:
+            self.settle(step)
+            losses = self._share_losses(group, self._gather_losses(group, losses))
+        losses = self._share_losses(node, losses)
+        return losses.total / losses.samples
+
+    def _gather_losses(self, ranks: Sequence[int], own: PeerLoss) -> PeerLoss:
+        """Return the sum at the first of ``ranks``; the others send it theirs."""
+        first, *others = ranks
+        if self.membership.rank != first:
+            self._send(first, own)
+            return own
+        total, samples = own.total, own.samples
+        for rank in others:
+            losses = self._receive(rank, PeerLoss, own.step)
+            total, samples = total + losses.total, samples + losses.samples
+        return PeerLoss(own.step, total, samples)
+
+    def _share_losses(self, ranks: Sequence[int], losses: PeerLoss) -> PeerLoss:
+        """Return the ``losses`` of the first of ``ranks``, which sends them to the others."""
+        first, *others = ranks
+        if self.membership.rank != first:
+            return self._receive(first, PeerLoss, losses.step)
+        for rank in others:
+            self._send(rank, losses)
+        return losses
+
+    def _vector(self, rank: int, purpose: Purpose, step: int, *, packed: bool = False) -> PeerVector:
+        """Receive the vector that the member of that rank sends for ``purpose`` after ``step``."""
+        message = self._receive(rank, PeerVector, step)
+        size = 0 if purpose in (Purpose.GRADIENT, Purpose.LOCAL_TOTAL) and not message.members else self._hello.size
+        sizes = (0, 2 * size) if packed else (size, 0)
+        if message.purpose != purpose or (message.vector.size, message.packed.size) != sizes:
+            raise RemoteProtocolError(
+                f"worker {self.membership.places[rank][0]} must send {purpose.name} with {sizes} elements and bytes. "
+                f"Received: purpose {message.purpose} with {message.vector.size} and {message.packed.size}",
+                worker=self._hello.worker,
+                step=step,
+            )
+        return message
+
+    def _receive(self, rank: int, kind: type[_Answer], step: int) -> _Answer:
+        timeout = self._deadlines.reply
+        try:
+            message = self._links[rank].receive(timeout, f"a {kind.__name__}")
+        except DeadlineError as error:
+            raise self._lost(rank, f"has not answered for {timeout:g} s", step) from error
+        except (RemoteProtocolError, OSError) as error:
+            raise self._lost(rank, f"is lost: {error}", step) from error
+        if isinstance(message, EndOfStream):
+            raise self._lost(rank, "is lost: it hung up", step)
+        if not isinstance(message, kind) or message.step != step:  # type: ignore[attr-defined]  # both kinds have one
+            raise RemoteProtocolError(
+                f"worker {self.membership.places[rank][0]} must send a {kind.__name__} of step {step}. "
+                f"Received: a {type(message).__name__} of step {getattr(message, 'step', None)}",
+                worker=self._hello.worker,
+                step=step,
+            )
+        return message
+
+    def _send(self, rank: int, message: PeerVector | PeerLoss) -> None:
+        try:
+            self._links[rank].send(message)
+        except DeadlineError as error:
+            raise self._lost(rank, f"does not take what it is sent: {error.message}", message.step) from error
+        except OSError as error:
+            raise self._lost(rank, f"is lost: {error}", message.step) from error
+
+    def _lost(self, rank: int, how: str, step: int) -> MemberLostError:
+        worker = self.membership.places[rank][0]
+        return MemberLostError(
+            f"worker {worker}, with which worker {self._hello.worker} exchanges, {how}. "
+            "A job whose workers exchange with each other does not go on after the death of one",
+            worker=worker,
+            step=step % self.membership.batches,
+        )
+
+
+def _packed(step: int, theta: Vector) -> PeerVector:
+    """Return ``theta`` as bfloat16, each element rounded to the nearest."""
+    return PeerVector(Purpose.PARAMETERS, step, np.empty(0, np.float32), packed=theta.astype(bfloat16).view(np.uint8))
+
+
+def _unpacked(message: PeerVector) -> Vector:
+    vector: Vector = message.packed.view(bfloat16).astype(np.float32)
+    return vector
