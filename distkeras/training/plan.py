@@ -351,7 +351,7 @@ def require_slots(
         )
 
 
-def require_members(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> None:
+def require_members(server: ServerSettings, training: TrainSettings) -> None:
     """Raise ConfigurationError unless the options of a job go with workers that exchange with each other."""
     rule = server.rule
     if not isinstance(rule, Daso):
@@ -367,7 +367,6 @@ def require_members(server: ServerSettings, worker: WorkerSettings, training: Tr
         "`server` must be 'driver': a server in the cluster needs a checkpoint": training.server == "cluster",
         "`max_skipped` must be 0: what one worker skips is in the parameters of all": server.max_skipped > 0,
         "`tls` must be False: connections between workers are authenticated, and not encrypted": training.tls,
-        "`wire_format` must be 'float32': `cast` decides what travels as bfloat16": worker.wire_format != "float32",
     }
     for reason, applies in reasons.items():
         if applies:

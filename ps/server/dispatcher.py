@@ -542,10 +542,8 @@ class Dispatcher:
 
     def _on_announce(self, peer: Peer, message: Announce) -> Message:
         with self.changed:
-            lease = self._require_lease(peer, message)
-            members = self._rendezvous.announce(peer, self._require_sound(), lease, message)
-            self.changed.require_running()
-            return members
+            center = self._require_sound()
+            return self._rendezvous.announce(peer, center, lambda: self._require_lease(peer, message), message)
 
     def _on_leave(self, peer: Peer, message: Leave) -> Message:
         with self.changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from distkeras.ps.center.center import Center
@@ -35,10 +35,19 @@ class Rendezvous:
         #: The answer to all; None before the membership is complete.
         self._members: Members | None = None
 
-    def announce(self, peer: Waiter, center: Center, lease: PartitionLease, message: Announce) -> Members:
-        """Wait until all have announced themselves; the caller holds the lock, and the sender has the lease.
+    def announce(
+        self, peer: Waiter, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
+    ) -> Members:
+        """Wait until all have announced themselves; the caller holds the lock.
+
+        Args:
+            peer: the sender's session.
+            center: the job's.
+            require_lease: returns the lease of the sender's partition; raises a LeaseLostError if it has none.
+            message: the announcement.
 
         Raises:
+            LeaseLostError: another attempt has the lease now.
             ConfigurationError: the rule has no peers, or nodes of unequal size.
             MemberLostError: another attempt is a member in the place of the sender.
             DeadlineError: a worker did not come.
@@ -46,6 +55,7 @@ class Rendezvous:
         rule, worker = self._settings.rule, message.worker
         if not isinstance(rule, Daso):
             raise ConfigurationError(f"`rule` must have peers. Received: {rule.name!r}", worker=worker)
+        lease = require_lease()
         if self._members is not None:
             return self._answer(lease, message, self._members)
         self._announced[worker] = message
@@ -65,6 +75,7 @@ class Rendezvous:
             lambda: f"workers {sorted(set(range(center.workers)) - self._announced.keys())} to read their rows",
             worker,
         )
+        lease = require_lease()
         if self._members is None and center.stopping is not None:
             self._members = Members("", 0, 0)  # to all: none trains
         if self._members is None:

@@ -139,9 +139,9 @@ class MemberLinks:
         self._limits = Limits(body=4 * size + _FRAME_ROOM)
         self._whole = False
         self._changed = world.condition()
-        #: Those that have dialed this member, by worker, and how many connections are in their handshake.
+        #: Those that have dialed this member, by worker, and connections that are in their handshake.
         self._arrived: dict[int, Channel] = {}
-        self._pending = 0
+        self._pending: set[Channel] = set()
         self._closed = False
         self._links: dict[int, Channel] = {}
         self._membership: Membership | None = None
@@ -207,8 +207,9 @@ class MemberLinks:
             )
             channel = Channel(stream, connection, frame=self._deadlines.frame, world=self._world)
             with self._changed:
-                crowded = self._closed or self._pending >= expected + _STRANGERS
-                self._pending += not crowded
+                crowded = self._closed or len(self._pending) >= expected + _STRANGERS
+                if not crowded:
+                    self._pending.add(channel)
             if crowded:
                 channel.close()
             else:
@@ -228,7 +229,7 @@ class MemberLinks:
             welcome = False  # a stranger; a member that is missing is found by `_await`
         finally:
             with self._changed:
-                self._pending -= 1
+                self._pending.discard(channel)
                 self._changed.notify_all()
             if not welcome:
                 channel.close()
@@ -237,7 +238,7 @@ class MemberLinks:
         """Hang up on all; may be called again."""
         with self._changed:
             self._closed = True
-            channels = {*self._links.values(), *self._arrived.values()}
+            channels = {*self._links.values(), *self._arrived.values(), *self._pending}
         self._listener.close()
         for channel in channels:
             channel.close()

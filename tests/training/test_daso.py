@@ -138,7 +138,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"num_workers": 9}, "`num_workers` must be at most 2"),
     ({"warm_up": 2}, {"num_epoch": 2}, "`num_epoch` must be at least those of warm-up and cool-down, 2 [+] 1"),
     ({}, {"max_skipped": 1}, "`max_skipped` must be 0"),
-    ({}, {"network": Network(wire_format="bfloat16")}, "`wire_format` must be 'float32'"),
     ({}, {"network": Network(server="cluster")}, "`server` must be 'driver'"),
 ]
 
@@ -163,6 +162,8 @@ def test_a_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         ({"worker_optimizer": "adam"}, "`worker_optimizer` must be SGD without momentum"),
         ({"staleness_bound": 1}, "`staleness_bound` is for rules without rounds"),
         ({"learning_rate": 0.1}, "set it in `worker_optimizer`"),
+        ({"network": Network(wire_format="bfloat16")}, "`wire_format` must be 'float32'"),
+        ({"tables": "embedding"}, '`tables` must be "auto" or "dense"'),
         ({"network": Network(overlap=True)}, "`overlap` is for rules that go on"),
     ],
 )
@@ -172,14 +173,15 @@ def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], messa
 
 
 def test_a_partition_without_rows_is_an_error(spark: SparkSession) -> None:
-    df = partitions(spark, 2).where("label is not null").repartition(1).union(partitions(spark, 1).limit(0).coalesce(1))
+    rows = [([0.0] * SIZE, float(worker)) for worker in (0, 1) for _ in range(ROWS)]
+    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), "features array<float>, label float")
     with pytest.raises(EmptyDataError, match="needs rows in every partition") as caught:
-        job(Daso(nodes=2), 2, 2).train(df)
+        job(Daso(nodes=2), 2, 2).train(df.where("label = 0"))
     assert caught.value.worker == 1
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_member_is_one_error_that_names_it(spark: SparkSession, tmp_path: Path, nodes: int) -> None:
     marker = tmp_path / "killed"
     hook = step_callback_layer(once_at_step(marker, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))

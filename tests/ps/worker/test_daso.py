@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from support.present import present
 from support.ps.daso_members import Member, RecordingReplica, run_members
 from support.ps.running_server import Running
+from support.ps.toy_model import ToyBatch
 
 from distkeras.ps.errors import ConfigurationError, MemberLostError, NonFiniteError
 from distkeras.ps.rules.daso import Daso
@@ -83,13 +85,18 @@ def test_every_step_is_the_simulators_to_the_bit(daso: Daso, workers: int) -> No
     np.testing.assert_allclose(center, trace.mean, rtol=1e-6)
 
 
+def epoch_losses(means: list[float], worker: int) -> Callable[[ToyBatch], float]:
+    """Losses of one of four workers, whose mean in each epoch is that of ``means``."""
+    return lambda batch: means[batch.epoch] + (worker - 1.5) / 8
+
+
 def test_a_plateau_of_the_epochs_mean_loss_changes_the_interval() -> None:
     daso = Daso(nodes=2, interval=4, warm_up=0, cool_down=0, patience=1)
     means = [1.0, 1.0, 0.5, 0.5, 0.5, 0.2]
     with Running(daso, workers=4, size=SIZE, start=START) as running:
         members = members_of(running, daso, 4, len(means), 2)
         for worker, member in enumerate(members):
-            member.replica.losses = lambda batch, worker=worker: means[batch.epoch] + (worker - 1.5) / 8
+            member.replica.losses = epoch_losses(means, worker)
         run_members(running, members)
         assert [member.error for member in members] == [None] * 4
     losses = iter(means)
