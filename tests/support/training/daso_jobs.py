@@ -1,0 +1,162 @@
+"""Jobs of DASO on Spark, held against the simulator. As a program: two nodes of two workers on a local master of four.
+
+Prints a line of JSON: what the killed member's error says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras import Trainer
+from distkeras.data.batches import Batch
+from distkeras.data.schema import data_spec
+from distkeras.data.source import BatchSource
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.errors import MemberLostError
+from distkeras.ps.rules.daso import Daso
+from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
+from support.training.spark_jobs import (
+    assert_nothing_left,
+    committed,
+    counting_model,
+    counting_rows,
+    once_at_step,
+    step_callback_layer,
+    total,
+)
+
+SIZE, ROWS, BATCH, ETA = 6, 20, 8, 0.02  # of a worker: three mini-batches, the last one short
+STEPS = -(-ROWS // BATCH)
+X = np.random.default_rng(0).normal(size=(4 * ROWS, SIZE)).astype(np.float32)
+Y = (X @ np.arange(SIZE) + np.random.default_rng(1).normal(size=len(X))).astype(np.float32)
+
+
+def linear_model() -> keras.Model:
+    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.linspace(-1, 1, SIZE, dtype=np.float32)[:, None]])
+    model.compile(keras.optimizers.SGD(ETA), "mse")
+    return model
+
+
+def partitions(spark: SparkSession, workers: int) -> DataFrame:
+    """`ROWS` rows for each worker, in order."""
+    rows = list(zip(X.tolist(), Y.tolist(), strict=True))[: workers * ROWS]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, workers), "features array<float>, label float")
+
+
+def job(daso: Daso, workers: int, epochs: int) -> Trainer:
+    return Trainer(
+        linear_model(), daso, num_workers=workers, batch_size=BATCH, num_epoch=epochs, partitioned_already=True
+    )
+
+
+def batches_of(trainer: Trainer, df: DataFrame, worker: int) -> Iterator[Batch]:
+    """What the worker trains on."""
+    spec = data_spec(linear_model(), df.schema, **trainer.settings.data_arguments)
+    part = slice(worker * ROWS, (worker + 1) * ROWS)
+    features = pa.FixedSizeListArray.from_arrays(pa.array(X[part].ravel()), SIZE).cast(pa.list_(pa.float32()))
+    record = pa.RecordBatch.from_arrays([features, pa.array(Y[part])], ["features", "label"])
+    with BatchSource(iter([record]), spec, worker=worker) as source:
+        yield from source
+
+
+def simulated(trainer: Trainer, df: DataFrame, daso: Daso, workers: int, epochs: int) -> tuple[DasoTrace, np.ndarray]:
+    """The simulator's trace of the job, and the losses of each worker's mini-batches, ``(workers, steps)``."""
+    replica = KerasReplica(linear_model())
+    batches = [batches_of(trainer, df, worker) for worker in range(workers)]
+    losses: list[list[float]] = [[] for _ in range(workers)]
+    sizes: list[int] = []
+
+    def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
+        batch, out = next(batches[worker]), np.empty(SIZE, np.float32)
+        replica.load(theta)
+        losses[worker].append(float(replica.gradient(batch, out)[0]))
+        if worker == 0:
+            sizes.append(batch.size)
+        return out
+
+    def mean_loss(theta: np.ndarray) -> float:
+        return float(np.average([own[-STEPS:] for own in losses], weights=[sizes[-STEPS:]] * workers))
+
+    start = np.empty(SIZE, np.float32)
+    replica.read(start)
+    nodes = daso.nodes or 1
+    trace = simulate_daso(
+        daso,
+        start,
+        gradient,
+        nodes=nodes,
+        devices=workers // nodes,
+        learning_rate=replica.learning_rate,
+        epochs=epochs,
+        batches=STEPS,
+        loss=mean_loss,
+        dtype=np.float32,
+    )
+    return trace, np.array(losses)
+
+
+def assert_as_simulated(spark: SparkSession, daso: Daso, workers: int, epochs: int) -> DasoTrace:
+    df = partitions(spark, workers)
+    trainer = job(daso, workers, epochs)
+    model = trainer.train(df)
+    trace, losses = simulated(trainer, df, daso, workers, epochs)
+    history = trainer.history.orderBy("worker", "iteration").toPandas()
+    np.testing.assert_array_equal(history.loss.to_numpy().reshape(workers, -1), losses)
+    np.testing.assert_array_equal(model.get_weights()[0].ravel(), trace.mean)
+    # Each mini-batch counts once.
+    steps = list(range(STEPS))
+    assert committed(trainer) == {(worker, epoch): steps for worker in range(workers) for epoch in range(epochs)}
+    assert_nothing_left()
+    return trace
+
+
+def lost_member(spark: SparkSession, marker: Path, daso: Daso, workers: int) -> MemberLostError:
+    """The error of a job in which one worker is killed."""
+    hook = step_callback_layer(once_at_step(marker, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    trainer = Trainer(
+        counting_model(81, hook),
+        daso,
+        worker_optimizer=keras.optimizers.SGD(1.0),
+        loss=total,
+        num_workers=workers,
+        batch_size=4,
+        num_epoch=3,
+    )
+    try:
+        trainer.train(counting_rows(spark, 81))
+    except MemberLostError as error:
+        assert marker.exists()
+        assert_nothing_left()
+        return error
+    raise AssertionError("the job has ended well")
+
+
+def main(folder: Path) -> None:
+    spark = (
+        SparkSession.builder.master("local[4,2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    trace = assert_as_simulated(spark, Daso(nodes=2, interval=2, patience=1, threshold=0.9), workers=4, epochs=6)
+    assert set(trace.group) == {-1, 0, 1}
+    error = lost_member(spark, folder / "killed", Daso(nodes=2), 4)
+    spark.stop()
+    sys.stdout.write(json.dumps({"worker": error.worker, "step": error.step, "text": str(error)}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
