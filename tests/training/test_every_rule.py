@@ -99,7 +99,7 @@ def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> C
 
 
 #: What is not a default of the rule.
-HYPER: dict[str, Any] = {"daso": {"nodes": 2}}
+HYPER = {"daso": {"nodes": 2}}
 
 
 @pytest.mark.slow
