@@ -39,16 +39,15 @@ class Daso(Rule):
     .. math:: v_p \leftarrow \gamma v_p + \bar g_p, \qquad x_p \leftarrow x_p - \eta v_p
 
     Devices with the same place in their nodes form a group. Synchronization s is between the P members of group s mod
-    G, each of whom then hands the result to its node. It comes in two kinds:
+    G, each of which then hands the result to its node. It comes in two kinds. A blocking one follows every batch of
+    warm-up and cool-down: what is sent is cast to bfloat16 and back, and averaged:
 
-    * blocking, after every batch of warm-up and cool-down: what is sent is cast to bfloat16 and back, then
+    .. math:: x_p \leftarrow \tfrac{1}{P} \sum_i x_i
 
-      .. math:: x_p \leftarrow \tfrac{1}{P} \sum_i x_i
+    A non-blocking one begins every B batches of the cycling phase between the two: :math:`x_t` is sent as it is,
+    training goes on, and after S = W further local steps
 
-    * non-blocking, every B batches of the cycling phase between the two: :math:`x_t` is sent as it is, training goes
-      on, and after S = W further local steps
-
-      .. math:: x_p \leftarrow \frac{2 S x_p + \sum_i x_{i,t}}{2 S + P}
+    .. math:: x_p \leftarrow \frac{2 S x_p + \sum_i x_{i,t}}{2 S + P}
 
     When the training loss plateaus, B and W are halved, each down to 1; once both are 1, the next plateau puts them
     back to where they began.
