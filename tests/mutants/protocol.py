@@ -61,8 +61,8 @@ PROTOCOL = (
     Mutant(
         "strangers may send large frames",
         FRAMING,
-        "self._reader = Reader(HANDSHAKE_LIMITS)",
-        "self._reader = Reader(self._limits)",
+        "self._reader = Reader(HANDSHAKE_LIMITS, read_ahead=read_ahead)",
+        "self._reader = Reader(self._limits, read_ahead=read_ahead)",
         "who has not proved the key may fill the memory",
         _OF_HANDSHAKE,
     ),
