@@ -313,13 +313,12 @@ class Dispatcher:
         if restored is not None:
             self.center, saved = restored
             self._checkpointer = self._make_checkpointer(self.center, saved)
-        #: Digest of what the driver has published; empty before it has.
-        self._published = b""
+        #: Digest of what the driver has published, and the model file; empty before it has.
+        self._published, self._model = b"", np.empty(0, np.uint8)
         self._began = world.monotonic()
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Read without the lock, which commits hold or wait for.
         self._committing: set[Peer] = set()
-        self._model = np.empty(0, np.uint8)
         #: The arrays in the vectors, center and moving statistics, if the driver published their names.
         self._layouts: list[Layout] = []
         #: Memory for the states of the workers' optimizers.

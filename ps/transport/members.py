@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -213,7 +214,7 @@ class MemberLinks:
             if crowded:
                 channel.close()
             else:
-                self._world.thread(lambda channel=channel: self._meet(channel), "member-handshake").start()  # type: ignore[misc]
+                self._world.thread(partial(self._meet, channel), "member-handshake").start()
 
     def _meet(self, channel: Channel) -> None:
         """Let ``channel``'s peer prove the key and say who it is; one that does not is hung up on."""
