@@ -23,7 +23,7 @@ from support.ps.toy_model import toy_client
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.protocol.messages import CommitRecord
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import center_rules, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
@@ -75,7 +75,7 @@ def trained(rule: str, *, shared: bool, **options: Any) -> tuple[bytes, bytes]:
         return running.driver.center().center.tobytes(), repr(records[names].tolist()).encode()
 
 
-@pytest.mark.parametrize("rule", all_rules())
+@pytest.mark.parametrize("rule", center_rules())
 def test_every_rule_ends_with_the_same_numbers(rule: str) -> None:
     assert trained(rule, shared=True) == trained(rule, shared=False)
 
