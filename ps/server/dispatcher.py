@@ -319,8 +319,7 @@ class Dispatcher:
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Read without the lock, which commits hold or wait for.
         self._committing: set[Peer] = set()
-        #: The arrays in the vectors, center and moving statistics, if the driver published their names.
-        self._layouts: list[Layout] = []
+        self._layouts: list[Layout] = []  # of center and moving statistics, if the driver published their names
         #: Memory for the states of the workers' optimizers.
         self.states = StateMemory(settings.workers, world)
         #: The published rows of the tables, until the center is made with them.
