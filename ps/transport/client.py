@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
 _LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
+#: How often, within `Deadlines.gather`, a client that waits for an answer looks for a server in the place of its own.
+#: The others wait for it no longer than that where a rule needs all workers at once.
+_LOOKS = 3
 
 
 class Channel:
@@ -51,6 +55,12 @@ class Channel:
         self.stream, self.connection, self.frame = stream, connection, frame
         self.world, self._now = world, world.monotonic
         self._context = context
+        self._replaced: Callable[[], bool] = lambda: False
+        self._look_every = math.inf
+
+    def watch(self, replaced: Callable[[], bool], every: float) -> None:
+        """While an answer is awaited, ask ``replaced`` every ``every`` seconds whether another has the peer's place."""
+        self._replaced, self._look_every = replaced, every
 
     def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
         """Run the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
@@ -117,12 +127,20 @@ class Channel:
         Raises:
             DeadlineError: nothing came in time, or the frame stalled.
             RemoteProtocolError: the bytes are no frame.
-            OSError: the connection is gone.
+            OSError: the connection is gone, or another has the peer's place.
         """
         deadline = self._now() + timeout
         begun = False
         while True:
-            count = self._receive(deadline, what, whole=begun)
+            look = deadline if begun else min(deadline, self._now() + self._look_every)
+            try:
+                count = self._receive(look, what, whole=begun)
+            except DeadlineError:
+                if look == deadline:
+                    raise
+                if self._replaced():
+                    raise ConnectionResetError("another server has taken its place") from None
+                continue
             if begun and count == 0:  # no offense against the protocol: the peer died, or its line did
                 raise ConnectionResetError("the peer hung up within a frame")
             event, _ = self.connection.received(count)
@@ -290,7 +308,16 @@ class Client:
                 raise
             raise ServerLostError(f"the server has lost its port to another process: {error.message}") from error
         self._met = True
+        if self.address.moves:
+            self.channel.watch(lambda: self._replaced(where), self.deadlines.gather / _LOOKS)
         return self.channel
+
+    def _replaced(self, where: tuple[str, int]) -> bool:
+        """Return whether a server is announced at another place than ``where``."""
+        try:
+            return self.address.locate(self.world) != where
+        except ServerLostError:  # none is up yet, or the announcements cannot be read now: the wait goes on
+            return False
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         return np.empty(size, dtype)

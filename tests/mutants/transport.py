@@ -13,6 +13,14 @@ _LOOP = ("tests/ps/rules/test_golden_steps.py", "tests/ps/worker", "tests/ps/sim
 
 TRANSPORT = (
     Mutant(
+        "a client does not look for a server in the place of its own",
+        CLIENT,
+        "return self.address.locate(self.world) != where",
+        "return False",
+        "a worker waits for a server that stands still until its own deadline, although the next one serves",
+        ("tests/ps/server/test_announced.py",),
+    ),
+    Mutant(
         "the client's `held` ignored",
         WORKER_CLIENT,
         "answer.finished or not answer.held):",

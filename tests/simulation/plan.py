@@ -229,12 +229,6 @@ class Plan:
         return rules.make(self.rule, **self.hyper_parameters)
 
     @property
-    def gathers(self) -> bool:
-        """Whether no worker begins before all have joined."""
-        traits = self.make_rule().traits
-        return traits.synchronous or traits.fixed_workers or self.bound is not None
-
-    @property
     def sums(self) -> bool:
         """Whether the center counts how often each mini-batch was applied."""
         return self.rule in ("downpour", "asgd")

@@ -254,13 +254,8 @@ class _Run:
         kinds = {fault.kind for fault in self.injected}
         # One worker that is gone again and again may be away for longer than the others wait for it.
         away = sum(fault.kind in ("vanish", "stop worker", "part") for fault in self.injected)
-        # A known gap: one waits for a server that stands still longer than the others wait for it at the next attempt.
-        most = self.plan.deadlines.standstill + self.plan.deadlines.gather
-        still = any(fault.kind == "stop server" and fault.amount > most for fault in self.injected)
-        apart = self.plan.cluster and self.plan.gathers and "speculate" in kinds and still
         excused = (
-            (apart and isinstance(error, WorkerError))
-            or (not self.plan.every and kinds & {*NEED_CHECKPOINT})
+            (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
             or (isinstance(error, (NonFiniteError, WorkerError)) and self._nans > self.plan.skipped)
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)

@@ -28,6 +28,7 @@ from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby, serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.worker.loop import run_worker
 from distkeras.ps.world.files import Files, LocalFiles
@@ -109,9 +110,9 @@ class Attempt(threading.Thread):
 class Worker(threading.Thread):
     """The job's worker; its step number ``held`` waits for `go`."""
 
-    def __init__(self, folder: Path, held: int = -1, epochs: int = 1) -> None:
+    def __init__(self, folder: Path, held: int = -1, epochs: int = 1, deadlines: Deadlines = PATIENT) -> None:
         super().__init__(daemon=True)
-        self._epochs = epochs
+        self._epochs, self._deadlines = epochs, deadlines
         self._folder, self._held, self._steps = folder, held, 0
         self.reached, self.go = threading.Event(), threading.Event()
         self.error: Exception | None = None
@@ -130,7 +131,7 @@ class Worker(threading.Thread):
                 eta=1.0,
                 epochs=self._epochs,
                 gradient=self._gradient,
-                deadlines=PATIENT,
+                deadlines=self._deadlines,
             )
             run_worker(client, welcome, begin)
             client.close()
@@ -265,6 +266,21 @@ def test_one_that_stands_still_is_replaced_and_gives_way_when_it_wakes(tmp_path:
         goodbye(place)
         assert other.returned() is None
         assert present(owner.returned()).ended
+
+
+def test_a_worker_that_waits_for_one_that_stands_still_goes_on_at_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with AnnouncedServer(tmp_path / "owner", request(place), CENTER) as owner:
+        until(lambda: incarnation(place))
+        worker = Worker(place, held=5, deadlines=replace(PATIENT, gather=brief(1), reply=patience(300)))
+        assert worker.reached.wait(patience(30))
+        owner.stop()
+        worker.go.set()
+        other = Attempt(request(place, standstill=brief(1), handshake=brief(0.5)), 1)
+        worker.ended()  # the first one still stands still
+        assert check_exact(place)[-1] == 2
+        goodbye(place)
+        assert other.returned() is None
 
 
 def test_one_that_the_driver_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
