@@ -32,9 +32,9 @@ class FedOpt(Rule):
 
     A round moves a weight by about :math:`\eta`, so this needs some tens of rounds. With the defaults and the default
     window, two workers that train a small network on Fashion-MNIST with SGD are 6 points of accuracy behind sequential
-    SGD after 6 epochs, less than 3 points from about 12 epochs on, and 1.5 points after 20. For fewer epochs, choose a
-    numeric window: with five rounds an epoch, 6 epochs end within 1 point. The paper has no default for
-    :math:`\eta`, which it tunes for each task.
+    SGD after 6 epochs, about 3 points after 12 to 15, and 1.5 points after 20. For fewer epochs, choose a numeric
+    window: in an emulation of that job with five rounds an epoch, 6 epochs end within 1 point. The paper has no
+    default for :math:`\eta`, which it tunes for each task.
 
     Args:
         window: lambda. Default None: one round an epoch.
