@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
-from distkeras.ps.errors import DifferentJobError, LeaseLostError, LedgerError
+from distkeras.ps.errors import DifferentJobError, LeaseLostError
 
 if TYPE_CHECKING:
     from distkeras.ps.center.center import Center
@@ -56,9 +56,10 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
         Whether it begins now; False if it had begun before.
 
     Raises:
-        DifferentJobError: the center is of another stream.
-        LedgerError: there are micro-batches in between, or the present one has not ended.
+        DifferentJobError: the center is of another stream or of none, there are micro-batches in between, or the
+            present one has not ended.
     """
+    _require_stream(center, number)
     present = center.micro_batch
     if present is not None and present.stream != stream:
         raise DifferentJobError(
@@ -70,7 +71,7 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
     if number != due:
         covered = due - 1
         what = f"covers micro-batches up to {covered}" if covered >= 0 else "covers no micro-batch"
-        raise LedgerError(f"micro-batch {due} must come next, because the checkpoint {what}. Received: {number}")
+        raise DifferentJobError(f"micro-batch {due} must come next, because the checkpoint {what}. Received: {number}")
     center.micro_batch = MicroBatch(stream, number, center.log.skipped)
     center.began = center.clock, 0
     center.scheduler = scheduler
@@ -100,8 +101,19 @@ def require_present(center: Center, number: int, worker: int) -> bool:
 
     Raises:
         LeaseLostError: a later one has: ``worker`` is of an attempt that Spark no longer counts on.
+        DifferentJobError: the job trains no stream, and ``worker`` does.
     """
+    _require_stream(center, number)
     present = number_of(center)
     if number < present:
         raise LeaseLostError(f"micro-batch {number} has ended, and the present one is {present}", worker=worker)
     return number == present
+
+
+def _require_stream(center: Center, number: int) -> None:
+    """Raise a DifferentJobError if ``number`` is of a micro-batch and the job trains no stream.
+
+    The first micro-batch of a stream begins before any partition has a lease.
+    """
+    if number != NO_MICRO_BATCH and center.micro_batch is None and center.leases:
+        raise DifferentJobError(f"the job must train a stream to have micro-batches. Received: micro-batch {number}")

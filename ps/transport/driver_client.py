@@ -106,8 +106,7 @@ class DriverClient(Client):
         """Let the partitions begin with micro-batch ``number`` of ``stream``; it may be repeated.
 
         Raises:
-            DifferentJobError: the center is of another stream.
-            LedgerError: another micro-batch must come next.
+            DifferentJobError: the center is of another stream or of none, or another micro-batch must come next.
         """
         return self.request(BeginMicroBatch(stream, number), MicroBatchBegun)
 

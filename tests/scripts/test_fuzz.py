@@ -71,7 +71,7 @@ class TestFinding:
         monkeypatch.setattr(parser, "LIMITS", framing.Limits(fields=4096, body=0))
         limits = framing.Limits(fields=4096, body=1 << 16)
         init = Reader.__init__
-        monkeypatch.setattr(Reader, "__init__", lambda self, _, allocate=None: init(self, limits, allocate))
+        monkeypatch.setattr(Reader, "__init__", lambda self, _, *args, **options: init(self, limits, *args, **options))
         with self.finds():
             parser.parse(3000, 0)
 

@@ -11,6 +11,7 @@ from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.micro_batches import (
+    NO_MICRO_BATCH,
     begin_micro_batch,
     commits_before,
     is_complete,
@@ -19,7 +20,7 @@ from distkeras.ps.center.micro_batches import (
 )
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.snapshot import capture, restore
-from distkeras.ps.errors import DifferentJobError, LeaseLostError, LedgerError
+from distkeras.ps.errors import DifferentJobError, LeaseLostError
 from distkeras.ps.rules import all_rules, make
 
 WORKERS = 2
@@ -50,19 +51,31 @@ def restored(center: Center) -> Center:
     return after
 
 
+def test_a_job_that_trains_no_stream_has_none() -> None:
+    center = center_of()
+    joined(center, 0)
+    with pytest.raises(DifferentJobError, match="must train a stream"):
+        begin(center, 0)
+    with pytest.raises(DifferentJobError, match="must train a stream"):
+        require_present(center, 0, 1)
+    assert require_present(center, NO_MICRO_BATCH, 1)
+
+
 def test_each_comes_after_the_one_before_has_ended() -> None:
     center = center_of()
-    with pytest.raises(LedgerError, match="micro-batch 0 must come next, because the checkpoint covers no micro-batch"):
+    with pytest.raises(
+        DifferentJobError, match="micro-batch 0 must come next, because the checkpoint covers no micro-batch"
+    ):
         begin(center, 1)
     assert begin(center, 0)
     assert not begin(center, 0)
     train(center, leave=False)
-    with pytest.raises(LedgerError, match="micro-batch 0 must come next"):
+    with pytest.raises(DifferentJobError, match="micro-batch 0 must come next"):
         begin(center, 1)
     for worker in range(WORKERS):
         center.leave(worker, 0)
     assert is_complete(center)
-    with pytest.raises(LedgerError, match=r"micro-batch 1 must come next, .* up to 0\. Received: 3"):
+    with pytest.raises(DifferentJobError, match=r"micro-batch 1 must come next, .* up to 0\. Received: 3"):
         begin(center, 3)
     with pytest.raises(DifferentJobError, match=r"'clicks'\. Received: stream 'sales'"):
         begin(center, 1, "sales")
@@ -125,7 +138,7 @@ def test_a_snapshot_says_how_far_the_micro_batch_has_come() -> None:
     assert not begin(after, 1)
     lease = joined(after, 0, attempt=0)
     assert (lease.sequence, lease.epoch, lease.batch) == (2, 0, 1)
-    with pytest.raises(LedgerError, match="micro-batch 1 must come next"):
+    with pytest.raises(DifferentJobError, match="micro-batch 1 must come next"):
         begin(after, 2)
 
 

@@ -17,7 +17,7 @@ from support.ps.running_server import Running
 from support.ps.toy_model import toy_client
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import DifferentJobError, LeaseLostError, LedgerError
+from distkeras.ps.errors import DifferentJobError, LeaseLostError
 from distkeras.ps.protocol.messages import MicroBatchBegun
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
@@ -90,7 +90,7 @@ def test_what_has_left_is_in_a_snapshot_in_every_micro_batch(tmp_path: Path) -> 
             begun = stream.begin(number)
             assert (begun.began, begun.complete) == (False, True)
             assert stream.center() == 12.0 * (number + 1)
-    with streaming(tmp_path) as gap, pytest.raises(LedgerError, match="micro-batch 3 must come next"):
+    with streaming(tmp_path) as gap, pytest.raises(DifferentJobError, match="micro-batch 3 must come next"):
         gap.begin(4)
     with streaming(tmp_path) as other, pytest.raises(DifferentJobError, match="Received: stream 'sales'"):
         other.begin(3, "sales")
