@@ -15,6 +15,8 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.patience import patience
+from support.training.spark_jobs import assert_no_jobs
 
 from distkeras import Trainer, rules
 from distkeras.data.ordering import partitioned
@@ -195,10 +197,13 @@ def test_the_successor_of_a_killed_task_goes_on(
 
 
 def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
-    released = tmp_path / "released"
+    released, most = tmp_path / "released", patience(120)
 
     def decode(value: list[float]) -> np.ndarray:
+        deadline = time.monotonic() + most
         while not released.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the test must release its tasks within {most:g} s")
             time.sleep(0.05)
         return np.asarray(value, np.float32)
 
@@ -208,7 +213,7 @@ def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, t
             DeadlineError, match=r"waited 1.5 s for a task to save a further group .* 0 pieces are there"
         ):
             waiting.train_groups(rows_of(spark, 1), by="shop")
-        assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+        assert_no_jobs(spark)
     finally:
         released.touch()
 
