@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 from support.patience import patience
-from support.training.spark_jobs import blobs, table
+from support.training.spark_jobs import blobs, step_callback_layer, table, wait_at_step
 
 from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
 from distkeras.ps.errors import ConfigurationError
@@ -22,20 +23,24 @@ def numbers(metrics: PrometheusMetrics) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_numbers_during_a_job_and_after(spark: SparkSession) -> None:
+def test_numbers_during_a_job_and_after(spark: SparkSession, tmp_path: Path) -> None:
     during: list[dict[str, float]] = []
+    seen = tmp_path / "seen"
 
     class Look(Callback):
         def on_center(self, context: CallbackContext) -> None:
-            if context.status.clock:
-                during.append(numbers(metrics))
+            during.append(numbers(metrics))
+            if during[-1]["distkeras_clock"] > 0:
+                seen.touch()
 
     metrics = PrometheusMetrics(every_seconds=0.01)
     try:
         x, y = blobs()
-        trainer: Any = Trainer(_network(), "agn", worker_optimizer="sgd", loss=LOSS, num_workers=2, num_epoch=3)
-        trainer.train(table(spark, x, y), callbacks=[metrics, Look(every_commits=1)])
-        assert any(found["distkeras_up"] == 1 for found in during)
+        network = _network(step_callback_layer(wait_at_step(8, seen)))  # after two commits: an epoch has four steps
+        trainer: Any = Trainer(network, "agn", worker_optimizer="sgd", loss=LOSS, num_workers=2, num_epoch=3)
+        trainer.train(table(spark, x, y), callbacks=[metrics, Look(every_seconds=0.01)])
+        assert all(found["distkeras_up"] == 1 for found in during)
+        assert 0 < during[-1]["distkeras_clock"] <= trainer.commits.count()
         after = numbers(metrics)
         assert after["distkeras_up"] == 0
         assert after["distkeras_clock"] == trainer.commits.count()
@@ -55,11 +60,11 @@ def test_numbers_during_a_job_and_after(spark: SparkSession) -> None:
 LOSS = "sparse_categorical_crossentropy"
 
 
-def _network() -> Any:
+def _network(*hooks: Any) -> Any:
     import keras
 
     keras.utils.set_random_seed(1)
-    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+    return keras.Sequential([keras.Input((2,)), *hooks, keras.layers.Dense(2, "softmax")])
 
 
 def test_a_port_that_is_taken_is_an_error_before_any_work(spark: SparkSession) -> None:

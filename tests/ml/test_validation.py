@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.training.spark_jobs import step_callback_layer, wait_at_step
 
-from distkeras import KerasEstimator
+from distkeras import Callback, CallbackContext, KerasEstimator
 from distkeras.ps.errors import ConfigurationError
 
 ROWS = 20_000
@@ -24,9 +27,9 @@ def df(spark: SparkSession) -> DataFrame:
     return rows.withColumn("label", (F.col("a") > F.col("b")).cast("int")).cache()
 
 
-def estimator(**keywords: Any) -> KerasEstimator:
+def estimator(*hooks: keras.Layer, **keywords: Any) -> KerasEstimator:
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+    model = keras.Sequential([keras.Input((2,)), *hooks, keras.layers.Dense(2, "softmax")])
     given = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "features_col": ["a", "b"]}
     options = {"num_workers": 1, "validation_indicator_col": "held", "num_epoch": 4}
     return KerasEstimator(model, "agn", **given | options | keywords)
@@ -60,12 +63,21 @@ def test_few_rows_are_evaluated_once(df: DataFrame) -> None:
     assert fitted.summary.validation[-1]["rows"] == 50
 
 
-def test_by_commits(df: DataFrame) -> None:
-    summary = estimator(validation_every_commits=10, validation_rows=100, num_epoch=2).fit(df).summary
-    commits = summary.commits.count()
+def test_by_commits(df: DataFrame, tmp_path: Path) -> None:
+    evaluated = tmp_path / "evaluated"
+
+    class Release(Callback):
+        def on_center(self, context: CallbackContext) -> None:
+            if context.link.evaluations:
+                evaluated.touch()
+
+    hook = step_callback_layer(wait_at_step(200, evaluated))  # before the 21st commit
+    validation = {"validation_every_commits": 10, "validation_rows": 100}
+    summary = estimator(hook, callbacks=[Release(every_seconds=0.01)], num_epoch=2, **validation).fit(df).summary
     clocks = [point["clock"] for point in summary.validation]
-    assert clocks[-1] == commits
-    assert 2 < len(clocks) <= 1 + commits // 10  # a center may be fetched some commits after its time
+    assert clocks[-1] == summary.commits.count()
+    assert 10 <= clocks[0] <= 20
+    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(clocks[:-1]))
 
 
 @pytest.mark.parametrize("option", ["validation_every_epochs", "validation_every_seconds", "validation_every_commits"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,20 @@ def step_callback_layer(action: Any) -> keras.Layer:
             return shape
 
     return Hook()
+
+
+def wait_at_step(step: int, file: Path) -> Any:
+    """An action for `step_callback_layer`: waits at ``step`` until ``file`` exists."""
+    seconds = patience(60)
+
+    def action(now: int) -> None:
+        deadline = time.monotonic() + seconds
+        while now == step and not file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(file)
+            time.sleep(0.01)
+
+    return action
 
 
 def once_at_step(marker: Path, step: int, act: Any) -> Any:
