@@ -85,8 +85,9 @@ class JobResults:
         """One row an applied commit, by clock.
 
         Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
-        worker had waited for the reply before), which mini-batches of which attempt it stands for, and how many times
-        in a row its window was refused before (`ringmaster`).
+        worker had waited for the reply before), which mini-batches of which attempt it stands for, how many rows of
+        tables it moved (`table_rows`), their bytes, which `bytes` includes (`table_bytes`), how many rows came back for
+        the next window (`table_rows_back`), and how many times in a row its window was refused before (`ringmaster`).
         """
         return self._table(self._require(self.outcome.records, "commits").commits())
 

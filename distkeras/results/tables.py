@@ -36,6 +36,8 @@ _COMMITS = (
     "steps",
     "learning_rate",
 )
+#: Of the rows of tables that traveled with a commit and with its reply.
+_OF_TABLES = ("table_rows", "table_bytes", "table_rows_back")
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,10 @@ class JobRecords:
         """Return one row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""
         applied = self.commits_array["skipped"] == 0
         table = self._table(_COMMITS, self.commits_array[applied])
-        return table.append_column("refusals", pa.array(self._refusals()[applied]))
+        table = table.append_column("refusals", pa.array(self._refusals()[applied]))
+        for name in _OF_TABLES:
+            table = table.append_column(name, self._column(name, self.commits_array[name][applied]))
+        return table
 
     def _refusals(self) -> np.ndarray:
         """Return how often in a row each commit's window was refused: such a commit has a number, and no record."""

@@ -165,8 +165,9 @@ class JobPlan:
             mode=StartMode(fresh=not self.resume, same_attempts=False, epochs=self.training.num_epoch),
             job=self.identity(),
         )
-        publication = self._publication(self._start())
-        return ServerTask(request, b"".join(encode(publication)), driver=self.facts.driver_address)
+        start = self._start()
+        frame = b"".join(encode(self._publication(start)))
+        return ServerTask(request, frame, self._tables_of(start), driver=self.facts.driver_address)
 
     def _start(self) -> Vector:
         """Return the model's weights now."""
@@ -257,7 +258,6 @@ def reason_against_tables(server: ServerSettings, worker: WorkerSettings, traini
         f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
         "the next window's rows come with the reply that `overlap` does not wait for": worker.overlap,
         "`measure_gap` compares whole vectors": server.measure_gap,
-        "a server in the cluster is sent the model with Spark's task": training.server == "cluster",
         "the model is sent without the weights of `frozen_weights`": training.frozen_weights is not None,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

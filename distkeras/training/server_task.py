@@ -13,13 +13,15 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import JsonFormatter
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.world.world import REAL
@@ -43,6 +45,7 @@ class ServerTask:
         request: what is to be served; its checkpoint lies where every executor reaches it. An empty host: that of the
             executor.
         publication: the frame of the driver's `Publish`.
+        tables: the initial rows of each table that travels by rows, float32 ``(rows, width)``.
         rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
         start: how often the driver has started the server before.
         given_up: the driver has given the servers up to this incarnation up: they are not waited for.
@@ -51,6 +54,7 @@ class ServerTask:
 
     request: StartRequest = dataclasses.field(repr=False)
     publication: bytes = dataclasses.field(repr=False)
+    tables: Sequence[tuple[TableShape, np.ndarray]] = dataclasses.field(default=(), repr=False)
     rows_checked: bool = False
     start: int = 0
     given_up: int = 0
@@ -80,6 +84,7 @@ class ServerTask:
         return serve_announced(
             replace(self.request, settings=settings),
             self.publication,
+            tables=self.tables,
             attempt=self.start * ATTEMPTS_OF_A_START + attempt,
             given_up=self.given_up,
             rows_checked=self.rows_checked,

@@ -187,6 +187,9 @@ _OF_COMMIT = {
     "last_batch": "last",
     "steps": "steps",
     "bytes": "payload_bytes",
+    "table_rows": "rows_moved",
+    "table_bytes": "row_bytes",
+    "table_rows_back": "rows_wanted",
     "wait": "waited",
 }
 _of_commit = attrgetter(*_OF_COMMIT.values())

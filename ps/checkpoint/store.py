@@ -22,7 +22,7 @@ from distkeras.ps.errors import SnapshotError
 from distkeras.ps.world.world import REAL, World
 
 #: The digits are the format's version: what is in the headers counts as well.
-_MAGIC = b"DKSTORE4"
+_MAGIC = b"DKSTORE5"
 _LENGTH = struct.Struct(">Q")
 _DIGEST = 16
 _SUFFIX, _DRAFT = ".dks", ".dks.part"

@@ -207,8 +207,22 @@ class Commit(CommitRecord, Message):
     @property
     def payload_bytes(self) -> int:
         """The bytes of the payload on the wire."""
-        parts = sum([part.nbytes for part in self.packed or self.parts])
-        return parts + sum([array.nbytes for array in (*self.touched, *self.moved)]) if self.touched else parts
+        return sum([part.nbytes for part in self.packed or self.parts]) + self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of the rows that the commit moves, and of their numbers; part of `payload_bytes`."""
+        return sum([array.nbytes for array in (*self.touched, *self.moved)]) if self.touched else 0
+
+    @property
+    def rows_moved(self) -> int:
+        """The number of rows that the commit moves, of all tables."""
+        return sum([ids.size for ids in self.touched]) if self.touched else 0
+
+    @property
+    def rows_wanted(self) -> int:
+        """The number of rows that the reply is to have, of all tables."""
+        return sum([ids.size for ids in self.wants]) if self.wants else 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,10 @@ import contextlib
 import enum
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Claim, Owner, owner_of
@@ -41,6 +43,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import decode
 from distkeras.ps.protocol.messages import Ack
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, build_server
 from distkeras.ps.transport.deadlines import Backoff
@@ -186,6 +189,7 @@ def serve_announced(
     request: StartRequest,
     publication: bytes,
     *,
+    tables: Sequence[tuple[TableShape, np.ndarray]] = (),
     attempt: int = 0,
     given_up: int = 0,
     rows_checked: bool = False,
@@ -197,6 +201,7 @@ def serve_announced(
     Args:
         request: what must be served; all attempts must reach its checkpoint.
         publication: the frame of the driver's `Publish`.
+        tables: the initial rows of each table, float32 ``(rows, width)``.
         attempt: the number of this attempt, unlike those of others that live at the same time.
         given_up: see `Standby`.
         rows_checked: the rows are known to be those of the resumed job, as far as a server can say.
@@ -231,7 +236,7 @@ def serve_announced(
             text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
             report(log, "restart", text, 0 if resumed is None else resumed.clock, server.address[0], attempt)
         try:
-            if _serve(server, start_report, request, publication, world):
+            if _serve(server, start_report, request, publication, tables, world):
                 return None
         except OwnershipLostError as error:  # no client finds this server any more; the driver sees its task end
             return StartReport.of_error(error)
@@ -273,7 +278,12 @@ def _build(
 
 
 def _serve(
-    server: ParameterServer, start_report: StartReport, request: StartRequest, publication: bytes, world: World
+    server: ParameterServer,
+    start_report: StartReport,
+    request: StartRequest,
+    publication: bytes,
+    tables: Sequence[tuple[TableShape, np.ndarray]],
+    world: World,
 ) -> bool:
     """Serve until the driver has said goodbye; return False if another attempt has the checkpoint now."""
     host, port = server.address
@@ -281,6 +291,7 @@ def _serve(
     with server:
         driver = DriverClient(request.address_at(host, port), request.settings.deadlines, world, met=True)
         try:
+            driver.publish_rows(tables)
             driver.request(decode(publication), Ack)
         finally:
             driver.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress
 from distkeras.ps.errors import (
@@ -17,6 +19,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.messages import Fault, Message, Publish
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.transport.deadlines import Deadlines
@@ -264,6 +267,7 @@ class VirtualClusterServer(ClusterServer):
     Args:
         request: what is to be served.
         publication: the driver's.
+        tables: the initial rows.
         surroundings: of the run.
         world: the driver's.
         row_sum: over the rows of the run's data.
@@ -273,12 +277,13 @@ class VirtualClusterServer(ClusterServer):
         self,
         request: StartRequest,
         publication: Publish,
+        tables: Sequence[tuple[TableShape, np.ndarray]],
         surroundings: Surroundings,
         world: VirtualWorld,
         row_sum: int,
     ) -> None:
         self._surroundings, self._world = surroundings, world
-        task = ServerTask(request, b"".join(encode(publication)))
+        task = ServerTask(request, b"".join(encode(publication)), tables)
         super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # all that is asked of it
         self._driver = self._connect(self._look_while_asking)
 
@@ -297,6 +302,7 @@ class VirtualClusterServer(ClusterServer):
             return serve_announced(
                 replace(task.request, settings=settings),
                 task.publication,
+                tables=task.tables,
                 attempt=task.start * ATTEMPTS_OF_A_START + number,
                 given_up=task.given_up,
                 rows_checked=task.rows_checked,

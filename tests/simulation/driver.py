@@ -240,7 +240,12 @@ class Driver:
             token=self._world.token(4).hex(),
         )
         return VirtualClusterServer(
-            request, publication(*self._start(), b"the model"), self._surroundings, self._world, self.layout.row_sum()
+            request,
+            publication(*self._start(), b"the model"),
+            start_of(self._shapes),
+            self._surroundings,
+            self._world,
+            self.layout.row_sum(),
         )
 
     def _require_row_sum(self, resumed: ResumePoint | None) -> None:

@@ -364,7 +364,7 @@ def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Pl
 
 def _may_have_tables(plan: Plan) -> bool:
     rule = plan.make_rule()
-    plain = plan.wire_format == FORMATS[0] and not (plan.overlap or plan.gap or plan.cluster)
+    plain = plan.wire_format == FORMATS[0] and not (plan.overlap or plan.gap)
     return plain and rule.traits.rows and isinstance(rule.window, int)
 
 

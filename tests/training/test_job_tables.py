@@ -72,6 +72,9 @@ class TestRecords:
             ("steps", "int"),
             ("learning_rate", "double"),
             ("refusals", "bigint"),
+            ("table_rows", "bigint"),
+            ("table_bytes", "bigint"),
+            ("table_rows_back", "bigint"),
         ]
 
     def test_ledger_columns(self, trainer: Trainer) -> None:

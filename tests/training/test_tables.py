@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,17 @@ def test_each_row_counts_as_often_as_it_was_trained_on(spark: SparkSession, rule
     assert_exact(counter(counted(ROWS), rule, window).train(ids(spark, ROWS)))
 
 
+def test_the_records_say_how_many_rows_and_bytes_of_tables_traveled(spark: SparkSession) -> None:
+    trainer = counter(counted(ROWS), num_workers=1, num_epoch=1)
+    trainer.train(ids(spark, ROWS))
+    commits = trainer.commits.orderBy("clock").toPandas()
+    expected = np.diff([*range(0, ROWS, 2 * BATCH), ROWS])  # each row is in one window
+    np.testing.assert_array_equal(commits.table_rows, expected)
+    np.testing.assert_array_equal(commits.table_rows_back, [*expected[1:], 0])
+    np.testing.assert_array_equal(commits.table_bytes, (8 + 4) * expected)
+    np.testing.assert_array_equal(commits["bytes"], commits.table_bytes)  # the model has no other weights
+
+
 def test_a_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     hook = step_callback_layer(once_at_step(tmp_path / "killed", 5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     trainer = counter(counted(ROWS, hook))
@@ -136,6 +148,30 @@ def test_a_server_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     trained = trainer.train(ids(spark, ROWS), callbacks=[callback], checkpoint=Checkpoint(str(tmp_path), every=5))
     assert callback.killed
     np.testing.assert_array_equal(-trained.get_weights()[0].ravel(), np.full(ROWS, 40))
+
+
+def test_a_server_in_the_cluster_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+
+    def kill_server() -> None:
+        """Kill the server once a snapshot has commits; executors get this by value."""
+        from distkeras.ps.checkpoint.ownership import parsed
+        from distkeras.ps.checkpoint.store import Store
+
+        end = time.monotonic() + 60
+        while True:
+            names = [name for name in map(parsed, Store(checkpoint).names()) if name is not None]
+            if any(name.kind == "snapshot" and name.number > 0 for name in names):
+                break
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        claim = max((name for name in names if name.kind == "owner"), key=lambda name: name.claim)
+        os.kill(Store(checkpoint).load(str(claim))[0]["pid"], signal.SIGKILL)
+
+    hook = step_callback_layer(once_at_step(tmp_path / "killed", 12, kill_server))
+    trainer = counter(counted(ROWS, hook), num_workers=1, network=Network(server="cluster"))
+    assert_exact(trainer.train(ids(spark, ROWS), checkpoint=Checkpoint(checkpoint, every=2)))
+    assert trainer.ledger.select("incarnation").distinct().count() == 2
 
 
 class StopAt(Callback):
