@@ -269,6 +269,11 @@ class Callback:
             self.every_commits, self.every_seconds, self.every_epochs = every_commits, every_seconds, every_epochs
         self.settle()
 
+    @property
+    def needs_epochs(self) -> bool:
+        """Return whether it counts epochs, of which a stream has none: its micro-batches have their own."""
+        return self.every_epochs is not None
+
     def settle(self) -> None:
         """Settle how often it is called, also for a class whose constructor does not call this one's."""
         if (self.every_commits, self.every_seconds, self.every_epochs) == (None, None, None):
@@ -294,7 +299,10 @@ class Callback:
         """Called while training goes on."""
 
     def on_end(self, context: CallbackContext) -> None:
-        """Called after the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
+        """Called after the last commit of a job that has not failed, in the thread that called `Trainer.train`.
+
+        At the end of a stream, this and what follows is called in a thread of the stream.
+        """
 
     def on_success(self, results: JobResults) -> None:
         """Called after `on_end` of all callbacks, with the trainer; `Trainer.train` then returns its model."""

@@ -104,6 +104,11 @@ class KerasCallbacks(Callback):
         self._epoch, self._latest = 0, b""
         self._model: Any = None
 
+    @property
+    def needs_epochs(self) -> bool:
+        """Return whether no number of commits counts as an epoch."""
+        return self.commits_an_epoch is None
+
     def __copy__(self) -> KerasCallbacks:
         """Copy Keras' callbacks too."""
         copied = object.__new__(type(self))

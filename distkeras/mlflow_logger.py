@@ -11,9 +11,10 @@ Importing this module loads neither pyspark, Keras nor MLflow.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +47,13 @@ class MLflowLogger(Callback):
     ``val_loss`` and ``val_`` with each metric of the center over them; their step is the clock, the number of commits.
     When the job has ended, ``epoch_loss`` and ``epoch_`` with each metric are the workers' means over each epoch, by
     its number, and ``seconds_total`` and the like its timings; the tag ``distkeras.stopped`` says why a callback has
-    ended it. The model that `Trainer.train` returns is logged as ``model``, in MLflow's Keras flavor.
+    ended it. The model that `Trainer.train` returns is logged as ``model``, in MLflow's Keras flavor. A stream has no
+    values of epochs and no timings, and the model is that of its end.
 
     The run is the one that is active where `Trainer.train` is called; it stays open. Else it is a new one of the
     current experiment, within the run that was active where this object was made, if any: so each fit of a
     cross-validation has its own. A new run ends with the job: finished, failed, or, where the job was interrupted,
-    killed.
+    killed. One of a stream is not active in the thread that has called `Trainer.train_stream`.
 
     ``mlflow.keras.autolog()`` sees nothing of a job: it watches ``fit``, which is never called.
 
@@ -97,12 +99,13 @@ class MLflowLogger(Callback):
         self._batch: Batch | None = None
         self._metrics: tuple[str, ...] = ()
         self._client: Any = None
-        self._own_run = False
+        self._own_run = self._stream = False
         self._clock, self._latest = -1, b""
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows, begin the run, and log the trainer's options."""
         self._metrics, self._batch, self._own_run = setup.metrics, None, False
+        self._stream = setup.facts is not None and setup.facts.stream
         self._clock, self._latest = -1, b""
         if self._validation is not None:
             self._batch = setup.read_rows(self._validation, self.max_rows)
@@ -112,6 +115,8 @@ class MLflowLogger(Callback):
             tags = {} if self._parent is None else {_PARENT: self._parent}
             run = mlflow.start_run(run_name=self.run_name, tags=tags)
             self._own_run = True
+            if self._stream:  # which ends in another thread, when this one may have begun another run
+                mlflow.end_run("RUNNING")
         self.run_id = run.info.run_id
         # The fluent functions know the run in this thread only; metrics come from the callback's own.
         self._client = mlflow.MlflowClient()
@@ -138,17 +143,35 @@ class MLflowLogger(Callback):
 
     def on_success(self, results: JobResults) -> None:
         """Log the epochs, the timings and the model, and end the run unless it is the user's."""
+        if not self._stream:
+            self._log_epochs(results)
+        self._log({f"seconds_{name}": seconds for name, seconds in results.timings.items()}, 0)
+        if results.stopped is not None:
+            self._client.set_tag(self.run_id, "distkeras.stopped", results.stopped)
+        if self.log_model:
+            with self._active():
+                _log_model(results.model, self.registered_model_name)
+        self._end("FINISHED")
+
+    def _log_epochs(self, results: JobResults) -> None:
         names, history = list(self._metrics), results.history.toPandas()
         epochs = history.groupby("epoch")
         totals = history[names].mul(history["samples"], axis=0).groupby(history["epoch"]).sum()
         for epoch, means in totals.div(epochs["samples"].sum(), axis=0).iterrows():
             self._log({f"epoch_{name}": float(means[name]) for name in names}, int(epoch))
-        self._log({f"seconds_{name}": seconds for name, seconds in results.timings.items()}, 0)
-        if results.stopped is not None:
-            self._client.set_tag(self.run_id, "distkeras.stopped", results.stopped)
-        if self.log_model:
-            _log_model(results.model, self.registered_model_name)
-        self._end("FINISHED")
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        """Let the run be the active one of this thread, which is not the one that began it at the end of a stream."""
+        if not self._stream:
+            yield
+            return
+        mlflow, status = _mlflow(), self._client.get_run(self.run_id).info.status
+        mlflow.start_run(run_id=self.run_id)
+        try:
+            yield
+        finally:
+            mlflow.end_run(status)
 
     def on_failure(self, error: BaseException) -> None:
         """Tag the run with the error, and end it unless it is the user's."""
@@ -163,10 +186,13 @@ class MLflowLogger(Callback):
         self._client.log_batch(self.run_id, metrics=[entities.Metric(*pair, now, step) for pair in known])
 
     def _end(self, status: str) -> None:
-        self._client = None
+        client, self._client = self._client, None
         if self._own_run:
             self._own_run = False
-            _mlflow().end_run(status)
+            if self._stream:
+                client.set_terminated(self.run_id, status)
+            else:
+                _mlflow().end_run(status)
 
 
 def _mlflow() -> Any:

@@ -273,6 +273,7 @@ class JobFacts:
         rounds: the rule has rounds, in which workers wait for one another.
         saved: the server saves its state: there is a checkpoint.
         options: hyper-parameters and options by dotted names, as `reported_options` returns them.
+        stream: it trains a stream, whose micro-batches each have these epochs.
     """
 
     rule: str
@@ -282,9 +283,12 @@ class JobFacts:
     rounds: bool = False
     saved: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stream: bool = False
 
     @classmethod
-    def of(cls, training: TrainSettings, server: ServerSettings, options: Mapping[str, Any]) -> JobFacts:
+    def of(
+        cls, training: TrainSettings, server: ServerSettings, options: Mapping[str, Any], *, stream: bool = False
+    ) -> JobFacts:
         """Return the facts of a job whose number of workers is settled."""
         return cls(
             rule=repr(server.rule),
@@ -294,6 +298,7 @@ class JobFacts:
             rounds=server.rule.traits.synchronous,
             saved=server.checkpoint is not None,
             options=options,
+            stream=stream,
         )
 
 

@@ -60,7 +60,12 @@ from distkeras.settings import (
 )
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
-from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
+from distkeras.training.callback_runner import (
+    begin_callbacks,
+    fail_callbacks,
+    require_callbacks,
+    require_no_epochs,
+)
 from distkeras.training.plan import (
     JobPlan,
     arrangement_of,
@@ -282,8 +287,7 @@ class Trainer(JobResults):
                 for callback in plan.callbacks:
                     callback.on_success(self)
             except BaseException as error:
-                self.outcome.failure = headline(f"{type(error).__name__}: {error}")
-                fail_callbacks(plan.callbacks, error)
+                self._note_failure(plan, error)
                 raise
         return self.model
 
@@ -295,6 +299,7 @@ class Trainer(JobResults):
         checkpoint: str | PathLike[str] | Checkpoint,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> StreamTraining:
         """Train on a stream, each row once, and return a handle like Spark's `StreamingQuery`.
 
@@ -313,7 +318,12 @@ class Trainer(JobResults):
 
         What a rule holds back at the server reaches the center at the end of each micro-batch, as at the end of a job.
         `history`, `commits` and `ledger` are those of the latest micro-batch, `model` is the last one of a stream that
-        has ended. Tables do not travel by rows. Callbacks and observers are not called.
+        has ended. Tables do not travel by rows.
+
+        Callbacks live as long as the stream: numbers of commits and seconds go on counting over its micro-batches. If
+        one stops the stream, the micro-batch under way is the last one, and `stopped` says why. If one raises, the
+        stream ends with its error. Weights that one restores at the end are those of `model`; the checkpoint has the
+        center's last ones.
 
         Args:
             stream: a streaming DataFrame, whose sources Spark can read again: files, Kafka, tables.
@@ -322,12 +332,16 @@ class Trainer(JobResults):
                 reach it as well.
             trigger: the keywords of ``DataStreamWriter.trigger``. Default: a micro-batch as soon as there are rows.
             query_name: of Spark's query.
+            callbacks: as in `train`. None that counts epochs: each micro-batch has its own.
 
         Raises:
             DifferentJobError: `checkpoint` is of a stream with another model, compilation, rule, columns, batches or
                 number of workers.
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
+            Exception: what a callback raises in `Callback.on_begin`.
         """
+        callbacks = [*require_callbacks(callbacks), *self.observers]
+        require_no_epochs(callbacks)
         require_dataframe("stream", stream)
         require_stream(stream, SparkFacts.of(stream.sparkSession))
         self._require_stream_options()
@@ -335,9 +349,13 @@ class Trainer(JobResults):
         if place is None:
             raise ConfigurationError("`checkpoint` must be given: it is what a stream goes on from. Received: None")
         writer = writer_of(stream, trigger, query_name)
-        plan, _ = self._plan(stream, (), center_of(place), resume=True)
+        plan = self._begin(*self._plan(stream, callbacks, center_of(place), resume=True))
         rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)
-        return start_stream(plan, rows, self.outcome, writer, query_folder(place))
+        try:
+            return start_stream(plan, rows, self, writer, query_folder(place))
+        except BaseException as error:
+            self._note_failure(plan, error)
+            raise
 
     def _require_stream_options(self) -> None:
         """Raise ConfigurationError for an option that cannot work with a stream."""
@@ -458,7 +476,10 @@ class Trainer(JobResults):
         """Settle everything that can be settled without a server; what cannot work fails here."""
         callbacks = [*require_callbacks(callbacks), *self.observers]
         require_dataframe("df", df, stream=False)
-        plan, options = self._plan(df, callbacks, checkpoint, resume)
+        return self._begin(*self._plan(df, callbacks, checkpoint, resume))
+
+    def _begin(self, plan: JobPlan, options: Mapping[str, Any]) -> JobPlan:
+        """Begin the callbacks of a job, and return its plan."""
         outcome, replica = self.outcome, plan.replica
         setup = TrainingSetup(
             replica.metric_names,
@@ -469,8 +490,12 @@ class Trainer(JobResults):
             options,
             outcome,
         )
-        begin_callbacks(callbacks, setup)
+        begin_callbacks(plan.callbacks, setup)
         return plan
+
+    def _note_failure(self, plan: JobPlan, error: BaseException) -> None:
+        self.outcome.failure = headline(f"{type(error).__name__}: {error}")
+        fail_callbacks(plan.callbacks, error)
 
     def _plan(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
@@ -498,7 +523,7 @@ class Trainer(JobResults):
         worker = replace(self.worker_settings, workers=workers)
         options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
         arrangement = None if df.isStreaming else arrangement_of(df, spec, settings, workers)
-        self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options))
+        self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options, stream=df.isStreaming))
         plan = JobPlan(
             df=df if df.isStreaming else self._rows_of(df, spec, workers),
             arrangement=arrangement,

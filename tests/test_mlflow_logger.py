@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
+from support.patience import patience
+from support.present import present
 from support.training.spark_jobs import blobs, table
 
 from distkeras import KerasCallbacks, KerasEstimator, MLflowLogger, Trainer, rules
@@ -108,6 +111,32 @@ def test_each_fit_of_an_estimator_has_a_run_of_its_own(spark: SparkSession, stor
     runs = [store.get_run(logger.run_id) for logger in loggers]
     assert [run.data.params["batch_size"] for run in runs] == ["32", "64"]
     assert [run.data.tags["mlflow.parentRunId"] for run in runs] == [parent.info.run_id] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
+@pytest.mark.parametrize("own", [True, False])
+def test_a_stream_is_a_run_that_ends_with_it(
+    spark: SparkSession, store: Any, mlflow: Any, tmp_path: Path, own: bool
+) -> None:
+    df = table(spark, *blobs())
+    df.write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema(df.schema).parquet(str(tmp_path / "in"))
+    logger = MLflowLogger(df)
+    with nullcontext() if own else mlflow.start_run():
+        training = Trainer(network(), "agn", **OPTIONS).train_stream(
+            stream, checkpoint=tmp_path / "checkpoint", trigger={"availableNow": True}, callbacks=[logger]
+        )
+        assert (mlflow.active_run() is None) == own
+        assert training.awaitTermination(patience(120))
+        run = store.get_run(logger.run_id)
+        assert (run.info.status, run.info.end_time is None) == (("FINISHED", False) if own else ("RUNNING", False))
+        assert run.data.metrics["samples"] == df.count()
+        curve = store.get_metric_history(logger.run_id, "val_loss")
+        assert curve[-1].step == present(training.lastProgress).clock
+        loaded = mlflow.keras.load_model(f"runs:/{logger.run_id}/model")
+        np.testing.assert_array_equal(loaded.get_weights()[0], training.model().get_weights()[0])
+        assert (mlflow.active_run() is None) == own
+    assert store.get_run(logger.run_id).info.status == "FINISHED"
 
 
 class Job:

@@ -391,6 +391,10 @@ class JobRecord:
         self.workers = self.workers.forgetting_commits()
         self._told = _Told()
 
+    def skip(self, commits: int) -> None:
+        """Leave out the next rows of the commit log: so many."""
+        self._sums.commits += commits
+
     @property
     def commits(self) -> int:
         """Return how many rows of the commit log it has."""

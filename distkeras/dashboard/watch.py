@@ -212,10 +212,14 @@ class JobWatch(Callback):
         """Add what has come since the last look."""
         assert outcome.records is not None
         commits, steps = outcome.records.commits_array, outcome.records.steps_array
-        known, at = record.last_commit, record.commits
-        if known is not None and (at > len(commits) or commits[at - 1].tobytes() != known[0].tobytes()):
+        known, start = record.last_commit, outcome.records.start
+        at = record.commits - start
+        if at < 0:  # commits of earlier micro-batches, which no look was in time for
+            record.skip(-at)
+        elif known is not None and at and (at > len(commits) or commits[at - 1].tobytes() != known[0].tobytes()):
             record.clear()
-        for first in range(record.commits, len(commits), _COMMITS):
+            record.skip(start)
+        for first in range(record.commits - start, len(commits), _COMMITS):
             before = int(commits["steps"][:first].sum())
             piece = commits[first : first + _COMMITS]
             record.add_commits(piece, steps[before : before + int(piece["steps"].sum())])

@@ -360,7 +360,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             DistkerasError: as `Trainer.train_groups` says.
         """
         require_dataframe("dataset", dataset)
-        self._require_plain("fitGroups")
+        self._require_plain("fitGroups", "validation_indicator_col", "validation_split", "callbacks", "checkpoint")
         trainer, ready = self._trainer(dataset)
         if self.value("handle_invalid") != "error":
             ready = trainer.valid_rows(ready)
@@ -385,16 +385,22 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             dataset: a streaming DataFrame.
             checkpoint, trigger, query_name: as in `Trainer.train_stream`.
 
+        The callbacks are those of the estimator; the handle's `callbacks` has the copies that work. Those of Keras need
+        a `KerasCallbacks` with ``every_commits``.
+
         Raises:
-            ConfigurationError: validation, callbacks, or a checkpoint of fits are set, which a stream does not have.
+            ConfigurationError: validation or a checkpoint of fits are set, which a stream does not have.
             DistkerasError: as `Trainer.train_stream` says.
         """
         require_dataframe("dataset", dataset)
-        self._require_plain("fitStream")
+        self._require_plain("fitStream", "validation_indicator_col", "validation_split", "checkpoint")
         trainer, ready = self._trainer(dataset)
         if self.value("handle_invalid") != "error":
             ready = trainer.valid_rows(ready)
-        training = trainer.train_stream(ready, checkpoint=checkpoint, trigger=trigger, query_name=query_name)
+        callbacks = [copy.copy(callback) for callback in self.value("callbacks")]
+        training = trainer.train_stream(
+            ready, checkpoint=checkpoint, trigger=trigger, query_name=query_name, callbacks=callbacks
+        )
         training.convert = self._fitted_by_stream
         return training
 
@@ -404,13 +410,10 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         fitted.parent = self
         return self._copyValues(fitted)
 
-    def _require_plain(self, method: str) -> None:
-        """Raise ConfigurationError if validation, callbacks or a checkpoint are set, which ``method`` does not have."""
-        names = ("validation_indicator_col", "validation_split", "callbacks", "checkpoint")
+    def _require_plain(self, method: str, *names: str) -> None:
+        """Raise ConfigurationError if one of these parameters is set, which ``method`` does not have."""
         if present := [name for name in names if self.value(name)]:
-            raise ConfigurationError(
-                f"`{method}` has no validation, callbacks or checkpoint of a fit. Received: {present} are set"
-            )
+            raise ConfigurationError(f"`{method}` has none of {list(names)}. Received: {present} are set")
 
     def _trainer(self, dataset: DataFrame) -> tuple[Trainer, DataFrame]:
         """Return a trainer with the values of the parameters, and the rows with the columns that it reads."""

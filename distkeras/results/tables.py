@@ -85,18 +85,22 @@ class JobRecords:
         steps: float64 ``(mini-batches, 2 + metrics)``: timestamp, samples, then the metrics.
         metrics: their names, loss first.
         missing: mini-batches behind commits whose records were lost with a damaged file of a checkpoint.
+        start: number of the first of these commits, as the server counts them.
     """
 
-    def __init__(self, commits: np.ndarray, steps: np.ndarray, metrics: tuple[str, ...], missing: int = 0) -> None:
+    def __init__(
+        self, commits: np.ndarray, steps: np.ndarray, metrics: tuple[str, ...], missing: int = 0, start: int = 0
+    ) -> None:
         self.commits_array = commits
         self.steps_array = steps
         self.metrics = metrics
         self.missing = missing
+        self.start = start
 
     @classmethod
     def drain(cls, driver: DriverClient, start: int = 0) -> JobRecords:
         """Fetch everything that the server has, from commit record number ``start`` on."""
-        commits, steps, names = [], [], ""
+        commits, steps, names, first = [], [], "", start
         while True:
             records = driver.drain(start)
             names = records.metrics
@@ -108,7 +112,7 @@ class JobRecords:
                 break
         metrics = tuple(names.split("\n")) if names else ("loss",)
         rows = np.concatenate(steps) if steps else np.empty((0, len(FIXED_HISTORY) + len(metrics)))
-        return cls(np.concatenate(commits), rows, metrics, records.missing)
+        return cls(np.concatenate(commits), rows, metrics, records.missing, first)
 
     def commits(self) -> pa.Table:
         """Return one row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""

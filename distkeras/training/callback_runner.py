@@ -58,6 +58,16 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
     return all_callbacks
 
 
+def require_no_epochs(callbacks: Sequence[Callback]) -> None:
+    """Raise ConfigurationError for a callback that counts epochs, which do not add up over a stream."""
+    for callback in callbacks:
+        if callback.needs_epochs:
+            raise ConfigurationError(
+                "`callbacks` of a stream must be called by commits or seconds (`every_commits`, `every_seconds`), "
+                f"because each micro-batch has epochs of its own. Received: {type(callback).__name__}"
+            )
+
+
 def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:
     """Call `Callback.on_begin` of each; before any work starts.
 

@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,6 +80,7 @@ class SparkJob:
     Args:
         stalls: finds silent workers; None: no one looks for them.
         events: takes the end that callbacks ask for.
+        on_status: takes each new status of the server, in addition to the callbacks of ``plan``.
 
     Attributes:
         stopped: why a callback ended the job early; None: none did.
@@ -86,9 +88,16 @@ class SparkJob:
     """
 
     def __init__(
-        self, plan: JobPlan, server: ServerHandle, progress: Progress, stalls: StallDetector | None, events: Events
+        self,
+        plan: JobPlan,
+        server: ServerHandle,
+        progress: Progress,
+        stalls: StallDetector | None,
+        events: Events,
+        on_status: Callable[[Status], None] = lambda status: None,
     ) -> None:
         self._plan, self._server, self._progress, self._stalls, self._events = plan, server, progress, stalls, events
+        self._on_status = on_status
         self._session = plan.df.sparkSession
         self._task = plan.task(server.address)
         self.stopped: str | None = None
@@ -100,7 +109,7 @@ class SparkJob:
             server.connect,
             fetch_center=plan.fetch_center,
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
-            on_error=lambda error: self._signals.put(_CallbackFailed(error)),
+            on_error=self.fail,
             scope=partial(in_callers_scope, self._session),
         )
         self._over = threading.Event()
@@ -135,6 +144,10 @@ class SparkJob:
             self._observer.close()
             watch.join(_CANCEL_SECONDS)
 
+    def fail(self, error: BaseException) -> None:
+        """Let `run` raise what a callback has raised; from any thread."""
+        self._signals.put(_CallbackFailed(error))
+
     def _collect(self) -> list[Row]:
         plan = self._plan
         laid_out = in_sized_batches(_LAYOUT.of(plan.df, plan.arrangement), plan.spec.row_bytes)
@@ -151,6 +164,7 @@ class SparkJob:
             match signal:
                 case _StatusArrived(status):
                     self._progress.update(status)
+                    self._on_status(status)
                     self.callbacks.update(status)
                 case _StopRequested(reason):
                     self._end_early(reason)
@@ -163,6 +177,7 @@ class SparkJob:
                     status = self._server.ask(lambda driver: driver.observe(-1, 0.0))
                     self._progress.update(status)
                     self.callbacks.stop_calling()
+                    self._on_status(status)
                     self.callbacks.update(status)
                     return rows
                 case _JobFailed(error) | _CallbackFailed(error):

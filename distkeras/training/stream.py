@@ -12,15 +12,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.callbacks import CenterWeights
+from distkeras.callbacks import Callback, CenterWeights
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import (
     ConfigurationError,
@@ -35,10 +36,12 @@ from distkeras.ps.protocol.messages import MicroBatchBegun
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
-from distkeras.results.job_results import JobOutcome
+from distkeras.results.job_results import JobResults
 from distkeras.results.tables import JobRecords, Resumed
+from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import innermost, short_errors
+from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.spark_job import SparkJob
@@ -58,6 +61,8 @@ STOP_SECONDS = 600.0
 _LOOK = 3600
 #: Sources whose rows Spark cannot read again, by Spark's names.
 _READ_ONCE = ("socket",)
+#: What an error says where the server died last.
+_NO_CENTER = "the stream has ended, and its last center is in its checkpoint alone"
 #: The local property in which Spark has a query's id.
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -158,11 +163,15 @@ class StreamTraining:
     query: StreamingQuery
     convert: Callable[[keras.Model], Any] | None = None
 
-    def __init__(self, plan: JobPlan, rows: Callable[[DataFrame], DataFrame], outcome: JobOutcome) -> None:
-        self._plan, self._rows, self._outcome = plan, rows, outcome
+    def __init__(self, plan: JobPlan, rows: Callable[[DataFrame], DataFrame], results: JobResults) -> None:
+        self._plan, self._rows, self._results, self._outcome = plan, rows, results, results.outcome
         self._publish_model = plan.publisher()
         self._stack = ExitStack()
         self._server: Supervisor
+        self._callbacks: CallbackRunner
+        #: What trains the micro-batch under way.
+        self._job: SparkJob | None = None
+        self._callback_error: BaseException | None = None
         #: Held while a micro-batch is trained, and by what else uses the server's supervisor.
         self._turn = threading.Lock()
         #: The stream's id, and the number of the micro-batch that the server is to be at.
@@ -192,6 +201,15 @@ class StreamTraining:
             stack.enter_context(process)
             self._server = stack.enter_context(Supervisor(process, self._publish, events))
             self._outcome.resumed = Resumed.from_point(process.resumed)
+            self._callbacks = CallbackRunner(
+                plan.callbacks,
+                plan.build_replica,
+                self._server.connect,
+                fetch_center=plan.fetch_center,
+                on_stop=self._end_early,
+                on_error=self._fail,
+                scope=partial(in_callers_scope, plan.df.sparkSession),
+            )
             try:
                 self.query = writer.foreachBatch(self._train).option("checkpointLocation", folder).start()
             except PySparkException as error:
@@ -200,7 +218,13 @@ class StreamTraining:
                     f"Received: {headline(str(error))}"
                 ) from None
             self._stack = stack.pop_all()
+        self._callbacks.start()
         threading.Thread(target=self._wait_for_query, name="distkeras-stream", daemon=True).start()
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the callbacks that are called, those of the trainer among them."""
+        return self._plan.callbacks
 
     @property
     def isActive(self) -> bool:
@@ -243,12 +267,41 @@ class StreamTraining:
             DeadlineError: the stream has not ended ``timeout`` seconds after that.
         """
         self._stopping.set()
+        self._stop_query(timeout)
+        if not self._ended.wait(timeout):
+            raise DeadlineError(f"waited {timeout:g} s for the stream to end")
+
+    def _stop_query(self, timeout: float) -> None:
         if self._turn.acquire(timeout=timeout):
             self._turn.release()
         self._canceling.set()
         self.query.stop()
-        if not self._ended.wait(timeout):
-            raise DeadlineError(f"waited {timeout:g} s for the stream to end")
+
+    def _end_early(self, reason: str) -> None:
+        """Stop the stream after the micro-batch under way, as a callback asks for."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._outcome.stopped = reason
+            self._outcome.events.report(log, "stop", "the stream ends early: %s", reason, level=logging.INFO)
+            self._callbacks.stop_calling()
+            self._begin_to_stop()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the stream with what a callback has raised."""
+        self._callback_error = self._callback_error or error
+        self._stopping.set()
+        if (job := self._job) is not None:
+            job.fail(error)
+        self._begin_to_stop()
+
+    def _begin_to_stop(self) -> None:
+        def stop() -> None:
+            try:
+                self._stop_query(STOP_SECONDS)
+            except Exception as error:  # noqa: BLE001 - what a query raises is Spark's, Py4J's, or a source's own
+                log.warning("Spark could not stop the query, whose next micro-batch is refused: %s", innermost(error))
+
+        threading.Thread(target=stop, name="distkeras-stream-stop", daemon=True).start()
 
     @short_errors
     def model(self) -> Any:
@@ -281,7 +334,7 @@ class StreamTraining:
             if not self._ended.is_set():
                 return self._server.ask(self._plan.fetch_center)
             if self._last is None:
-                raise ServerLostError("the stream has ended, and its last center is in its checkpoint alone")
+                raise ServerLostError(_NO_CENTER)
             return self._last
         finally:
             self._turn.release()
@@ -303,19 +356,23 @@ class StreamTraining:
             except BaseException as error:
                 if not self._canceling.is_set():
                     self._failure = error
-                    self._outcome.failure = headline(f"{type(error).__name__}: {error}")
                 raise
+            finally:
+                self._job = None
             self._handed_over = handed_over
 
     def _train_micro_batch(self, df: DataFrame, number: int, handed_over: float) -> None:
         settings, server = self._plan.training, self._server
         present = self._present = (str(df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)), number)
         begun = server.ask(lambda driver: driver.begin_micro_batch(*present))
-        plan = replace(self._plan, df=self._rows(df), micro_batch=number)
+        plan = replace(self._plan, df=self._rows(df), micro_batch=number, callbacks=())
         events = self._outcome.events
         stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
         with Progress(settings.num_epoch, plan.worker.workers, shown=False, every=None) as progress:
-            summaries = SparkJob(plan, server, progress, stalls, events).run()
+            self._job = job = SparkJob(plan, server, progress, stalls, events, self._callbacks.update)
+            if self._callback_error is not None:  # from before there was a job to end
+                raise self._callback_error
+            summaries = job.run()
         records = server.ask(lambda driver: JobRecords.drain(driver, begun.records))
         began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
@@ -355,30 +412,66 @@ class StreamTraining:
             if failure is None and not self._stopping.is_set():  # else a micro-batch was refused, and comes again
                 failure = WorkerError(f"Spark ended the stream: {innermost(error)}", remote_traceback=str(error))
         with self._turn:
-            self._failure = failure
-            self._close()
+            try:
+                self._close(failure)
+            finally:
+                self._ended.set()
 
-    def _close(self) -> None:
-        plan, server = self._plan, self._server
+    def _close(self, failure: BaseException | None) -> None:
+        """Close the server, and end the callbacks."""
+        self._callbacks.stop_calling()
         try:
-            self._last = server.try_to_ask(plan.fetch_center)
-            self._last.load(plan.replica)
-            self._outcome.model = plan.replica.model
+            self._callbacks.wait_for_calls(
+                ABANDON_SECONDS if self._callback_error or failure else self._plan.worker.deadlines.reply
+            )
+        except DeadlineError as error:
+            failure = failure or error
+        self._failure = self._callback_error or failure
+        self._last = self._fetch_last()
+        try:
+            self._stack.close()
+        except DistkerasError as error:
+            self._failure = self._failure or error
+        self._end_callbacks()
+
+    def _fetch_last(self) -> CenterWeights | None:
+        try:
+            last = self._server.try_to_ask(self._plan.fetch_center)
         except DistkerasError as error:
             self._outcome.events.report(log, "lost", "the stream's last center is not to be had: %s", error.message)
-            server.abandon(error)
-        finally:
+            self._server.abandon(error)
+            return None
+        self._load(last)
+        return last
+
+    def _load(self, center: CenterWeights) -> None:
+        replica = self._plan.replica
+        center.load(replica)
+        self._outcome.model = replica.model
+
+    def _end_callbacks(self) -> None:
+        """Call the hooks for the end of the stream."""
+        callbacks, error = self.callbacks, self._failure
+        if error is None and self._last is None:
+            error = ServerLostError(_NO_CENTER)
+        elif error is None and self._last is not None:
             try:
-                self._stack.close()
-            except DistkerasError as error:
-                self._failure = self._failure or error
-            self._ended.set()
+                self._last = self._callbacks.end(self._last)
+                self._load(self._last)
+                for callback in callbacks:
+                    callback.on_success(self._results)
+            except Exception as raised:  # noqa: BLE001 - `awaitTermination` raises it
+                error = self._failure = raised
+        if self._failure is not None:
+            self._outcome.failure = headline(f"{type(self._failure).__name__}: {self._failure}")
+        if error is not None:
+            fail_callbacks(callbacks, error)
 
 
 def start_stream(
     plan: JobPlan,
     rows: Callable[[DataFrame], DataFrame],
-    outcome: JobOutcome,
+    results: JobResults,
     writer: DataStreamWriter,
     folder: str,
 ) -> StreamTraining:
@@ -387,13 +480,13 @@ def start_stream(
     Args:
         plan: of a job without its rows, whose server saves its state.
         rows: makes what workers read, one partition each, of a micro-batch.
-        outcome: is filled.
+        results: whose outcome is filled; what callbacks are given at the end.
         writer: writes the stream.
         folder: URI of Spark's own checkpoint.
 
     Raises:
         DifferentJobError, ConfigurationError: see `StreamTraining.start`.
     """
-    handle = StreamTraining(plan, rows, outcome)
+    handle = StreamTraining(plan, rows, results)
     handle.start(writer, folder)
     return handle

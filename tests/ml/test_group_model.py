@@ -164,7 +164,7 @@ def test_one_row_at_a_time_and_keys_that_are_features(df: DataFrame) -> None:
 
 
 def test_what_groups_do_not_have(fitted: KerasGroupModel, df: DataFrame) -> None:
-    with pytest.raises(ConfigurationError, match="has no validation, callbacks or checkpoint"):
+    with pytest.raises(ConfigurationError, match="`fitGroups` has none of"):
         estimator().setParams(validation_split=0.1).fitGroups(df, by="shop")
     with pytest.raises(ConfigurationError, match="must be evaluated by an evaluator"):
         fitted.evaluate(df)

@@ -97,7 +97,7 @@ def test_an_estimator_learns_from_a_stream_and_its_model_scores_it(spark: SparkS
     rows = files.selectExpr("features", "CASE WHEN id = 3 THEN NULL ELSE id % 2 END AS label")
     estimator = KerasEstimator(classifier(), num_workers=1, handle_invalid="skip")
     options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "trigger": {"availableNow": True}}
-    with pytest.raises(ConfigurationError, match="`fitStream` has no validation"):
+    with pytest.raises(ConfigurationError, match="`fitStream` has none of"):
         estimator.copy().setParams(validation_split=0.5).fitStream(rows, **options)
     training = estimator.fitStream(rows, **options)
     assert training.awaitTermination(patience(120))

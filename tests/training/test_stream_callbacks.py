@@ -1,0 +1,120 @@
+"""Callbacks of a stream: they live as long as it, may stop it, and their errors end it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from pyspark.sql import SparkSession
+from support.patience import patience
+from support.present import present
+from support.training.small_jobs import counter
+from support.training.spark_jobs import counting_rows, counts
+from support.training.streams import arrive, arriving
+
+from distkeras import EarlyStopping, KerasCallbacks, Pruning
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.ps.errors import ConfigurationError
+from distkeras.results.job_results import JobResults
+from distkeras.training.stream import StreamTraining
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+#: Rows of a micro-batch, and of all of them.
+EACH, ROWS = 12, 24
+
+
+class Hooks(Callback):
+    """Keeps what it is called with, in order."""
+
+    def __init__(self, **every: Any) -> None:
+        super().__init__(**every)
+        self.calls: list[tuple[str, Any]] = []
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        self.calls.append(("begin", setup.metrics))
+
+    def on_center(self, context: CallbackContext) -> None:
+        self.calls.append(("center", context.center.clock))
+
+    def on_end(self, context: CallbackContext) -> None:
+        self.calls.append(("end", context.center.clock))
+
+    def on_success(self, results: JobResults) -> None:
+        self.calls.append(("success", results))
+
+    def on_failure(self, error: BaseException) -> None:
+        self.calls.append(("failure", error))
+
+
+class Raises(Hooks):
+    """Raises in the first call for the center."""
+
+    def on_center(self, context: CallbackContext) -> None:
+        raise ArithmeticError("of the callback")
+
+
+def ends(training: StreamTraining) -> bool:
+    return training.awaitTermination(patience(120)) and not training.isActive
+
+
+def test_they_live_as_long_as_the_stream_and_stop_it(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(2):
+        arrive(tmp_path / "in", number, range(number * EACH, (number + 1) * EACH), ROWS)
+    stopping = EarlyStopping(counting_rows(spark, ROWS), target=0.5 - ROWS, every_commits=1)
+    hooks, observer, trainer = Hooks(every_commits=1), Hooks(every_seconds=0.05), counter(rows=ROWS, num_epoch=1)
+    trainer.observers.append(observer)
+    stream = arriving(spark, tmp_path / "in")
+    training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=[hooks, stopping])
+    assert ends(training)  # which the stream would not do: it waits for more files
+    assert training.callbacks == [hooks, stopping, observer]
+    assert counts(training.model()) == [1.0] * ROWS
+    clock = present(training.lastProgress).clock
+    assert stopping.evaluations[-1]["clock"] == clock  # of both micro-batches
+    assert present(trainer.stopped).startswith("loss -24 has reached")
+    for calls in (hooks.calls, observer.calls):
+        assert [name for name, _ in calls if name != "center"] == ["begin", "end", "success"]
+        assert calls[-2:] == [("end", clock), ("success", trainer)]
+        clocks = [of for name, of in calls if name == "center"]
+        assert clocks == sorted(clocks)
+        assert clocks[-1] <= clock
+
+
+def test_their_errors_end_the_stream(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    stream = arriving(spark, tmp_path / "in")
+    for name, options in (("idle", {"every_seconds": 0.001}), ("endless", {"every_commits": 1})):
+        raises, trainer = Raises(**options), counter(rows=ROWS, num_epoch=1_000_000)
+        training = trainer.train_stream(stream, checkpoint=tmp_path / name, callbacks=[raises])
+        with pytest.raises(ArithmeticError, match="of the callback"):
+            ends(training)
+        assert not training.query.isActive
+        assert [call for call, _ in raises.calls] == ["begin", "failure"]
+        assert raises.calls[-1][1] is training.exception()
+        assert trainer.outcome.failure == "ArithmeticError: of the callback"
+        arrive(tmp_path / "in", 0, range(EACH), ROWS)  # a micro-batch without an end, which is canceled
+
+
+def test_what_counts_epochs_is_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
+    stream, trainer = arriving(spark, tmp_path), counter(rows=ROWS)
+    begun, df = Hooks(), counting_rows(spark, ROWS)
+    kept = keras.callbacks.LambdaCallback()
+    for callback in (EarlyStopping(df, every_epochs=1), Pruning(Trial(), df), KerasCallbacks([kept]), kept):
+        with pytest.raises(ConfigurationError, match=r"`callbacks` of a stream must be called by commits or seconds"):
+            trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=[begun, callback])
+    with pytest.raises(ConfigurationError, match="`monitor` must be one of"):
+        trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=[begun, EarlyStopping(df, "f1")])
+    assert [name for name, _ in begun.calls] == ["begin", "failure"]
+    assert not (tmp_path / "checkpoint").exists()
+
+
+class Trial:
+    """Of no search."""
+
+    def report(self, value: float, step: int) -> None:
+        raise AssertionError
+
+    def should_prune(self) -> bool:
+        raise AssertionError
