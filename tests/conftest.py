@@ -77,9 +77,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
-        # Spark starts a daemon of Python workers, here with Keras, for each environment that these have: without this,
-        # it would be another one for rows that are made of a Python list.
-        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     started = session("local[2,2]", app_name="distkeras tests", config=config)

@@ -7,8 +7,8 @@
     spark = session("local[4,4]")                             # in a notebook or a script
     spark-submit --conf spark.python.daemon.module=distkeras.spark.daemon ...
 
-What makes the difference is one setting of Spark, `CONFIG`, which must be there when a session starts. Where a session
-is given, as on a cluster's gateway, put it into the configuration of the cluster; distkeras must be installed where
+What makes the difference are the settings of Spark in `CONFIG`, which must be there when a session starts. Where a session
+is given, as on a cluster's gateway, put them into the configuration of the cluster; distkeras must be installed where
 executors run, not be shipped with the job.
 """
 
@@ -32,8 +32,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Settings of Spark for workers that are forked from a daemon that has imported Keras.
-CONFIG = {"spark.python.daemon.module": "distkeras.spark.daemon"}
+#: Settings of Spark for workers that are forked from a daemon that has imported Keras. An executor starts another daemon
+#: for each environment of its workers; Spark adds this variable to those of SQL alone, and rows that are made of a Python
+#: list would have a second daemon, which imports Keras again.
+CONFIG = {
+    "spark.python.daemon.module": "distkeras.spark.daemon",
+    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
+}
 
 #: What workers must find in their environment as it is here, since Keras reads it once, on its first import.
 _ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", "TF_CPP_MIN_LOG_LEVEL")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience, until
@@ -56,6 +58,18 @@ def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
         assert worker["backend"] == keras.config.backend()
         assert worker["threads"] == 1, "nothing of a runtime may have started before the fork"
     assert len({worker["parent"] for worker in found}) == 1
+
+
+def test_workers_of_rdds_and_of_queries_have_one_daemon(spark: SparkSession) -> None:
+    """Else a session imports Keras once more as soon as rows are made of a Python list."""
+
+    def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        list(batches)
+        yield pa.RecordBatch.from_pydict({"parent": [os.getppid()]})
+
+    of_rdd = spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect()
+    of_query = spark.range(1, numPartitions=1).mapInArrow(probe, "parent long").collect()
+    assert of_rdd == [row.parent for row in of_query]
 
 
 def test_the_environment_that_keras_reads_is_the_workers_too(spark: SparkSession) -> None:
