@@ -7,9 +7,9 @@
     spark = session("local[4,4]")                             # in a notebook or a script
     spark-submit --conf spark.python.daemon.module=distkeras.spark.daemon ...
 
-What makes the difference are the settings of Spark in `CONFIG`, which must be there when a session starts. Where a session
-is given, as on a cluster's gateway, put them into the configuration of the cluster; distkeras must be installed where
-executors run, not be shipped with the job.
+What makes the difference are the settings of Spark in `CONFIG`, which must be there when a session starts. Where a
+session is given, as on a cluster's gateway, put them into the configuration of the cluster; distkeras must be installed
+where executors run, not be shipped with the job.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Settings of Spark for workers that are forked from a daemon that has imported Keras. An executor starts another daemon
-#: for each environment of its workers; Spark adds this variable to those of SQL alone, and rows that are made of a Python
-#: list would have a second daemon, which imports Keras again.
+#: Settings of Spark for workers that are forked from a daemon that has imported Keras. An executor starts another
+#: daemon for each environment of its workers; Spark adds this variable to those of SQL alone, and rows that are made of
+#: a Python list would have a second daemon, which imports Keras again.
 CONFIG = {
     "spark.python.daemon.module": "distkeras.spark.daemon",
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
