@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SECTION = "search"
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-EPOCHS, BATCH, HIDDEN = 8, 128, 512
+EPOCHS, BATCH, HIDDEN = 16, 128, 512
 #: Rows to train on, and to evaluate on.
 ROWS, VALIDATION_ROWS = 50_000, 10_000
 
