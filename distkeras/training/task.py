@@ -205,14 +205,11 @@ class _TaskAttempt:
         for record in self._records:
             rows += record.num_rows
             checksum.update(record)
-        checksum_now, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
-        was_empty = self._task.micro_batch != NO_MICRO_BATCH and welcome.checksum == -1
-        if (whole and welcome.checksum not in (-1, checksum_now)) or (was_empty and rows):
-            raise LedgerError(
-                f"the input has not yielded the same rows again: checksum {checksum_now:#018x} of {rows} rows of a "
-                f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
-                worker=self._client.worker,
-            )
+        task = self._task
+        stream = task.micro_batch != NO_MICRO_BATCH
+        require_same_rows(
+            welcome, rows, checksum.before(rows), epochs=task.spec.epochs, stream=stream, worker=self._client.worker
+        )
         return rows
 
     def _begin_loop(self, stack: ExitStack, welcome: Welcome) -> Loop:
@@ -341,6 +338,28 @@ class _TaskAttempt:
         )
         columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
         return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
+
+
+def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int, stream: bool, worker: int) -> None:
+    """Check that the rows of a partition that has ended are those that were trained on.
+
+    Args:
+        welcome: where the partition stands.
+        rows, checksum: of the rows that have come now.
+        epochs: of the job.
+        stream: the rows are a stream's micro-batch, which knows whether the partition had rows.
+        worker: number of the partition.
+
+    Raises:
+        LedgerError: they are not.
+    """
+    whole, was_empty = welcome.epoch >= epochs, stream and welcome.checksum == -1
+    if (whole and welcome.checksum not in (-1, checksum)) or (was_empty and rows):
+        raise LedgerError(
+            f"the input has not yielded the same rows again: checksum {checksum:#018x} of {rows} rows of a "
+            f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
+            worker=worker,
+        )
 
 
 def members_host(server: str) -> str:

@@ -1,4 +1,4 @@
-"""What runs have drawn, compared with all that there is: options, messages, states, rules and faults, by reflection.
+"""What runs have drawn, compared with all that there is: options, messages, states, rules, faults and streams' phases.
 
 An option that is added to the server's settings, a message, or a field of a lease shows up here as something that no
 run has ever tried, until the generator draws it (`plan.py`) or `EXCEPTIONS` says why not.
@@ -26,7 +26,7 @@ from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from simulation import watch, worker
 from simulation.command import collecting
-from simulation.plan import KINDS, Plan, draw
+from simulation.plan import KINDS, PHASES, Plan, draw
 from simulation.scheduler import Finding
 from simulation.simulation import simulate
 
@@ -45,8 +45,6 @@ EXCEPTIONS = {
     "message Members": "see `Traits.peers`",
     "message PeerVector": "see `Traits.peers`",
     "message PeerLoss": "see `Traits.peers`",
-    "message BeginMicroBatch": "a run has one batch of rows: `tests/ps/server/test_micro_batches.py`",
-    "message MicroBatchBegun": "a run has one batch of rows: `tests/ps/server/test_micro_batches.py`",
     "PartitionLease.active_at": "it is a time, and always there",
     "Plan.deadlines": "as the settings' own",
     "PartitionLease.passed": "it is shown to people, and nothing else depends on it: `ps/server/test_server.py`",
@@ -120,6 +118,8 @@ class Census:
             self.see_fields(plan)
             self.see(f"rule {plan.rule}", "drawn")
             self.see_fields(plan.make_rule().traits)
+            for fault in plan.faults:
+                self.see(f"faults at phase {fault.scope}", fault.kind)
         return [self._row(name, wanted) for name, wanted in _everything()]
 
     def _row(self, name: str, wanted: int) -> Row:
@@ -152,7 +152,9 @@ def _everything() -> Iterator[tuple[str, int]]:
     for name, rule in center_rules().items():
         yield f"rule {name}", 1
         yield f"family {rule.info.family}", 1
-    for prefix, names in (("wire format", FORMATS), ("schedule", SCHEDULES), ("fault", KINDS)):
+    for phase, kinds in PHASES.items():
+        yield f"faults at phase {phase}", len(kinds)
+    for prefix, names in (("wire format", FORMATS), ("schedule", SCHEDULES), ("fault", KINDS), ("phase", PHASES)):
         yield from ((f"{prefix} {name}", 1) for name in names)
 
 
@@ -166,6 +168,8 @@ def take_census(seeds: range) -> Census:
                 census.findings[seed] = outcome.finding
             for fault in outcome.injected:
                 census.see(f"fault {fault.kind}", "struck")
+            for phase in outcome.phases:
+                census.see(f"phase {phase}", "passed")
     return census
 
 

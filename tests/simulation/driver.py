@@ -19,6 +19,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
+from distkeras.results.tables import JobRecords, Resumed
 from distkeras.training.cluster_server import ServerHandle
 from distkeras.training.supervisor import Supervisor
 from simulation.cluster import VirtualClusterServer
@@ -31,8 +32,12 @@ from simulation.world import Surroundings, VirtualWorld
 
 #: Attempts of a partition that may fail.
 _MOST_FAILURES = 30
+#: Identifies the stream.
+_STREAM = "clicks"
 #: Seconds from one look of the driver at its server to the next; that it waits for news, and from one to the next.
 _LOOK, _POLL, _STATUS = 5.0, 1.0, 2.0
+#: Seconds that an attempt may live on which is no longer needed, and that Spark takes to note something.
+_LINGERING, _NOTING = 10.0, 0.05
 
 
 class Executors:
@@ -43,15 +48,24 @@ class Executors:
         layout: of the data.
         driver: whose they are: they do not outlive it for long.
         address: the server's.
+        first: the number of the first attempt.
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, watch: Watch, surroundings: Surroundings, driver: Process, address: Address
+        self,
+        plan: Plan,
+        layout: Layout,
+        watch: Watch,
+        surroundings: Surroundings,
+        driver: Process,
+        address: Address,
+        first: int = 0,
     ) -> None:
         self._plan, self._layout, self._watch, self._surroundings = plan, layout, watch, surroundings
         self._driver, self._address = driver, address
         self._scheduler = surroundings.scheduler
-        self._attempts = 0
+        #: How many there were, of all jobs of the driver.
+        self.attempts = first
         self._failures = [0 for _ in layout.batches]
         self.running: list[dict[int, Process]] = [{} for _ in layout.batches]
         self.done: set[int] = set()
@@ -73,7 +87,7 @@ class Executors:
         """Another attempt."""
         if worker in self.done or not self._driver.alive or self.failure is not None:
             return
-        attempt, self._attempts = self._attempts, self._attempts + 1
+        attempt, self.attempts = self.attempts, self.attempts + 1
         process = Process(f"w{worker}a{attempt}", f"executor{attempt}")
         world = VirtualWorld(self._surroundings, process, f"w{worker}")
         self.running[worker][attempt] = process
@@ -94,7 +108,7 @@ class Executors:
         if process.exit_code == 0:
             self.done.add(worker)
             for rival in list(self.running[worker].values()):
-                self._scheduler.kill(rival)
+                self._end_attempt(rival)
             self._scheduler.wake_all(self.news)
             return
         if worker in self.done or not self._driver.alive:
@@ -106,6 +120,14 @@ class Executors:
             self._scheduler.wake_all(self.news)
         elif not self.running[worker]:
             self._scheduler.later(0.5, lambda: self.start(worker))
+
+    def _end_attempt(self, process: Process) -> None:
+        """Kill an attempt that Spark no longer needs; in a stream it may live to see the next micro-batch."""
+        seconds = _LINGERING * self._scheduler.random.random() if self._plan.stream else 0.0
+        if seconds:
+            self._scheduler.later(seconds, partial(self._scheduler.kill, process))
+        else:
+            self._scheduler.kill(process)
 
     def _lose(self) -> None:
         """Executors find out that their driver is gone, sooner or later."""
@@ -126,20 +148,23 @@ class Driver:
     Args:
         plan, watch, surroundings: of the run.
         process: its own.
-        resume: whether an earlier one may have left snapshots.
+        life: its number; one after the first may find snapshots of an earlier one.
     """
 
-    def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, process: Process, *, resume: bool) -> None:
+    def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, process: Process, life: int) -> None:
         self._plan, self._watch, self._surroundings = plan, watch, surroundings
         self.process = process
-        self._resume = resume
-        self.layout, self.epochs = plan.layout(int(resume)), plan.epochs_of(int(resume))
+        self._life = life
+        self._resume = life > 0 or bool(plan.stream)
+        self.layout, self.epochs = plan.layout(life), plan.epochs_of(life)
         self._shapes = shapes_of(plan, watch.size)
         surroundings.layouts[process] = self.layout
         watch.epochs[process] = self.epochs
         self._clock = -1
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
+        #: The stream's micro-batch that the server is to be at; None: it has none yet, or the job trains no stream.
+        self._present: int | None = None
         #: The center and the records, where the job ended well.
         self.center: np.ndarray | None = None
         self.commits: np.ndarray | None = None
@@ -166,19 +191,69 @@ class Driver:
                 supervisor = stack.enter_context(Supervisor(process, self._publish, world=self._world))
             self._require_row_sum(supervisor.resumed)
             try:
-                self._await_tasks(supervisor)
+                if self._plan.stream:
+                    self._train_stream(supervisor)
+                else:
+                    self._await_tasks(supervisor)
             except DistkerasError:
                 self._salvage(supervisor)
                 raise
             self.center, self.commits, tables = supervisor.ask(self._collect)
             check_tables(tables, self.center, "at the end")
 
+    def _train_stream(self, supervisor: ServerHandle) -> None:
+        """As Spark hands one micro-batch after the other to the driver, and notes which ones are done."""
+        streams = self._watch.streams
+        while streams.noted + 1 < len(self._plan.stream):
+            number = streams.noted + 1
+            self.layout = self._plan.micro_batch(number, self._life)
+            self._pass_phase("offered")
+            clock = self._train_micro_batch(supervisor, number)
+            self._pass_phase("checked")
+            self._world.sleep(_NOTING)
+            streams.note(number, clock)
+            self._pass_phase("noted")
+
+    def _train_micro_batch(self, supervisor: ServerHandle, number: int) -> int:
+        """Return the clock behind a micro-batch, all of whose rows count."""
+        self._present = number
+        begun = supervisor.ask(lambda driver: driver.begin_micro_batch(_STREAM, number))
+        covered = self._is_covered()
+        before = supervisor.ask(self._collect) if begun.complete else None
+        self._await_tasks(supervisor)
+        self._pass_phase("trained")
+        records = supervisor.ask(lambda driver: JobRecords.drain(driver, begun.records))
+        began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
+        records.check_exactly_once(dict(enumerate(self.layout.batches)), self.epochs, began)
+        if covered and self._plan.altered:
+            raise Finding("other rows", f"micro-batch {number} came with other rows. Received: no error")
+        clock = begun.clock + int((records.commits_array["skipped"] == 0).sum())
+        if before is not None and not self._watch.damaged:
+            after = supervisor.ask(self._collect)
+            if not np.array_equal(before[0], after[0]) or len(before[1]) != len(after[1]):
+                raise Finding("repeated", f"micro-batch {number} was covered, and must change nothing more")
+        return clock
+
+    def _is_covered(self) -> bool:
+        """Whether the server that serves now has trained on some of the present rows."""
+        child = self._surroundings.servers[-1]
+        center = None if child.server is None else child.server.center
+        return center is not None and any([lease.epoch or lease.batch for lease in center.leases.values()])
+
+    def _pass_phase(self, phase: str) -> None:
+        """A fault may strike here."""
+        if self._plan.stream:
+            self._watch.on_phase(phase)
+            self._surroundings.scheduler.pass_on(always=True)
+
     def _await_tasks(self, supervisor: ServerHandle) -> None:
         plan, world = self._plan, self._world
+        first = 0 if self.executors is None else self.executors.attempts
         executors = self.executors = Executors(
-            plan, self.layout, self._watch, self._surroundings, self.process, supervisor.address
+            plan, self.layout, self._watch, self._surroundings, self.process, supervisor.address, first
         )
         executors.start_all()
+        self._pass_phase("begun")
         observer = supervisor.connect()
         failed: list[DistkerasError] = []
         world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
@@ -225,7 +300,7 @@ class Driver:
             self._settings(),
             resume=self._resume,
             job={"rows": 1},
-            epochs=self.epochs,
+            epochs=None if self._plan.stream else self.epochs,
             tls=self._plan.tls,
             world=self._world,
         )
@@ -259,6 +334,8 @@ class Driver:
 
     def _publish(self, driver: DriverClient) -> None:
         driver.publish(*self._start(), model=b"the model", tables=start_of(self._shapes))
+        if self._present is not None:
+            driver.begin_micro_batch(_STREAM, self._present)
 
     def _observe(
         self, observer: DriverClient, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]

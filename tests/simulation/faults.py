@@ -88,6 +88,10 @@ class Striker:
             self._on_place[fault.kind](fault)
         return None
 
+    def strike_place(self, fault: Fault) -> None:
+        """Strikes at a moment that is no write."""
+        self._on_place[fault.kind](fault)
+
     def on_disk(self) -> None:
         """Before an operation of the disk."""
         if self._crash_after is not None:

@@ -22,6 +22,7 @@ from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     slot_mutations,
     speed_mutations,
     state_mutations,
+    stream_mutations,
     table_mutations,
 )
 from simulation.planting import MUTATIONS, Patch, mutation, nothing, planted

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from distkeras.ps import rules
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.checkpoint.snapshot import checksum_of, sum_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
@@ -52,6 +53,19 @@ KINDS: dict[str, tuple[float, float]] = {
     "nan": (0.0, 0.0),
     "speculate": (0.0, 0.0),
 }
+#: Moments of a micro-batch, in their order, with the kinds of faults that strike there: Spark has handed it over; its
+#: tasks begin; a first commit of it is applied; all of its partitions have ended; a snapshot that covers it is half
+#: written; its tasks have returned; its records are checked; Spark has noted that it is done.
+PHASES: dict[str, tuple[str, ...]] = {
+    "offered": ("kill server", "kill driver"),
+    "begun": ("kill worker", "kill server", "kill driver"),
+    "first commit": ("kill worker", "kill server", "kill driver", "stop and rival"),
+    "complete": ("kill worker", "kill server", "kill driver"),
+    "snapshot": ("kill worker", "kill server", "kill driver", "power cut"),
+    "trained": ("kill server", "kill driver"),
+    "checked": ("kill server", "kill driver"),
+    "noted": ("kill server", "kill driver", "power cut"),
+}
 #: Kinds that end a server, with how many.
 DEATHS = {
     "kill server": 1,
@@ -95,7 +109,8 @@ class Fault:
     Args:
         kind: one of `KINDS`.
         at: the number of the send, counted from 1 in its scope.
-        scope: "" for any connection, "driver", or "w" and a partition's number.
+        scope: "" for any connection, "driver", or "w" and a partition's number; or one of `PHASES`, which are counted
+            in place of sends.
         amount: seconds, or the share of the write that arrives.
         place: a partition, for kinds that strike one.
     """
@@ -107,8 +122,9 @@ class Fault:
     place: int = 0
 
     def __str__(self) -> str:
-        where = f" of {self.scope}" if self.scope else ""
-        return f"at send {self.at}{where}: {self.kind} ({self.amount:.3g}, partition {self.place})"
+        what = f"at {self.scope!r} {self.at}" if self.scope in PHASES else f"at send {self.at}"
+        where = f" of {self.scope}" if self.scope and self.scope not in PHASES else ""
+        return f"{what}{where}: {self.kind} ({self.amount:.3g}, partition {self.place})"
 
 
 class Layout(NamedTuple):
@@ -117,18 +133,24 @@ class Layout(NamedTuple):
     Args:
         number: of this layout, in a run.
         batches: mini-batches an epoch of each partition.
+        micro_batch: the number of the stream's micro-batch that the rows are; -1: they are no stream's.
+        first: the element of its first mini-batch.
+        rows: what its rows are: the number of the first one.
     """
 
     number: int
     batches: tuple[int, ...]
+    micro_batch: int = NO_MICRO_BATCH
+    first: int = 0
+    rows: int = 0
 
     def element(self, worker: int, epoch: int, batch: int) -> int:
         """The element of the center that counts a mini-batch; the same one in each layout of a run's data."""
-        return epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
+        return self.first + epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
 
     def checksum(self, worker: int, batch: int) -> int:
         """Of the rows of a partition up to a mini-batch: what a server keeps of them."""
-        firsts = sum(self.batches[:worker])
+        firsts = self.rows + sum(self.batches[:worker])
         numbers = range(firsts, firsts + batch + 1)
         return checksum_of(sum(_WEIGHT * (number + 1) for number in numbers), numbers.stop)
 
@@ -137,6 +159,8 @@ class Layout(NamedTuple):
         return sum_of([checksum_of(sum(_WEIGHT * (number + 1) for number in range(sum(self.batches))), 0)])
 
 
+#: By how much the numbers of a life's rows differ from those of the life before, where they do.
+_OTHER_ROWS = 10_000
 #: Of the hash of a mini-batch's rows: its number, from 1 on, times this.
 _WEIGHT = 1_000_003
 
@@ -159,6 +183,8 @@ class Plan:
         enough: the clock at which the driver ends the job early; 0: it does not.
         resized: mini-batches of each partition where another driver goes on; empty: as before.
         raised: epochs by which the job of another driver is longer than that of the first one.
+        stream: mini-batches of each partition in each micro-batch; empty: the job trains no stream.
+        altered: the stream sends each driver other rows.
         statistics: elements of the moving statistics.
         rounding: mini-batches move their elements by different amounts, which a coarse wire format rounds.
         gap: the server measures the gap of each commit.
@@ -198,6 +224,8 @@ class Plan:
     enough: int = 0
     resized: tuple[int, ...] = ()
     raised: int = 0
+    stream: tuple[tuple[int, ...], ...] = ()
+    altered: bool = False
     statistics: int = 0
     rounding: bool = False
     gap: bool = False
@@ -214,6 +242,17 @@ class Plan:
     def layout(self, life: int) -> Layout:
         """How the data is dealt out by the driver of a number, 0 the first one."""
         return Layout(1, self.resized) if life and self.resized else Layout(0, self.batches)
+
+    def micro_batch(self, number: int, life: int = 0) -> Layout:
+        """The rows of a micro-batch as the driver of a number is sent them."""
+        before = sum(map(sum, self.stream[:number]))
+        rows = before + (_OTHER_ROWS * life if self.altered else 0)
+        return Layout(0, self.stream[number], number, self.epochs * before, rows)
+
+    @property
+    def total(self) -> int:
+        """The mini-batches of an epoch; of one of each micro-batch."""
+        return sum(map(sum, self.stream)) if self.stream else sum(self.batches)
 
     def epochs_of(self, life: int) -> int:
         """The epochs of the job that the driver of a number trains."""
@@ -294,7 +333,42 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         stray=chance.random() < 0.1,
         faults=faults,
     )
-    return _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
+    plan = _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
+    return _as_stream(plan, random.Random(f"the stream of {seed}"), kinds)
+
+
+def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
+    """``plan`` as a stream of some micro-batches, sometimes, with faults at their phases."""
+    if chance.random() >= _STREAMS:
+        return plan
+    stream = tuple(
+        tuple(chance.choice((0, 1, 1, 2, 3)) for _ in range(plan.workers))
+        for _ in range(chance.choice((2, 3, 3, 4, 5)))
+    )
+    faults = []
+    for _ in range(chance.choice((0, 1, 1, 2, 2, 3))):
+        phase = chance.choice(tuple(PHASES))
+        kind = chance.choice(PHASES[phase])
+        low, high = KINDS[kind]
+        amount = low + (high - low) * chance.random() ** 2
+        place = int(chance.random() * plan.workers)
+        faults.append(Fault(kind, 1 + int(chance.random() * (len(stream) + 1)), phase, amount, place))
+    # Spark lets one query at a time have a checkpoint.
+    others = [fault for fault in plan.faults if fault.kind not in ("second driver", "speculate")]
+    damage = any(fault.kind in ("snapshot rot", "log rot") for fault in others)
+    return replace(
+        plan,
+        stream=stream,
+        batches=stream[0],
+        altered=not damage and chance.random() < _ALTERED,
+        every=plan.every or chance.choice((1, 2, 5, 100)),
+        enough=0,
+        resized=(),
+        raised=0,
+        cluster=False,
+        tables=False,
+        faults=_survivable([fault for fault in (*faults, *others) if fault.kind in kinds], standstills=True),
+    )
 
 
 def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  # noqa: C901 - an `if` an option
@@ -488,6 +562,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+#: How many of the jobs train a stream, and how many of those are sent other rows again.
+_STREAMS, _ALTERED = 1 / 12, 0.15
 #: How many of the jobs have windows that follow the workers' speeds, where their rule takes them.
 _BY_SPEED = 0.2
 #: How many of the jobs have faults for what their rule does seldom.

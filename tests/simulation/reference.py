@@ -101,6 +101,7 @@ def standing_of(center: Center) -> Standing:
             "progress": center.scheduler.progress(),
             "log": (log.batches, log.samples, log.skipped),
             "rows": len(log),
+            "micro_batch": center.micro_batch,
         },
         {
             worker: tuple([getattr(lease, name) for name in _OF_LEASE])

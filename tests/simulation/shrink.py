@@ -38,13 +38,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     if plan.epochs > 1:
         yield replace(plan, epochs=1)
     if plan.workers > 1:
-        fewer = _faults_for(plan, plan.workers - 1)
-        yield replace(plan, workers=plan.workers - 1, batches=plan.batches[:-1], faults=fewer, resized=())
-    for worker, count in enumerate(plan.batches):
-        if count > 1:
-            resized = plan.resized and (sum(plan.batches) - 1, *(0 for _ in plan.resized[1:]))
-            batches = (*plan.batches[:worker], count - 1, *plan.batches[worker + 1 :])
-            yield replace(plan, batches=batches, resized=resized)
+        fewer, stream = _faults_for(plan, plan.workers - 1), tuple(batches[:-1] for batches in plan.stream)
+        batches = plan.batches[:-1]
+        yield replace(plan, workers=plan.workers - 1, batches=batches, faults=fewer, resized=(), stream=stream)
+    yield from _fewer_batches(plan)
     plain = {
         "overlap": False,
         "tls": False,
@@ -54,6 +51,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "capacity": 1 << 20,
         "resized": (),
         "raised": 0,
+        "altered": False,
         "statistics": 0,
         "rounding": False,
         "gap": False,
@@ -72,6 +70,28 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for number, fault in enumerate(plan.faults):
         for simpler in _simpler(fault):
             yield replace(plan, faults=(*plan.faults[:number], simpler, *plan.faults[number + 1 :]))
+
+
+def _fewer_batches(plan: Plan) -> Iterator[Plan]:
+    """``plan`` with a micro-batch less, or with a mini-batch less somewhere."""
+    if plan.stream:
+        if len(plan.stream) > 1:
+            yield replace(plan, stream=plan.stream[:-1])
+        for number, batches in enumerate(plan.stream):
+            for fewer in _one_less(batches):
+                stream = (*plan.stream[:number], fewer, *plan.stream[number + 1 :])
+                yield replace(plan, stream=stream, batches=stream[0])
+        return
+    for batches in _one_less(plan.batches, least=1):
+        resized = plan.resized and (sum(batches), *(0 for _ in plan.resized[1:]))
+        yield replace(plan, batches=batches, resized=resized)
+
+
+def _one_less(batches: tuple[int, ...], least: int = 0) -> Iterator[tuple[int, ...]]:
+    """As many mini-batches but for one, of each partition that has more than the least."""
+    for worker, count in enumerate(batches):
+        if count > least:
+            yield (*batches[:worker], count - 1, *batches[worker + 1 :])
 
 
 def _faults_for(plan: Plan, workers: int) -> tuple[Fault, ...]:

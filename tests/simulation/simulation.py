@@ -12,6 +12,7 @@ import numpy as np
 from distkeras.ps.errors import (
     DeadlineError,
     DistkerasError,
+    LedgerError,
     NonFiniteError,
     OwnershipLostError,
     ServerLostError,
@@ -24,7 +25,7 @@ from simulation.disk import Disk
 from simulation.driver import Driver
 from simulation.faults import Striker
 from simulation.network import Network, VirtualStream
-from simulation.plan import KINDS, NEED_CHECKPOINT, Fault, Plan
+from simulation.plan import KINDS, NEED_CHECKPOINT, PHASES, Fault, Plan
 from simulation.scheduler import Finding, Process, Scheduler, Task
 from simulation.watch import Watch
 from simulation.world import Surroundings, VirtualChild
@@ -48,6 +49,7 @@ class Outcome:
         digest: of the sequence of its steps.
         steps, sends, seconds: how many, and how long it took in virtual time.
         injected: the faults that were in time to strike.
+        phases: those of a stream's micro-batches that were passed.
         story: what happened, where that was asked for.
     """
 
@@ -58,6 +60,7 @@ class Outcome:
     sends: int
     seconds: float
     injected: tuple[Fault, ...]
+    phases: tuple[str, ...]
     story: tuple[str, ...] = ()
 
 
@@ -84,6 +87,7 @@ def simulate(plan: Plan, *, story: bool = False) -> Outcome:
         run.sends[""],
         scheduler.now,
         tuple(run.injected),
+        tuple(phase for phase in PHASES if phase in run.sends),
         tuple(run.story or ()),
     )
 
@@ -109,7 +113,7 @@ class _Run:
             self.disk.put("job/backup of snapshot.dks", b"his own")
         self.surroundings = Surroundings(scheduler, network, self.disk, _serve)
         self.surroundings.neighbors = plan.neighbors
-        self.watch = Watch(plan, self.surroundings, self.tell)
+        self.watch = Watch(plan, self.surroundings, self.tell, self._on_phase)
         scheduler.tell = self.tell
         self.sends: dict[str, int] = {"": 0}
         self.injected: list[Fault] = []
@@ -162,7 +166,7 @@ class _Run:
     def _start_driver(self) -> None:
         process = Process(f"driver{len(self.drivers)}", f"driver{len(self.drivers)}")
         process.at_end.append(lambda: self.scheduler.wake_all(self._news))
-        driver = Driver(self.plan, self.watch, self.surroundings, process, resume=bool(self.drivers))
+        driver = Driver(self.plan, self.watch, self.surroundings, process, len(self.drivers))
         self.drivers.append(driver)
 
         def live() -> None:
@@ -206,20 +210,24 @@ class _Run:
         """What a job that ended well has: each mini-batch once, but for what faults excuse."""
         assert driver.commits is not None
         assert driver.center is not None
-        rows, layouts = driver.commits, self.watch.layouts
-        own = [layouts[int(row["incarnation"])].number == driver.layout.number for row in rows]
+        rows = driver.commits
+        layouts = [self.watch.layout_of(row) for row in rows]
+        own = [layout.number == driver.layout.number for layout in layouts]
         first = min((int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=driver.epochs)
         first = first if driver.layout.number else 0
-        for worker, count in enumerate(driver.layout.batches):
-            covered = [
-                (int(row["epoch"]), batch)
-                for row, counts in zip(rows, own, strict=True)
-                if counts and row["worker"] == worker
-                for batch in range(int(row["first_batch"]), int(row["last_batch"]) + 1)
-            ]
-            due = [(epoch, batch) for epoch in range(first, driver.epochs) for batch in range(count)]
-            if not self._covers(covered, due):
-                raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
+        micro_batches = [self.plan.micro_batch(number) for number in range(len(self.plan.stream))]
+        for dealt in micro_batches or [driver.layout]:
+            for worker, count in enumerate(dealt.batches):
+                covered = [
+                    (int(row["epoch"]), batch)
+                    for row, layout in zip(rows, layouts, strict=True)
+                    if (layout.number, layout.micro_batch) == (dealt.number, dealt.micro_batch)
+                    and row["worker"] == worker
+                    for batch in range(int(row["first_batch"]), int(row["last_batch"]) + 1)
+                ]
+                due = [(epoch, batch) for epoch in range(first, driver.epochs) for batch in range(count)]
+                if not self._covers(covered, due):
+                    raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
         self._check_result(driver, driver.center, rows)
 
     def _covers(self, covered: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
@@ -239,8 +247,8 @@ class _Run:
             counts = self.watch.by_ledger(rows)
             if not self.watch.adds_up(counts, center):
                 raise Finding("result", f"the center must be {counts.tolist()}. Received: {center.tolist()}")
-        due = center[: driver.epochs * sum(self.plan.batches)]
-        if self.plan.shows and whole and any(self.plan.batches) and not due.all():
+        due = center[: driver.epochs * self.plan.total]
+        if self.plan.shows and whole and self.plan.total and not due.all():
             raise Finding("result", f"each mini-batch must count. Received: {center.tolist()}")
         if self.plan.sums and whole and not self.plan.resized and center.max() > 1.1:
             raise Finding("result", f"each mini-batch must count once. Received: {center.tolist()}")
@@ -258,6 +266,7 @@ class _Run:
             (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
             or (isinstance(error, (NonFiniteError, WorkerError)) and self._nans > self.plan.skipped)
+            or (isinstance(error, LedgerError) and self.plan.altered and len(self.drivers) > 1)
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
         )
         if excused:
@@ -276,15 +285,27 @@ class _Run:
 
     # ---- faults
 
+    def _on_phase(self, phase: str) -> None:
+        """A stream passes one of `PHASES`, for the first time in the micro-batch that a server has."""
+        self.sends[phase] = number = self.sends.get(phase, 0) + 1
+        self.tell(f"phase {phase!r} {number}")
+        fault = self._due.get((phase, number))
+        if fault is not None:
+            self._inject(fault)
+            self.scheduler.later(0.0, lambda: self.striker.strike_place(fault))
+
+    def _inject(self, fault: Fault) -> None:
+        self.injected.append(fault)
+        self.watch.struck.add(fault.kind)
+        self.tell(str(fault))
+
     def _on_send(self, stream: VirtualStream) -> float | None:
         scope, share = stream.link.scope, None
         for name in ("", scope):
             self.sends[name] = number = self.sends.get(name, 0) + 1
             fault = self._due.get((name, number))
             if fault is not None:
-                self.injected.append(fault)
-                self.watch.struck.add(fault.kind)
-                self.tell(str(fault))
+                self._inject(fault)
                 self._nans += fault.kind == "nan"
                 cut = self.striker.strike(fault, stream)
                 share = share if cut is None else cut

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH, is_complete, number_of
 from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
@@ -19,6 +20,7 @@ from simulation.reference import Formula, Sent, Standing, close, difference, sta
 from simulation.scheduler import Finding, Process
 from simulation.speed_watch import SpeedWatch
 from simulation.state_watch import StateWatch
+from simulation.stream_watch import StreamWatch
 from simulation.tables import check_tables
 from simulation.world import Surroundings, VirtualChild
 
@@ -76,6 +78,10 @@ class _Life:
     since: float
     #: What workers were to be sent at each clock: several, where partitions ended in between.
     views: dict[int, list[np.ndarray]]
+    #: Where it stood when it was looked at last.
+    standing: Standing
+    #: The phases that its present micro-batch has passed.
+    passed: set[str] = field(default_factory=set)
 
 
 def _name_of(text: str) -> Name | None:
@@ -90,17 +96,24 @@ class Watch:
         plan: of the run.
         surroundings: of the run.
         tell: takes what a story is made of.
+        on_phase: called at each of `plan.PHASES`, with its name.
     """
 
-    def __init__(self, plan: Plan, surroundings: Surroundings, tell: Callable[[str], None]) -> None:
-        self._plan, self._surroundings, self._tell = plan, surroundings, tell
+    def __init__(
+        self,
+        plan: Plan,
+        surroundings: Surroundings,
+        tell: Callable[[str], None],
+        on_phase: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        self._plan, self._surroundings, self._tell, self.on_phase = plan, surroundings, tell, on_phase
         self._lives: dict[Center, _Life] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
         #: The commit that outlives the server by its promise, by the numbers of layout and partition; and who was let
-        #: go, of a job of so many epochs.
+        #: go, of which micro-batch, of a job of so many epochs.
         self.durable: dict[tuple[int, int], int] = {}
-        self.let_go: dict[tuple[int, int], int] = {}
+        self.let_go: dict[tuple[int, int], tuple[int, int]] = {}
         #: Whether a driver has ended the job early; and when each one did.
         self.ends_early = False
         self._ended_early: dict[Process, float] = {}
@@ -114,8 +127,9 @@ class Watch:
         self.epochs: dict[Process, int] = {}
         #: What workers have sent, by driver, incarnation, partition, attempt and number.
         self.sent: dict[tuple[Process, int, int, int, int], Sent] = {}
-        #: Of the workers' optimizers, and of their speeds.
+        #: Of the workers' optimizers, of their speeds, and of a stream's micro-batches.
         self.states, self.speeds = StateWatch(), SpeedWatch(plan.make_rule().window_by_speed)
+        self.streams = StreamWatch(plan)
         #: What workers are to be sent, by driver and incarnation.
         self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
         #: Where centers stood, by how many rows their ledgers had, and the last of them.
@@ -134,7 +148,7 @@ class Watch:
     @property
     def size(self) -> int:
         """Elements of the center: one a mini-batch, one at least."""
-        return max(1, self._plan.most_epochs * sum(self._plan.batches))
+        return max(1, self._plan.most_epochs * self._plan.total)
 
     def serves(self, driver: Process, incarnation: int) -> bool:
         """Whether the server of an incarnation lives."""
@@ -148,6 +162,15 @@ class Watch:
         """Note that a driver has sent its server the early end of the job."""
         self.ends_early = True
         self._ended_early[driver] = self._surroundings.scheduler.now
+
+    def note_let_go(self, layout: Layout, worker: int, epochs: int) -> None:
+        """Note that the server has let a worker go, whose rows are all trained on."""
+        who = layout.number, worker
+        self.let_go[who] = max((layout.micro_batch, epochs), self.let_go.get(who, (NO_MICRO_BATCH, 0)))
+
+    def layout_of(self, row: Any) -> Layout:
+        """How the rows were dealt out of which a record's commit is."""
+        return self.streams.layout_of(row) if self._plan.stream else self.layouts[int(row["incarnation"])]
 
     def promise(self, layout: Layout, worker: int, sequence: int) -> None:
         """Note that the server has promised a worker that a commit outlives the server."""
@@ -191,9 +214,7 @@ class Watch:
     def _rows(self, center: Center, layout: int, worker: int) -> list[Any]:
         """The ledger's of one partition."""
         return [
-            row
-            for row in center.log.commits(0)
-            if row["worker"] == worker and self.layouts[int(row["incarnation"])].number == layout
+            row for row in center.log.commits(0) if row["worker"] == worker and self.layout_of(row).number == layout
         ]
 
     def step(self, process: Process) -> None:
@@ -210,6 +231,8 @@ class Watch:
         if life is None:
             self._watch_server(child, center)
             life = self._lives[center]
+        if center.micro_batch != life.standing.numbers["micro_batch"]:
+            self._begin_micro_batch(center, life)
         rows, now = center.clock + center.log.skipped + center.refused, self._surroundings.scheduler.now
         finished = sum([lease.finished for lease in center.leases.values()])
         if rows != life.rows or finished != life.finished:
@@ -220,6 +243,7 @@ class Watch:
                 self._check_center(center)
             life.finished = finished
             self._write_down(center, life)
+            self._note_phases(center, life)
         self.states.see(center, (life.driver, center.incarnation), (len(center.log), life.latest))
         self.speeds.see(center, life.driver)
         holders = child.server.dispatcher.connections
@@ -255,6 +279,7 @@ class Watch:
             began={},
             since=self._surroundings.scheduler.now,
             views=self._views.setdefault((driver, center.incarnation), {}),
+            standing=standing_of(center),
         )
         self.layouts[center.incarnation] = layout
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
@@ -265,16 +290,49 @@ class Watch:
             self._forget(center)
         for who in self.durable:
             self._require_has(center, who)
-        epochs = self.epochs[driver]
-        for (number, worker), trained in {} if self.ends_early else self.let_go.items():  # else there is data left
-            if number == layout.number and layout.batches[worker]:
-                lease = center.leases.get(worker)
-                if lease is None or not (lease.finished or (trained < epochs and trained <= lease.epoch)):
-                    raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
+        if not self.ends_early:  # else there is data left
+            self._require_let_go(center, self.streams.present_layout(center) if self._plan.stream else layout, driver)
+        if self._plan.stream and not self.damaged:
+            self.streams.require_covered(center)
         self._check_center(center)
         self._require_restored(center, life)
         self.states.see(center, (driver, center.incarnation), (count, life.latest))
         self._write_down(center, life)
+
+    def _require_let_go(self, center: Center, layout: Layout, driver: Process) -> None:
+        """Those who were let go have ended, unless more data has come since."""
+        epochs = self.epochs[driver]
+        for (number, worker), (micro_batch, trained) in self.let_go.items():
+            if number != layout.number or micro_batch < layout.micro_batch or not layout.batches[worker]:
+                continue
+            lease = center.leases.get(worker)
+            longer = trained < epochs and lease is not None and trained <= lease.epoch
+            if lease is None or micro_batch > layout.micro_batch or not (lease.finished or longer):
+                raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
+
+    def _begin_micro_batch(self, center: Center, life: _Life) -> None:
+        """The next micro-batch has begun since the last look."""
+        self.streams.check_begin(center, life.standing)
+        life.formula.check(center)
+        if not self.struck and not self._plan.skipped and self._plan.keeps and not self._traits.gradient:
+            self.streams.require_states(center)
+        life.formula = Formula(self._plan, center, exact=False)
+        for standing in life.standings.values():
+            standing.position, standing.refusals = (0, 0), 0
+            standing.attempt, standing.peer = NO_ATTEMPT, None
+        life.finished, life.holders, life.passed = 0, {}, set()
+        self.progressed = self._surroundings.scheduler.now
+        self._tell(f"micro-batch {number_of(center)} begins, from clock {center.clock}")
+        self._write_down(center, life)
+
+    def _note_phases(self, center: Center, life: _Life) -> None:
+        """Note how far the present micro-batch has come."""
+        if center.micro_batch is None:
+            return
+        phase = "complete" if is_complete(center) else "first commit"
+        if phase not in life.passed and (phase == "complete" or center.clock > center.began[0]):
+            life.passed.add(phase)
+            self.on_phase(phase)
 
     def _require_restored(self, center: Center, life: _Life) -> None:
         """A server that goes on from a snapshot stands where one stood that had the same ledger."""
@@ -309,7 +367,7 @@ class Watch:
     def _write_down(self, center: Center, life: _Life) -> None:
         """Where the center stands now, and what a worker is sent from now on."""
         life.formula.check(center)
-        standing = standing_of(center)
+        standing = life.standing = standing_of(center)
         self._stood.setdefault((len(center.log), life.latest), []).append(standing)
         if self._views_known:
             view = life.formula.view(center.clock)
@@ -349,6 +407,17 @@ class Watch:
             process = self._surroundings.scheduler.current.process
             self._claims[process] = name.claim
             self._check_claim(process)
+        if name is not None and name.kind == "snapshot" and self._plan.stream:
+            self._note_snapshot(self._surroundings.scheduler.current.process)
+
+    def _note_snapshot(self, process: Process) -> None:
+        """A snapshot is half written: note it if it is the first one that covers a micro-batch."""
+        child = self._surroundings.child_of.get(process)
+        center = None if child is None or child.server is None else child.server.center
+        life = None if center is None else self._lives.get(center)
+        if life is not None and is_complete(life.center) and "snapshot" not in life.passed:
+            life.passed.add("snapshot")
+            self.on_phase("snapshot")
 
     def check_removal(self, text: str, writer: Process | None) -> None:
         """No server removes, or writes over, what another one of a higher claim has written."""
@@ -364,7 +433,7 @@ class Watch:
             lease = center.leases.get(who[1])
             self.durable[who] = min(self.durable[who], 0 if lease is None else lease.sequence)
         finished = {worker for worker, lease in center.leases.items() if lease.finished}
-        self.let_go = {who: epochs for who, epochs in self.let_go.items() if who[1] in finished}
+        self.let_go = {who: trained for who, trained in self.let_go.items() if who[1] in finished}
 
     def _check_rows(self, center: Center, life: _Life) -> None:
         """The latest row continues its partition, and the lease stands behind it."""
@@ -487,10 +556,14 @@ class Watch:
             return  # no worker waits for those that have not joined
         leases = center.leases
         windows = {other: lease.sequence for other, lease in leases.items()}
-        if self._traits.refuses:  # a refused commit has a number, and is no window
+        if self._traits.refuses or self._plan.stream:  # a refused commit has a number, and is no window
             if center.log.missing:
                 return
-            committed = center.log.commits()["worker"]
+            rows = center.log.commits()
+            if self._plan.stream:
+                present = number_of(center)
+                rows = rows[[self.layout_of(row).micro_batch == present for row in rows]]
+            committed = rows["worker"]
             windows = {other: int((committed == other).sum()) for other in leases}
         begun = windows[worker] - 1
         behind = [windows[other] for other, lease in leases.items() if other != worker and not lease.finished]
@@ -532,6 +605,9 @@ class Watch:
     def _by_leases(self, center: Center) -> np.ndarray:
         """How often each mini-batch counts, where the leases say so."""
         counts, layout = np.zeros(self.size, np.float32), self.layouts[center.incarnation]
+        if self._plan.stream:
+            layout = self.streams.present_layout(center)
+            counts[: layout.first] = 1.0
         for worker, lease in center.leases.items():
             for epoch in range(lease.epoch + 1):
                 first = layout.element(worker, epoch, 0)
@@ -543,7 +619,7 @@ class Watch:
         counts = np.zeros(self.size, np.float32)
         for row in rows:
             if not row["skipped"]:
-                element = self.layouts[int(row["incarnation"])].element
+                element = self.layout_of(row).element
                 first, last = (
                     element(int(row["worker"]), int(row["epoch"]), int(row[name]))
                     for name in ("first_batch", "last_batch")

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
+from distkeras.ps.errors import (
+    DeadlineError,
+    DistkerasError,
+    JobStoppedError,
+    LeaseLostError,
+    LedgerError,
+    ServerLostError,
+)
 from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.messages import (
     Ack,
@@ -33,6 +40,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.ps.worker.tables import TableWindows
+from distkeras.training import task
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
@@ -108,6 +116,7 @@ class WatchedClient(WorkerClient):
         times = self._windows.sends(commit.sequence, self._now)
         sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first, times=times)
         self._watch.sent[self._driver, commit.incarnation, self.worker, self.attempt, commit.sequence] = sent
+        self._watch.streams.sent(self._layout, commit)
 
     def payload(self, parts: int) -> tuple[np.ndarray, ...]:
         """See `WorkerClient`; from now on it is written to, and makes no sense until that is done."""
@@ -386,7 +395,7 @@ def run_attempt(
     """
     epochs, settings = watch.epochs[driver], _settings(plan, layout)
     rule, windows = settings.rule, _windows(settings, world)
-    options = _client_options(settings, watch.size, plan)
+    options = _client_options(settings, watch.size, plan) | {"micro_batch": layout.micro_batch}
     client = WatchedClient(plan, watch, driver, layout, address, worker=worker, attempt=attempt, world=world, **options)
 
     def begin(welcome: Welcome) -> Loop:
@@ -394,7 +403,7 @@ def run_attempt(
         replica = _replica(plan, layout, watch, world, worker, attempt)
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and not rule.traits.gradient:
-            keeper = OptimizerKeeper(replica, client.interval, welcome)
+            keeper = OptimizerKeeper(replica, client.interval, welcome, at_end=bool(plan.stream))
         batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
         payload: Callable[[], tuple[np.ndarray, ...]] = partial(client.payload, rule.traits.parts)
         tables = _table_windows(plan, layout, watch, worker, batches)
@@ -415,11 +424,14 @@ def run_attempt(
 
     try:
         welcome = client.join()
+        if welcome.finished and plan.stream:
+            count = layout.batches[worker]
+            checksum = layout.checksum(worker, count - 1)
+            task.require_same_rows(welcome, count, checksum, epochs=epochs, stream=True, worker=worker)
         if not welcome.finished:
             client.fetch_model()
             run_worker(client, welcome, begin)
-        who = (layout.number, worker)
-        watch.let_go[who] = max(epochs, watch.let_go.get(who, 0))
+        watch.note_let_go(layout, worker, epochs)
     except _UNREPORTED:
         raise
     except DistkerasError as error:
@@ -488,8 +500,11 @@ def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None
 
 
 def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:
-    """The mini-batches of a partition, from where it stands."""
+    """The mini-batches of a partition, from where it stands, if its rows are those that were there before."""
     count = layout.batches[worker]
+    known = layout.checksum(worker, (count if welcome.epoch else welcome.batch) - 1)
+    if (welcome.epoch, welcome.batch) != (0, 0) and welcome.checksum not in (-1, known):
+        raise LedgerError(f"the input has not yielded the same rows again: {known}, not {welcome.checksum}")
     for epoch in range(epochs):
         for index in range(count):
             if (epoch, index) >= (welcome.epoch, welcome.batch):

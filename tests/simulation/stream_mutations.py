@@ -1,0 +1,155 @@
+"""Faults planted in how the micro-batches of a stream begin, in what covers them, and in what goes on behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from distkeras.ps.center import micro_batches
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.micro_batches import MicroBatch, begin_micro_batch, number_of
+from distkeras.ps.checkpoint import checkpointer, snapshot
+from distkeras.ps.server import dispatcher
+from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
+from distkeras.training import task
+from simulation.driver import Executors
+from simulation.planting import Patch, mutation, nothing
+
+
+@mutation
+def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
+    """A server that is started again knows what is learned, and not how far the stream has come."""
+    capture = snapshot.capture
+
+    def forgetful(center: Center) -> snapshot.State:
+        state = capture(center)
+        return replace(state, header={name: value for name, value in state.header.items() if name != "micro_batch"})
+
+    return [(checkpointer, "capture", forgetful)]
+
+
+@mutation
+def _a_snapshot_has_the_micro_batch_before() -> list[Patch]:
+    """A server that is started again takes the micro-batch that its snapshot covers for one that is to come."""
+    capture = snapshot.capture
+
+    def behind(center: Center) -> snapshot.State:
+        state = capture(center)
+        if "micro_batch" not in state.header:
+            return state
+        stream, number, skipped = state.header["micro_batch"]
+        return replace(state, header=state.header | {"micro_batch": [stream, number - 1, skipped]})
+
+    return [(checkpointer, "capture", behind)]
+
+
+@mutation
+def _what_is_covered_begins_again() -> list[Patch]:
+    """A micro-batch that Spark sends again counts again."""
+
+    def again(center: Center, stream: str, number: int, scheduler: Any) -> bool:
+        present = center.micro_batch
+        if present is not None and present.number == number and micro_batches.is_complete(center):
+            center.micro_batch = MicroBatch(stream, number - 1, present.skipped)
+        return begin_micro_batch(center, stream, number, scheduler)
+
+    return [(dispatcher, "begin_micro_batch", again)]
+
+
+@mutation
+def _a_micro_batch_begins_where_the_one_before_ended() -> list[Patch]:
+    """The partitions of a micro-batch go on behind as many rows as the one before had."""
+
+    def behind(center: Center, *arguments: Any) -> bool:
+        at = {worker: (lease.epoch, lease.batch, lease.checksum) for worker, lease in center.leases.items()}
+        began = begin_micro_batch(center, *arguments)
+        for worker, place in at.items() if began else ():
+            lease = center.leases[worker]
+            lease.epoch, lease.batch, lease.checksum = place
+        return began
+
+    return [(dispatcher, "begin_micro_batch", behind)]
+
+
+@mutation
+def _spark_notes_a_micro_batch_before_its_snapshot() -> list[Patch]:
+    """The driver hands a micro-batch back to Spark once its rows are applied, and no snapshot covers them yet."""
+    wait = Dispatcher._wait_until_saved  # noqa: SLF001 - a fault within
+
+    def early(self: Dispatcher, peer: Any, worker: int) -> None:
+        if self.center is None or self.center.micro_batch is None:
+            wait(self, peer, worker)
+
+    return [(Dispatcher, "_wait_until_saved", early)]
+
+
+@mutation
+def _an_attempt_of_an_earlier_micro_batch_gets_a_lease() -> list[Patch]:
+    """What an attempt has of the rows before counts as these."""
+
+    def present(center: Center, number: int, worker: int) -> bool:
+        return number <= number_of(center)
+
+    return [(dispatcher, "require_present", present), (Executors, "_end_attempt", nothing)]
+
+
+@mutation
+def _an_early_attempt_does_not_wait() -> list[Patch]:
+    """After a restart, a worker goes on with the micro-batch before the one that it has rows of."""
+    return [(dispatcher, "require_present", lambda center, number, worker: True)]
+
+
+@mutation
+def _records_of_earlier_micro_batches_are_drained() -> list[Patch]:
+    """The driver is given the records of the micro-batches before, too."""
+    return [(dispatcher, "commits_before", lambda center: 0)]
+
+
+@mutation
+def _what_was_skipped_before_counts_as_present() -> list[Patch]:
+    """The records of a micro-batch begin too early by the commits that were skipped in those before."""
+
+    def forgetful(center: Center, *arguments: Any) -> bool:
+        began = begin_micro_batch(center, *arguments)
+        if center.micro_batch is not None:
+            center.micro_batch = center.micro_batch._replace(skipped=0)
+        return began
+
+    return [(dispatcher, "begin_micro_batch", forgetful)]
+
+
+@mutation
+def _other_rows_are_taken_for_the_same() -> list[Patch]:
+    """A micro-batch that is covered may come again with other rows."""
+    return [(task, "require_same_rows", nothing)]
+
+
+@mutation
+def _the_state_of_an_earlier_micro_batch_is_reused() -> list[Patch]:
+    """The optimizer of a partition goes on with a state that lacks the last steps of the micro-batch before."""
+    return [(OptimizerKeeper, "end", lambda self: iter(()))]
+
+
+@mutation
+def _a_pace_goes_on_over_micro_batches() -> list[Patch]:
+    """The next micro-batch begins with what the pace counted in this one: who has ended, and how far each is."""
+
+    def kept(center: Center, stream: str, number: int, scheduler: Any) -> bool:
+        return begin_micro_batch(center, stream, number, center.scheduler)
+
+    return [(dispatcher, "begin_micro_batch", kept)]
+
+
+@mutation
+def _what_a_rule_kept_for_a_partition_stays() -> list[Patch]:
+    """A partition begins the next micro-batch with the momentum that it was relieved of as it ended the one before."""
+
+    def kept(center: Center, *arguments: Any) -> bool:
+        vectors = {worker: lease.vectors for worker, lease in center.leases.items()}
+        began = begin_micro_batch(center, *arguments)
+        for worker, old in vectors.items() if began else ():
+            center.leases[worker].vectors = old
+        return began
+
+    return [(dispatcher, "begin_micro_batch", kept)]
