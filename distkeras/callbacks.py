@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
     from distkeras.ps.transport.driver_client import DriverClient
     from distkeras.results.job_results import JobOutcome, JobResults
+    from distkeras.results.micro_batches import MicroBatchProgress
 
 #: Seconds between two calls of a callback that does not say.
 _DEFAULT_SECONDS = 10.0
@@ -175,8 +176,10 @@ class CallbackContext:
         *,
         final: bool = False,
         link: JobLink | None = None,
+        micro_batch: Callable[[], MicroBatchProgress | None] = lambda: None,
     ) -> None:
         self.status = status
+        self._micro_batch = micro_batch
         self.link = link
         self.seconds = seconds
         self.final = final
@@ -188,6 +191,11 @@ class CallbackContext:
     def clock(self) -> int:
         """Commits applied: up to the center, once that has been asked for."""
         return self.status.clock if self._center is None else self._center.clock
+
+    @property
+    def micro_batch(self) -> MicroBatchProgress | None:
+        """What became of the latest micro-batch of a stream; None before the first, and where the job trains none."""
+        return self._micro_batch()
 
     @property
     def center(self) -> CenterWeights:

@@ -26,6 +26,13 @@ _NUMBERS = {
     "joined": "Workers that have joined.",
     "finished": "Workers that have finished.",
 }
+#: Attributes of a stream's latest micro-batch, the gauges that have them, and what they are.
+_OF_STREAM = {
+    "batch": ("micro_batch", "Number of the latest micro-batch of a stream."),
+    "rows": ("micro_batch_rows", "Rows of the latest micro-batch."),
+    "seconds": ("micro_batch_seconds", "Seconds from when Spark handed the latest micro-batch over to its snapshot."),
+    "lag": ("lag_seconds", "Seconds that a row of the latest micro-batch has waited for its snapshot, at most."),
+}
 
 
 class PrometheusMetrics(Callback):
@@ -36,7 +43,10 @@ class PrometheusMetrics(Callback):
         trainer.train(df, callbacks=[PrometheusMetrics(9400)])
 
     The names are ``distkeras_`` and clock, batches, samples, epochs, loss, staleness, joined, finished and up (1 while
-    the job trains). The numbers of the last job stay until the process ends, or `close`.
+    the job trains). Of a stream there are also micro_batch, micro_batch_rows, micro_batch_seconds and lag_seconds, of
+    the latest micro-batch (see `StreamTraining.lastProgress`), and backlog, with a label ``measure``, for each number
+    that Spark's source reports of what waits there. Without a stream they are NaN. The numbers of the last job stay
+    until the process ends, or `close`.
 
     Args:
         port: to listen at; 0 for one that is free.
@@ -68,6 +78,14 @@ class PrometheusMetrics(Callback):
         for name in _NUMBERS:
             value = getattr(context.status, name)
             self._gauges[name].set(math.nan if value is None else value)
+        progress = context.micro_batch
+        for attribute, (name, _) in _OF_STREAM.items():
+            value = None if progress is None else getattr(progress, attribute)
+            self._gauges[name].set(math.nan if value is None else value)
+        if progress is None or progress.backlog is not None:  # not while Spark has yet to report it
+            self._gauges["backlog"].clear()
+            for measure, waiting in ({} if progress is None else progress.backlog or {}).items():
+                self._gauges["backlog"].labels(measure).set(waiting)
 
     def on_end(self, context: CallbackContext) -> None:
         """Take in the last status, and set ``up`` to 0."""
@@ -96,8 +114,10 @@ class PrometheusMetrics(Callback):
                 f"`PrometheusMetrics` needs more: pip install 'distkeras[prometheus]'. Received: {error}"
             ) from error
         registry = CollectorRegistry()
-        texts = {**_NUMBERS, "up": "1 while the job trains."}
+        texts = {**_NUMBERS, **dict(_OF_STREAM.values()), "up": "1 while the job trains."}
         self._gauges = {name: Gauge(f"distkeras_{name}", text, registry=registry) for name, text in texts.items()}
+        text = "What waits at the sources of a stream, by Spark's names."
+        self._gauges["backlog"] = Gauge("distkeras_backlog", text, ["measure"], registry=registry)
         try:
             self._server = start_http_server(self.port, self._host, registry)
         except OSError as error:

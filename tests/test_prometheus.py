@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
-from support.patience import patience
+from support.prometheus import numbers
 from support.training.spark_jobs import blobs, step_callback_layer, table, wait_at_step
 
 from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
 from distkeras.ps.errors import ConfigurationError
-
-
-def numbers(metrics: PrometheusMetrics) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=patience(20)) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def test_numbers_during_a_job_and_after(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from distkeras.callbacks import Evaluation
 from distkeras.ps.events import Event
 from distkeras.ps.protocol.messages import FIXED_HISTORY
+from distkeras.results.micro_batches import MicroBatchProgress
 from distkeras.settings import JobFacts
 
 #: Seconds of the narrowest bucket.
@@ -299,7 +300,10 @@ _PAUSE, _LONG_PAUSE, _PAUSE_SHARE = 5.0, 60.0, 0.03
 #: Pauses that a page has; of more, the latest.
 _PAUSES_MAX = 50
 #: Sums over all workers in each bucket; `gaps` and `scales` count what the sums before them are of.
-_OF_JOB = ("commits", "samples", "staleness", "gap", "gaps", "scale", "scales", "compute", "wait", "wire")
+_OF_JOB = (
+    *("commits", "samples", "staleness", "gap", "gaps", "scale", "scales", "compute", "wait", "wire"),
+    *("lag", "lags", "micro_batch", "micro_batches"),
+)
 
 
 @dataclass(frozen=True)
@@ -318,6 +322,7 @@ class Now:
         left: estimated seconds until the end; NaN where not known.
         saved_clock: commits that the latest snapshot has; -1: there is none.
         saved_seconds: since it was taken.
+        micro_batch: the latest one of a stream.
     """
 
     state: str = "starting"
@@ -332,6 +337,7 @@ class Now:
     left: float = math.nan
     saved_clock: int = -1
     saved_seconds: float = math.nan
+    micro_batch: MicroBatchProgress | None = None
 
 
 @dataclass
@@ -474,6 +480,19 @@ class JobRecord:
                 del self._evaluations[1::2]
                 self._told.whole = True
 
+    def set_micro_batch(self, progress: MicroBatchProgress | None) -> None:
+        """Note the latest micro-batch of a stream, and add what it took if it was another one before."""
+        before = self.now.micro_batch
+        self.now = replace(self.now, micro_batch=progress)
+        if progress is None or (before is not None and progress.batch == before.batch):
+            return
+        place = self._sums.buckets.place(self._seconds(np.array([self.now.timestamp])))
+        values = {"micro_batch": progress.seconds, "lag": progress.lag}
+        for (name, value), count in zip(values.items(), ("micro_batches", "lags"), strict=True):
+            if value is not None:
+                self._sums.buckets.add(name, 0, place, value)
+                self._sums.buckets.add(count, 0, place, 1.0)
+
     def set_table(self, table: np.ndarray) -> None:
         """Note which workers are there, from rows of `messages.WorkerTable`."""
         self._told.workers.update(self.workers.set_table(table))
@@ -515,6 +534,7 @@ class JobRecord:
         }
         job = {name: rounded(sums(name)[0]) for name in ("commits", "samples", "compute", "wait", "wire")}
         per_commit = {"staleness": "commits", "gap": "gaps", "scale": "scales"}
+        per_commit |= {"lag": "lags", "micro_batch": "micro_batches"}
         job |= {name: rounded(ratio(sums(name)[0], sums(count)[0])) for name, count in per_commit.items()}
         width, used = self._sums.buckets.width, self._sums.buckets.used
         return {"width": width, "used": used, "from": first, "lines": workers, "means": means, "job": job}
@@ -525,6 +545,8 @@ class JobRecord:
         entry |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
         numbers = ("epochs", "loss", "rate", "rate_seconds", "left", "saved_seconds")
         entry |= {name: number(getattr(now, name)) for name in numbers}
+        progress = now.micro_batch
+        entry["micro_batch"] = None if progress is None else asdict(progress) | {"loss": number(progress.loss)}
         entry["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
         entry["samples"], entry["commits"] = self.workers.totals()
         used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1

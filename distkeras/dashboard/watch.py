@@ -118,6 +118,9 @@ class JobWatch(Callback):
         """Keep the list of evaluations, to which callbacks that come after this one still add."""
         if context.link is not None:
             self._found = context.link.evaluations
+        with self._lock:
+            if self._record is not None:
+                self._record.set_micro_batch(context.micro_batch)
 
     def on_success(self, results: JobResults) -> None:
         """Write the end of the job, with the last of its records."""
@@ -175,10 +178,11 @@ class JobWatch(Callback):
             status_now = replace(status_now, rate=(status.samples - samples) / seconds, rate_seconds=seconds)
         if status.batches and (self._first is None or self._first[1] > status.epochs):
             self._first = now, status.epochs
-        if self._first is not None and status.epochs > self._first[1]:
+        if self._first is not None and status.epochs > self._first[1] and not record.facts.stream:
             passed = (status.epochs - self._first[1]) / (now - self._first[0])
             status_now = replace(status_now, left=max(0.0, record.facts.epochs - status.epochs) / passed)
-        record.now = status_now
+        record.now = replace(status_now, micro_batch=record.now.micro_batch)
+        record.set_micro_batch(context.micro_batch)
 
     def _take_evaluations(self, record: JobRecord) -> None:
         new = self._found[self._evaluations :]

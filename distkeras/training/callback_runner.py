@@ -30,6 +30,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
+    from distkeras.results.micro_batches import MicroBatchProgress
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class CallbackRunner:
         connect: makes a connection to the server.
         on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
         scope: wraps what a thread runs; called in the thread that makes this object.
+        micro_batch: returns the latest micro-batch of a stream.
     """
 
     def __init__(
@@ -112,8 +114,9 @@ class CallbackRunner:
         on_stop: Callable[[str], None],
         on_error: Callable[[BaseException], None],
         scope: Callable[[Callable[[], None]], Callable[[], None]] = lambda run: run,
+        micro_batch: Callable[[], MicroBatchProgress | None] = lambda: None,
     ) -> None:
-        self._job = _JobView()
+        self._job = _JobView(micro_batch)
         self._threads = [
             _CallbackThread(callback, build_replica, connect(), fetch_center, self._job, on_stop, on_error)
             for callback in callbacks
@@ -167,6 +170,7 @@ class CallbackRunner:
                 lambda reason: None,
                 final=True,
                 link=replace(thread.link, ask=_refuse),
+                micro_batch=self._job.micro_batch,
             )
             thread.callback.on_end(context)
             chosen = context.restored or chosen
@@ -176,7 +180,8 @@ class CallbackRunner:
 class _JobView:
     """What the callbacks' threads see of the job; `changed` guards it, and is notified of each change."""
 
-    def __init__(self) -> None:
+    def __init__(self, micro_batch: Callable[[], MicroBatchProgress | None]) -> None:
+        self.micro_batch = micro_batch
         self.changed = threading.Condition()
         self.status = Status(0, 0, 0, 0, 0, math.nan, math.nan)
         self.over = threading.Event()
@@ -248,7 +253,15 @@ class _CallbackThread(threading.Thread):
                 job.changed.wait(min(due - now, threading.TIMEOUT_MAX))
         self._called_at, self._called_clock = now, status.clock
         self._called_epochs = 0 if epochs is None else int(status.epochs / epochs)
-        return CallbackContext(status, now, self._fetch_center, self.replica, self._on_stop, link=self.link)
+        return CallbackContext(
+            status,
+            now,
+            self._fetch_center,
+            self.replica,
+            self._on_stop,
+            link=self.link,
+            micro_batch=job.micro_batch,
+        )
 
     def _fetch_center(self) -> CenterWeights:
         return self._ask(self._fetch)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
 from distkeras.results.job_results import JobResults
+from distkeras.results.micro_batches import MicroBatchProgress, backlog_of
 from distkeras.results.tables import JobRecords, Resumed
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts
@@ -65,32 +66,6 @@ _READ_ONCE = ("socket",)
 _NO_CENTER = "the stream has ended, and its last center is in its checkpoint alone"
 #: The local property in which Spark has a query's id.
 _QUERY_ID = "sql.streaming.queryId"
-
-
-@dataclass(frozen=True)
-class MicroBatchProgress:
-    """What became of one micro-batch.
-
-    Args:
-        batch: its number, as Spark counts them.
-        rows: that it has.
-        steps: mini-batches that were committed.
-        seconds: from when Spark handed it over until a snapshot covered it.
-        lag: seconds since the micro-batch before was handed over. No row of this one has waited longer between its
-            arrival at the source and the snapshot, if the source had no backlog. None: it is the first one.
-        loss: mean over its mini-batches, weighted by rows; NaN without rows.
-        clock: commits that the center has.
-        repeated: all of it had counted before: Spark has sent it again, and its rows were only compared.
-    """
-
-    batch: int
-    rows: int
-    steps: int
-    seconds: float
-    lag: float | None
-    loss: float
-    clock: int
-    repeated: bool = False
 
 
 def require_stream(stream: DataFrame, facts: SparkFacts) -> None:
@@ -178,6 +153,7 @@ class StreamTraining:
         self._present: tuple[str, int] | None = None
         self._handed_over: float | None = None
         self._progress: MicroBatchProgress | None = None
+        self._progress_lock = threading.Lock()
         self._failure: BaseException | None = None
         #: The center when the stream ended; None: it goes on, or the server was dead.
         self._last: CenterWeights | None = None
@@ -209,6 +185,7 @@ class StreamTraining:
                 on_stop=self._end_early,
                 on_error=self._fail,
                 scope=partial(in_callers_scope, plan.df.sparkSession),
+                micro_batch=lambda: self.lastProgress,
             )
             try:
                 self.query = writer.foreachBatch(self._train).option("checkpointLocation", folder).start()
@@ -239,7 +216,13 @@ class StreamTraining:
     @property
     def lastProgress(self) -> MicroBatchProgress | None:
         """What became of the latest micro-batch; None before the first. Spark's own is ``query.lastProgress``."""
-        return self._progress
+        with self._progress_lock:
+            progress = self._progress
+            if progress is not None and progress.backlog is None and not self._ended.is_set():
+                reported = self.query.lastProgress
+                if reported is not None and reported["batchId"] >= progress.batch:
+                    progress = self._progress = replace(progress, backlog=backlog_of(reported["sources"]))
+            return progress
 
     def exception(self) -> BaseException | None:
         """Return what ended the stream; None if it goes on, or has ended well."""
@@ -384,7 +367,7 @@ class StreamTraining:
     ) -> None:
         now, steps = time.monotonic(), records.steps_array
         samples, losses = steps[:, 1], steps[:, 2]
-        progress = self._progress = MicroBatchProgress(
+        progress = MicroBatchProgress(
             batch=number,
             rows=sum(row["rows"] for row in summaries),
             steps=len(steps),
@@ -394,12 +377,9 @@ class StreamTraining:
             clock=begun.clock + int((records.commits_array["skipped"] == 0).sum()),
             repeated=begun.complete,
         )
-        if progress.repeated:
-            log.info("micro-batch %d had counted before, with the same %d rows", number, progress.rows)
-            return
-        text = "micro-batch %d: %d rows in %.2f s, loss %.4f%s"
-        behind = "" if progress.lag is None else f", at most {progress.lag:.1f} s behind"
-        log.info(text, number, progress.rows, progress.seconds, progress.loss, behind)
+        with self._progress_lock:
+            self._progress = progress
+        log.info("%s", progress)
 
     def _wait_for_query(self) -> None:
         """Close the server when the query has ended."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,17 @@ import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
 from support.present import present
+from support.prometheus import numbers
 from support.training.small_jobs import counter
 from support.training.spark_jobs import counting_rows, counts
 from support.training.streams import arrive, arriving
 
-from distkeras import EarlyStopping, KerasCallbacks, Pruning
+from distkeras import Dashboard, EarlyStopping, KerasCallbacks, PrometheusMetrics, Pruning
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.dashboard.journal import read_since
 from distkeras.ps.errors import ConfigurationError
 from distkeras.results.job_results import JobResults
+from distkeras.results.micro_batches import MicroBatchProgress, backlog_of
 from distkeras.training.stream import StreamTraining
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -49,6 +55,20 @@ class Hooks(Callback):
         self.calls.append(("failure", error))
 
 
+class Looks(Callback):
+    """Keeps the latest micro-batches."""
+
+    def __init__(self) -> None:
+        super().__init__(every_seconds=0.05)
+        self.seen: list[MicroBatchProgress] = []
+
+    def on_center(self, context: CallbackContext) -> None:
+        if context.micro_batch is not None:
+            self.seen.append(context.micro_batch)
+
+    on_end = on_center
+
+
 class Raises(Hooks):
     """Raises in the first call for the center."""
 
@@ -60,16 +80,46 @@ def ends(training: StreamTraining) -> bool:
     return training.awaitTermination(patience(120)) and not training.isActive
 
 
-def test_they_live_as_long_as_the_stream_and_stop_it(spark: SparkSession, tmp_path: Path) -> None:
+def assert_all_report_the_same(
+    latest: MicroBatchProgress, looks: Looks, metrics: PrometheusMetrics, dashboard: Dashboard, log: str
+) -> None:
+    assert latest.batch == 1
+    assert latest.lag is not None
+    assert looks.seen[-1] == latest
+    found = numbers(metrics)
+    names = ("micro_batch", "micro_batch_rows", "micro_batch_seconds", "lag_seconds")
+    assert [found[f"distkeras_{name}"] for name in names] == [1, EACH, latest.seconds, latest.lag]
+    page = json.loads(read_since(dashboard.watches[0].path)[-1].data)
+    assert page["now"]["micro_batch"] == asdict(latest) | {"loss": pytest.approx(latest.loss, rel=1e-3)}
+    assert page["facts"]["stream"]
+    assert (page["now"]["state"], page["now"]["samples"]) == ("stopped", ROWS)
+    assert f"{latest}" in log
+    assert f"at most {latest.lag:.1f} s behind" in log
+
+
+def test_what_waits_at_the_sources() -> None:
+    offsets = {"avgOffsetsBehindLatest": "4.0", "maxOffsetsBehindLatest": "7", "minOffsetsBehindLatest": "1"}
+    sources = [{"metrics": offsets}, {"metrics": {"maxOffsetsBehindLatest": "5", "numFilesOutstanding": "2"}}, {}]
+    assert backlog_of(sources) == {"maxOffsetsBehindLatest": 7.0, "numFilesOutstanding": 2.0}
+    assert backlog_of([{"metrics": None}]) == {}
+
+
+def test_they_live_as_long_as_the_stream_and_stop_it(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(2):
         arrive(tmp_path / "in", number, range(number * EACH, (number + 1) * EACH), ROWS)
     stopping = EarlyStopping(counting_rows(spark, ROWS), target=0.5 - ROWS, every_commits=1)
     hooks, observer, trainer = Hooks(every_commits=1), Hooks(every_seconds=0.05), counter(rows=ROWS, num_epoch=1)
     trainer.observers.append(observer)
+    looks, metrics, dashboard = Looks(), PrometheusMetrics(), Dashboard()
+    callbacks = [hooks, stopping, looks, metrics, dashboard]
     stream = arriving(spark, tmp_path / "in")
-    training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=[hooks, stopping])
-    assert ends(training)  # which the stream would not do: it waits for more files
-    assert training.callbacks == [hooks, stopping, observer]
+    with closing(metrics), dashboard, caplog.at_level("INFO", "distkeras.training.stream"):
+        training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=callbacks)
+        assert ends(training)  # which the stream would not do: it waits for more files
+        assert training.callbacks == [*callbacks, observer]
+        assert_all_report_the_same(present(training.lastProgress), looks, metrics, dashboard, caplog.text)
     assert counts(training.model()) == [1.0] * ROWS
     clock = present(training.lastProgress).clock
     assert stopping.evaluations[-1]["clock"] == clock  # of both micro-batches

@@ -35,7 +35,8 @@ class JobCharts {
     this.staleness = new Plot({ title: "Staleness of commits" });
     this.gap = new Plot({ title: "Gap" });
     this.scalePlot = new Plot({ title: "Scale of payloads" });
-    this.all = [this.metrics, this.rate, this.split, this.staleness, this.gap, this.scalePlot];
+    this.microBatches = new Plot({ title: "Seconds of micro-batches" });
+    this.all = [this.metrics, this.rate, this.split, this.staleness, this.gap, this.scalePlot, this.microBatches];
     const alike = this.all.filter((plot) => plot !== this.staleness);
     for (const plot of alike) plot.group = alike;
     this.element = h("div", { class: "charts" }, ...this.all.map((plot) => plot.element));
@@ -58,6 +59,7 @@ class JobCharts {
     this.drawStaleness(job);
     this.drawMean(this.gap, job, axis, "gap");
     this.drawMean(this.scalePlot, job, axis, "scale");
+    this.drawMicroBatches(job, axis);
   }
 
   base({ x, pauses }) {
@@ -121,6 +123,20 @@ class JobCharts {
     const [compute, wait, wire] = job.timeShares();
     const summary = `Computing ${percent(compute)}, waiting for other workers ${percent(wait)}, wire and server ${percent(wire)}.`;
     this.split.set({ ...this.base(axis), series, yRange: [0, 100], summary });
+  }
+
+  /** The time of the micro-batches of a stream, and how long their rows have waited at most. */
+  drawMicroBatches(job, axis) {
+    const { lag = [], micro_batch: took = [] } = job.job;
+    const latest = (line) => amount(line.findLast(isKnown));
+    const points = true;
+    const series = took.some(isKnown)
+      ? [
+          { label: "lag", values: axis.values(lag), color: "soft", points },
+          { label: "from the hand-over to the snapshot", values: axis.values(took), color: "accent", points },
+        ]
+      : [];
+    this.microBatches.set({ ...this.base(axis), series, yRange: [0, null], summary: `The latest took ${latest(took)} seconds, and its lag was ${latest(lag)} seconds.` });
   }
 
   drawStaleness(job) {

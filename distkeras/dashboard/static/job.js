@@ -78,12 +78,14 @@ class JobView {
   updateHead() {
     const { now, facts } = this.job;
     const many = (count, word) => `${amount(count)} ${word}${count === 1 ? "" : "s"}`;
-    say(this.facts, [this.job.name.startsWith(facts.rule) ? "" : facts.rule, many(facts.workers, "worker"), many(facts.epochs, "epoch"), facts.batch_size ? `mini-batches of ${facts.batch_size}` : ""].filter(Boolean).join(" · "));
+    say(this.facts, [this.job.name.startsWith(facts.rule) ? "" : facts.rule, many(facts.workers, "worker"), many(facts.epochs, "epoch") + (facts.stream ? " of each micro-batch" : ""), facts.batch_size ? `mini-batches of ${facts.batch_size}` : ""].filter(Boolean).join(" · "));
     const epochs = Math.min(now.epochs, facts.epochs);
     this.bar.max = facts.epochs;
     this.bar.value = epochs;
     const left = now.left === null || this.job.over ? "" : ` · ${clock(now.left)} left`;
-    say(this.passed, `Epoch ${epochs.toFixed(2)} of ${facts.epochs} · ${clock(now.at)}${left}`);
+    this.bar.hidden = Boolean(facts.stream);
+    say(this.passed, facts.stream ? `A stream · ${clock(now.at)}` : `Epoch ${epochs.toFixed(2)} of ${facts.epochs} · ${clock(now.at)}${left}`);
+    if (facts.stream) this.updateStream(now.micro_batch);
     this.tile("Loss", amount(this.job.lastLoss()), this.job.over ? "latest mean" : "mean of recent commits");
     const metric = this.job.metrics.includes(this.view.metric) ? this.view.metric : "loss";
     const evaluated = this.job.lastEvaluation(metric);
@@ -96,6 +98,16 @@ class JobView {
     this.tile("Retries", amount(this.job.total("retries")), "taken over");
     this.tile("Fenced", amount(this.job.total("fenced")), "requests refused");
     this.tile("Snapshots", this.snapshots(), this.latestSnapshot());
+  }
+
+  /** How a stream stands, by its latest micro-batch; null: there is none yet. */
+  updateStream(latest) {
+    const { batch, rows, seconds, lag, backlog } = latest || {};
+    const known = latest !== null;
+    this.tile("Micro-batch", known ? amount(batch) : "–", known ? `${amount(rows)} rows in ${amount(seconds, 3)} s` : "the latest");
+    this.tile("Lag", isKnown(lag) ? `${amount(lag, 3)} s` : "–", "of the latest, at most");
+    const [first, ...others] = Object.entries(backlog || {});
+    if (first) this.tile("Backlog", amount(first[1]), [first[0], ...others.map(([name, value]) => `${name} ${amount(value)}`)].join(", "));
   }
 
   tile(name, text, note = "") {
