@@ -5,6 +5,8 @@ a second attempt too) and drivers (killed, and two at once on one checkpoint); c
 the disk of the snapshots is full, their store slow or failing half-way; and strangers come to the port. Tasks that last
 get second attempts, by Spark's speculation.
 
+Some jobs are streams, whose weights count how often each row moved them.
+
 Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
 that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
 needs the package psutil (the extra `tests` brings it). Hosts are cut off where this user may make network namespaces.
@@ -44,6 +46,7 @@ from chaos.jobs import (
     deadlines,
     image_job,
     in_cluster,
+    stream_job,
     table_job,
     with_batches_counted,
 )
@@ -59,15 +62,20 @@ LIMIT = 1200.0
 
 @dataclass(frozen=True)
 class JobSizes:
-    """Rows and epochs of both kinds of job."""
+    """Rows and epochs of the kinds of job; the stream has two epochs."""
 
     rows: int = 12_000
     epochs: int = 6
     counted_rows: int = 1000
     counted_epochs: int = 8
+    stream_rows: int = 400
+    micro_batches: int = 20
 
 
-FULL, TINY = JobSizes(), JobSizes(rows=1500, epochs=2, counted_rows=120, counted_epochs=4)
+FULL = JobSizes()
+TINY = JobSizes(rows=1500, epochs=2, counted_rows=120, counted_epochs=4, stream_rows=60, micro_batches=5)
+#: Kinds of jobs.
+JOBS = ("images", "cluster", "table", "stream", "counting")
 
 
 @dataclass
@@ -89,6 +97,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rule", default="asgd", help="of the image jobs, one that steps at the server (default: %(default)s)"
     )
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="kinds of jobs (default: all)")
     parser.add_argument("--tiny", action="store_true", help="small jobs, whose accuracy means nothing: a smoke test")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="for the log (default: out)")
     return parser.parse_args(argv)
@@ -118,16 +127,15 @@ class JobRunner:
 
     def run(self, spec: JobSpec, disturbing: Callable[[], Any] = nullcontext) -> tuple[JobSpec, JobResult]:
         """One job, inside ``disturbing()``; the first of its kind tells which mini-batches there are."""
-        from distkeras.ps.checkpoint.checkpointer import Checkpoint
         from distkeras.ps.errors import DistkerasError
 
-        folder = self._folder()
+        folder = self._folder(spec)
         before = set(threading.enumerate())
         trainer = spec.trainer(deadlines=deadlines())
         try:
             with watched(), disturbing():
-                model = trainer.train(spec.frame(self._spark), checkpoint=Checkpoint(str(folder), every=25))
-            spec = spec if spec.batches else with_batches_counted(spec, trainer)
+                model = spec.train(self._spark, trainer, folder)
+            spec = spec if spec.batches or spec.micro_batches else with_batches_counted(spec, trainer)
             outcome = check(spec, trainer, model)
         except (DistkerasError, KeyboardInterrupt) as error:
             told = f"{type(error).__name__}: {error}"
@@ -136,7 +144,7 @@ class JobRunner:
 
     def run_drivers(self, spec: JobSpec, disturbing: Callable[[], Any]) -> JobResult:
         """One job whose drivers are processes of their own, inside ``disturbing()``."""
-        folder, before = self._folder(), set(threading.enumerate())
+        folder, before = self._folder(spec), set(threading.enumerate())
         drivers = self._scene.drivers = Drivers(spec, folder, self._scratch, LIMIT)
         try:
             with disturbing():
@@ -145,9 +153,15 @@ class JobRunner:
             self._scene.drivers = None
         return self._cleaned(outcome, before, folder)
 
-    def _folder(self) -> Path:
+    def _folder(self, spec: JobSpec) -> Path:
         self._jobs += 1
-        return self._scene.disk.folder / f"job-{self._jobs}"
+        folder = self._scene.disk.folder / f"job-{self._jobs}"
+        if spec.micro_batches:  # Spark does not survive a full disk under its own notes, so they go to another one
+            query = self._scratch / f"query-{self._jobs}"
+            query.mkdir()
+            folder.mkdir()
+            (folder / "query").symlink_to(query)
+        return folder
 
     def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path) -> JobResult:
         left = leftovers.of_a_job(before) + leftovers.drafts(folder, self._scene.store)
@@ -186,11 +200,16 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
         if outcome.accuracy is not None:
             accuracy[spec.name] = outcome.accuracy
     number, with_drivers, turns = 0, False, itertools.cycle(known)
+    counted = [spec for spec in known if spec.rule == "downpour" and not spec.options]
+    driven = itertools.cycle(counted)
     while not injector.done:
         number += 1
         faults = sum(injector.injected.values())
-        if injector.waiting and not with_drivers:
-            with_drivers, spec = True, replace(known[-1], name="counting, with drivers of its own")
+        if injector.waiting and counted and not with_drivers:
+            spec = next(driven)
+            if spec.micro_batches and "kill driver" not in injector.waiting:
+                spec = next(driven)
+            with_drivers, spec = True, replace(spec, name=f"{spec.name}, with drivers of its own")
             outcome = runner.run_drivers(spec, injector.disturbing)
         else:
             with_drivers, spec = False, next(turns)
@@ -212,8 +231,9 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
 def describe(spec: JobSpec, outcome: JobResult) -> str:
     """One line about a job."""
     accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.2f} %"
+    what = "rows" if spec.micro_batches else "mini-batches"
     return (
-        f"{spec.name}: {outcome.committed} of {outcome.expected} mini-batches, {outcome.duplicated} duplicated, "
+        f"{spec.name}: {outcome.committed} of {outcome.expected} {what}, {outcome.duplicated} duplicated, "
         f"{outcome.lost} lost, {outcome.attempts} attempts, {outcome.incarnations} incarnations of the server, "
         f"{outcome.seconds:.0f} s{accuracy}{''.join('; ' + problem for problem in outcome.problems)}"
     )
@@ -231,7 +251,7 @@ def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> s
         f"snapshots that failed, and came later: {told.count('a snapshot failed')}",
         f"second attempts, by speculation: {told.count(SECOND_ATTEMPT)}",
         f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
-        f"mini-batches expected {sum(one.expected for one in findings.outcomes)}, "
+        f"mini-batches, and rows of streams, expected {sum(one.expected for one in findings.outcomes)}, "
         f"committed {sum(one.committed for one in findings.outcomes)}, "
         f"duplicated {sum(one.duplicated for one in findings.outcomes)}, "
         f"lost {sum(one.lost for one in findings.outcomes)}",
@@ -296,16 +316,22 @@ def _train(
         spark = cluster.session()
         say(f"Spark {spark.version} is up")
         try:
-            rows, epochs = size.counted_rows, size.counted_epochs
-            specs = [
-                image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
-                # Longer, so that second attempts of the server come before its end.
-                in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
-                table_job(scratch, rows=rows, epochs=epochs),
-                counting_job(scratch, rows=rows, epochs=epochs),
-            ]
+            specs = [spec for name, spec in _specs(size, scratch, options.rule).items() if name in options.jobs]
             disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
         finally:
             stop_session(spark)
     finally:
         cluster.close()
+
+
+def _specs(size: JobSizes, scratch: Path, rule: str) -> dict[str, JobSpec]:
+    """The jobs by their kinds."""
+    rows, epochs = size.counted_rows, size.counted_epochs
+    return {
+        "images": image_job(scratch, rows=size.rows, epochs=size.epochs, rule=rule),
+        # Longer, so that second attempts of the server come before its end.
+        "cluster": in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
+        "table": table_job(scratch, rows=rows, epochs=epochs),
+        "stream": stream_job(scratch, rows=size.stream_rows, epochs=2, micro_batches=size.micro_batches),
+        "counting": counting_job(scratch, rows=rows, epochs=epochs),
+    }

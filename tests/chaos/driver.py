@@ -1,4 +1,4 @@
-"""A driver that may be killed: goes on with a counting job, or begins it, and writes what became of it into a file.
+"""A driver that may be killed: goes on with a counting job or a stream, or begins it, and writes what became of it.
 
 `drivers.Drivers` starts it: ``python driver.py JSON``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0:0] = [str(Path(__file__).resolve().parents[1])]
 
-from chaos.jobs import WORKERS, check, counting_job, deadlines
+from chaos.jobs import WORKERS, JobSpec, check, counting_job, deadlines, stream_job
 from chaos.store import take_over_servers
 
 
@@ -23,13 +23,11 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     """The job's `JobResult`, or what ended it; JSON-ready."""
     from pyspark.sql import SparkSession
 
-    from distkeras.ps.checkpoint.checkpointer import Checkpoint
     from distkeras.ps.errors import DistkerasError
 
     take_over_servers()
     folder = Path(order["folder"])
-    spec = counting_job(folder, rows=order["rows"], epochs=order["epochs"])
-    spec.batches.update({int(worker): batches for worker, batches in order["batches"].items()})
+    spec = _spec(order, folder)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
     settings |= {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
@@ -40,12 +38,22 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     spark = builder.getOrCreate()
     trainer = spec.trainer(deadlines=deadlines())
     try:
-        model = trainer.train(spec.frame(spark), checkpoint=Checkpoint(order["checkpoint"], every=25), resume=True)
+        model = spec.train(spark, trainer, Path(order["checkpoint"]), resume=True)
         return {"result": asdict(check(spec, trainer, model))}
     except DistkerasError as error:
         return {"error": type(error).__name__, "text": f"{type(error).__name__}: {error}"}
     finally:
         spark.stop()
+
+
+def _spec(order: dict[str, Any], folder: Path) -> JobSpec:
+    """Return the job; a stream's rows are the same files for all drivers."""
+    size = {"rows": order["rows"], "epochs": order["epochs"]}
+    if order["micro_batches"]:
+        return stream_job(Path(order["data"]).parent, micro_batches=order["micro_batches"], **size)
+    spec = counting_job(folder, **size)
+    spec.batches.update({int(worker): batches for worker, batches in order["batches"].items()})
+    return spec
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ class Drivers:
     """One such job. `run` is for one thread, `kill` and `double` for another.
 
     Args:
-        spec: a counting job, with its mini-batches counted.
+        spec: a counting job, with its mini-batches counted; or a stream.
         checkpoint: where its snapshots are.
         scratch: for the drivers' own files.
         limit: seconds that it may take.
@@ -64,22 +64,27 @@ class Drivers:
             return f"process {driver.process.pid}; another one goes on"
 
     def double(self) -> str | None:
-        """Start another driver while the newest one runs, if that has got on since it began."""
+        """Start another driver while the newest one runs, if that has got on since it began; never of a stream.
+
+        Spark lets one query at a time have a checkpoint.
+        """
         with self._lock:
-            if not self._gets_on():
+            if self._spec.micro_batches or not self._gets_on():
                 return None
             before, now = self._drivers[-1].process.pid, self._start().process.pid
             self._faults += 1
             return f"process {now} at the same time as {before}"
 
     def _gets_on(self) -> bool:
-        if self._over or self._faults >= _MOST_FAULTS or self._drivers[-1].process.poll() is not None:
+        last = self._drivers[-1]
+        if self._over or self._faults >= _MOST_FAULTS or last.killed or last.process.poll() is not None:
             return False
         newest = self._newest()
-        return _epoch(newest) > _epoch(self._drivers[-1].began_with) and not newest.endswith("-000000000000")
+        return _epoch(newest) > _epoch(last.began_with) and not newest.endswith("-000000000000")
 
     def _newest(self) -> str:
-        return max((path.stem for path in self._checkpoint.glob("snapshot-*.dks")), default="")
+        folder = self._checkpoint / "center" if self._spec.micro_batches else self._checkpoint
+        return max((path.stem for path in folder.glob("snapshot-*.dks")), default="")
 
     # ---- the job
 
@@ -101,6 +106,7 @@ class Drivers:
         folder.mkdir()
         order: dict[str, Any] = {"folder": str(folder), "checkpoint": str(self._checkpoint)}
         order |= {"rows": self._spec.rows, "epochs": self._spec.epochs, "batches": self._spec.batches}
+        order |= {"micro_batches": self._spec.micro_batches, "data": self._spec.folder}
         began_with = self._newest()
         with (folder / "log").open("wb") as log:
             command = [sys.executable, str(_PROGRAM), json.dumps(order)]

@@ -80,9 +80,9 @@ class Injector:
         self._waiting.clear()
 
     @property
-    def waiting(self) -> bool:
-        """Whether there are faults that wait for a job with drivers in processes of their own."""
-        return bool(self._waiting)
+    def waiting(self) -> set[str]:
+        """The kinds of the faults that wait for a job with drivers in processes of their own."""
+        return {fault.kind for fault in self._waiting}
 
     @contextmanager
     def disturbing(self) -> Iterator[None]:
@@ -135,11 +135,12 @@ class Injector:
         drivers = self._scene.drivers
         if not self._waiting or drivers is None:
             return
-        fault = self._waiting[0]
-        what = drivers.kill() if fault.kind == "kill driver" else drivers.double()
-        if what is not None:
-            self._waiting.pop(0)
-            self._tell(fault, what)
+        for fault in self._waiting:
+            what = drivers.kill() if fault.kind == "kill driver" else drivers.double()
+            if what is not None:
+                self._waiting.remove(fault)
+                self._tell(fault, what)
+                return
 
     def _settle(self, until: float) -> None:
         while self._undo and self._undo[0][0] <= until:

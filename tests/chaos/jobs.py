@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WORKERS = 3
 #: Seconds that a server may stand still; "stop server" is shorter, and "freeze server" longer.
 _STANDSTILL = 15.0
+#: Seconds that a stream which takes too long has to end.
+_STOP = 30.0
 #: Points of accuracy that a disturbed job may be away from the undisturbed one.
 POINTS = 1.0
 
@@ -41,6 +43,7 @@ class JobSpec:
         build: makes the compiled model.
         judge: from the trained model to its accuracy, and to what is wrong with it (empty if nothing is).
         batches: mini-batches an epoch of each worker; see `with_batches_counted`.
+        micro_batches: of a stream, each of which is a file of its rows; 0: its rows are a table.
     """
 
     name: str
@@ -53,11 +56,12 @@ class JobSpec:
     build: Callable[[], keras.Model]
     judge: Callable[[keras.Model], tuple[float | None, str]]
     batches: dict[int, int] = field(default_factory=dict)
+    micro_batches: int = 0
 
     @property
     def expected(self) -> int:
-        """Mini-batches of the whole job."""
-        return sum(self.batches.values()) * self.epochs
+        """Mini-batches of the whole job; rows of a stream, over all epochs."""
+        return self.rows * self.epochs if self.micro_batches else sum(self.batches.values()) * self.epochs
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Its rows."""
@@ -77,6 +81,27 @@ class JobSpec:
             monitoring=Monitoring(progress=False),
             **grouped(self.options | options),
         )
+
+    def train(self, spark: SparkSession, trainer: Trainer, checkpoint: Path, *, resume: bool = False) -> keras.Model:
+        """Train, from where the checkpoint stands if the job is a stream or is resumed; return the model.
+
+        Raises:
+            DistkerasError: what ended it.
+        """
+        from distkeras.ps.checkpoint.checkpointer import Checkpoint
+
+        rows, place = self.frame(spark), Checkpoint(str(checkpoint), every=25)
+        if not self.micro_batches:
+            return trainer.train(rows, checkpoint=place, resume=resume)
+        stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(self.folder)
+        training = trainer.train_stream(stream, checkpoint=place, trigger={"availableNow": True})
+        try:
+            training.awaitTermination()
+        except KeyboardInterrupt:
+            training.stop(_STOP)
+            raise
+        model: keras.Model = training.model()
+        return model
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,8 @@ def deadlines() -> Deadlines:
 
 def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
     """Counts what the ledger has against what the data has; nothing here trusts the trainer's own check."""
+    if spec.micro_batches:
+        return _check_stream(spec, trainer, model)
     ledger: Any = trainer.ledger.toPandas()
     counted = Counter(
         (row.worker, row.epoch, batch)
@@ -136,6 +163,22 @@ def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
         seconds=trainer.timings["total"],
         accuracy=accuracy,
         problems=tuple(problems),
+    )
+
+
+def _check_stream(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
+    """Count how often each row moved its weight: the trainer's ledger is that of the last micro-batch alone."""
+    counts, (_, wrong) = _counts(model), spec.judge(model)
+    ledger: Any = trainer.ledger.toPandas()
+    return JobResult(
+        expected=spec.expected,
+        committed=int(np.minimum(counts, spec.epochs).sum()),
+        lost=int(np.maximum(spec.epochs - counts, 0).sum()),
+        duplicated=int(np.maximum(counts - spec.epochs, 0).sum()),
+        attempts=len(ledger[["worker", "attempt"]].drop_duplicates()),
+        incarnations=int(ledger.incarnation.max()) if len(ledger) else 0,
+        accuracy=None,
+        problems=(wrong,) if wrong else (),
     )
 
 
@@ -188,6 +231,12 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     from distkeras.data.datasets import write_parquet
 
     path = write_parquet(folder / "counting", np.eye(rows, dtype=np.float32), np.full(rows, -1e4), files=WORKERS)
+    build = _counting_model(rows)
+    return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, counts_of(rows, epochs))
+
+
+def _counting_model(rows: int) -> Callable[[], keras.Model]:
+    """Return what builds the model of `counting_job`."""
 
     def build() -> keras.Model:
         import keras
@@ -197,7 +246,28 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
         model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
         return model
 
-    return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, counts_of(rows, epochs))
+    return build
+
+
+def stream_job(folder: Path, *, rows: int, epochs: int, micro_batches: int) -> JobSpec:
+    """The counting job as a stream, of a folder that another process of this run may have written."""
+    from distkeras.data.datasets import write_parquet
+
+    path = folder / "stream"
+    if not path.exists():
+        write_parquet(path, np.eye(rows, dtype=np.float32), np.full(rows, -1e4), files=micro_batches)
+    return JobSpec(
+        "stream (downpour)",
+        str(path),
+        rows,
+        epochs,
+        2,
+        "downpour",
+        {},
+        _counting_model(rows),
+        counts_of(rows, epochs),
+        micro_batches=micro_batches,
+    )
 
 
 def table_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
@@ -224,7 +294,7 @@ def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str
     """Return the judge of a model whose first weights count how often each row of data moved the center."""
 
     def judge(model: keras.Model) -> tuple[None, str]:
-        counts = -model.get_weights()[0].ravel()
+        counts = _counts(model)
         wrong = np.flatnonzero(counts != epochs)
         if not wrong.size:
             return None, ""
@@ -234,6 +304,12 @@ def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str
         )
 
     return judge
+
+
+def _counts(model: keras.Model) -> np.ndarray:
+    """Return how often each row moved the center, from the model's first weights."""
+    counts: np.ndarray = -model.get_weights()[0].ravel()
+    return counts
 
 
 def in_cluster(spec: JobSpec) -> JobSpec:
