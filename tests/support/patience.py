@@ -59,9 +59,9 @@ PATIENT = Deadlines(
 )
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Waits until ``condition()`` is true."""
-    deadline = time.monotonic() + patience(30)
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Waits until ``condition()`` is true, which takes less than ``seconds`` on the machine of reference."""
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.patience import patience
-from support.processes import descendants
+from support.patience import patience, until
 from support.training.small_jobs import counter, sgd
 from support.training.spark_jobs import counting_model, counting_rows, counts, servers, total
 from support.training.streams import arrive, arriving, forget_last_commit
@@ -164,14 +162,6 @@ def test_an_error_of_a_row_ends_the_stream_with_its_column(spark: SparkSession, 
     assert counts(training.model()) == [0.0] * ROWS
 
 
-def until(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + patience(180)
-    while not condition():
-        assert driver.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @contextmanager
 def driving(folder: Path, rows: int) -> Iterator[subprocess.Popen[bytes]]:
     """The program `stream_driver`, which is killed in the end, with the JVM and its workers."""
@@ -199,13 +189,18 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
     def done() -> int:
         return max((int(path.name) for path in commits.glob("[0-9]*")), default=-1) + 1
 
+    def while_it_lives(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
+        until(lambda: condition() or driver.poll() is not None, 180)
+        assert driver.poll() is None
+
     def hold(name: str, driver: subprocess.Popen[bytes], after: int) -> int:
         """Let the driver or a worker stand still once so many micro-batches are done; return its process."""
-        until(lambda: done() >= after, driver)
-        (tmp_path / f"pid-{name}").unlink(missing_ok=True)
+        pid = tmp_path / f"pid-{name}"
+        while_it_lives(lambda: done() >= after, driver)
+        pid.unlink(missing_ok=True)
         (tmp_path / f"hold-{name}").touch()
-        until(lambda: (tmp_path / f"pid-{name}").exists() and (tmp_path / f"pid-{name}").read_text() != "", driver)
-        return int((tmp_path / f"pid-{name}").read_text())
+        while_it_lives(lambda: pid.exists() and pid.read_text() != "", driver)
+        return int(pid.read_text())
 
     def go(name: str) -> None:
         (tmp_path / f"held-{name}").unlink()
@@ -213,10 +208,10 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
     def kill_server() -> None:
         (server,) = servers()
         os.kill(server, signal.SIGKILL)
-        until(lambda: server not in servers() or server not in [p.pid for p in descendants("distkeras.ps")], driver)
+        while_it_lives(lambda: server not in servers(), driver)
 
     after = 0
-    for round_number in range(4):
+    for round_number in range(2):
         with driving(tmp_path, each * batches) as driver:
             after += 2
             os.kill(hold("worker", driver, after), signal.SIGKILL)  # a worker within a mini-batch
