@@ -50,11 +50,13 @@ if TYPE_CHECKING:
     from distkeras.ml.functions import register_function as register_function
     from distkeras.ml.groups import KerasGroupModel as KerasGroupModel
     from distkeras.ml.model import KerasModel as KerasModel
+    from distkeras.ml.versions import KerasStreamModel as KerasStreamModel
     from distkeras.mlflow_logger import MLflowLogger as MLflowLogger
     from distkeras.prometheus import PrometheusMetrics as PrometheusMetrics
     from distkeras.ps import errors as errors
     from distkeras.ps import rules as rules
     from distkeras.ps.checkpoint.checkpointer import Checkpoint as Checkpoint
+    from distkeras.ps.checkpoint.versions import Versions as Versions
     from distkeras.ps.rules import schedules as schedules
     from distkeras.ps.simulation import timing as timing
     from distkeras.ps.simulation.simulate import simulate as simulate
@@ -88,10 +90,12 @@ _NAMES = {
     "distkeras.ml.functions": ("register_function",),
     "distkeras.ml.groups": ("KerasGroupModel",),
     "distkeras.ml.model": ("KerasModel",),
+    "distkeras.ml.versions": ("KerasStreamModel",),
     "distkeras.mlflow_logger": ("MLflowLogger",),
     "distkeras.prometheus": ("PrometheusMetrics",),
     "distkeras.ps": ("errors", "rules"),
     "distkeras.ps.checkpoint.checkpointer": ("Checkpoint",),
+    "distkeras.ps.checkpoint.versions": ("Versions",),
     "distkeras.ps.rules": ("schedules",),
     "distkeras.ps.simulation": ("timing",),
     "distkeras.ps.simulation.simulate": ("simulate",),

@@ -39,6 +39,7 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.tables import CutModel, cut
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
+from distkeras.ps.checkpoint.versions import Versions, versions_of
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
@@ -79,6 +80,7 @@ from distkeras.training.plan import (
     require_slots,
     validation_rows,
 )
+from distkeras.training.publishing import Publisher
 from distkeras.training.run import run_job, server_ahead
 from distkeras.training.stream import (
     StreamTraining,
@@ -300,6 +302,7 @@ class Trainer(JobResults):
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         callbacks: Sequence[Callback] = (),
+        publish: str | PathLike[str] | Versions | None = None,
     ) -> StreamTraining:
         """Train on a stream, each row once, and return a handle like Spark's `StreamingQuery`.
 
@@ -333,10 +336,12 @@ class Trainer(JobResults):
             trigger: the keywords of ``DataStreamWriter.trigger``. Default: a micro-batch as soon as there are rows.
             query_name: of Spark's query.
             callbacks: as in `train`. None that counts epochs: each micro-batch has its own.
+            publish: a directory, a URI, or `Versions`: of this stream alone. The center at the end of micro-batches
+                becomes a version there, which a `KerasStreamModel` predicts with, in this process or another one.
 
         Raises:
             DifferentJobError: `checkpoint` is of a stream with another model, compilation, rule, columns, batches or
-                number of workers.
+                number of workers, or `publish` has versions of another model.
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
             Exception: what a callback raises in `Callback.on_begin`.
         """
@@ -348,11 +353,13 @@ class Trainer(JobResults):
         place = checkpoint_of(checkpoint, resume=False)
         if place is None:
             raise ConfigurationError("`checkpoint` must be given: it is what a stream goes on from. Received: None")
+        versions = versions_of(publish)
         writer = writer_of(stream, trigger, query_name)
         plan = self._begin(*self._plan(stream, callbacks, center_of(place), resume=True))
         rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)
         try:
-            return start_stream(plan, rows, self, writer, query_folder(place))
+            publisher = None if versions is None else Publisher(versions, plan)
+            return start_stream(plan, rows, self, writer, query_folder(place), publisher)
         except BaseException as error:
             self._note_failure(plan, error)
             raise

@@ -242,6 +242,10 @@ class SnapshotError(DistkerasError, OSError):
     """A snapshot cannot be written, or none can be read."""
 
 
+class NoVersionError(DistkerasError, LookupError):
+    """No version of a model is published yet; a training stream publishes the first one."""
+
+
 class DifferentJobError(ConfigurationError):
     """A checkpoint directory holds another job than the one that is to go on from it; the text names what differs."""
 
@@ -276,6 +280,7 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     OwnershipLostError,
     NodeError,
     MemberLostError,
+    NoVersionError,
 )
 
 #: The system's numbers for the trouble of a machine.

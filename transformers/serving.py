@@ -265,7 +265,8 @@ def _predict_by_key(
 
 def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
     # A model whose weights change from key to key is not the one that others find under its archive's key.
-    key = plan.key if plan.options.models is None else f"{plan.key} by key"
+    models = plan.options.models
+    key = plan.key if models is None else f"{plan.key} {type(models).__name__}"
     model = MODELS.get(key)
     if model is None:
         import_keras()

@@ -66,6 +66,21 @@ def to_bytes(model: keras.Model, name: str = "model") -> bytes:
         return path.read_bytes()
 
 
+def with_optimizer(model: keras.Model, name: str = "model") -> bytes:
+    """Return a model as a ``.keras`` archive, from which it can be loaded as it is compiled.
+
+    An optimizer that has taken no step yet is built first: Keras cannot load the archive of one that is not.
+
+    Raises:
+        ConfigurationError: not a model that Keras can save.
+    """
+    import keras
+
+    if isinstance(model, keras.Model) and model.compiled and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return to_bytes(model, name)
+
+
 def require_model(value: Any, name: str = "model") -> None:
     """Raise ConfigurationError unless ``value`` is a model of Keras 3, built or not."""
     import keras

@@ -23,8 +23,9 @@ from distkeras.keras_model import archive
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
-from distkeras.ml.persistence import Saveable, archive_with_optimizer
+from distkeras.ml.persistence import Saveable
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
+from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, DeadlineError, MissingColumnError
 from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
@@ -378,12 +379,13 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         checkpoint: str | PathLike[str] | Checkpoint,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
+        publish: str | PathLike[str] | Versions | None = None,
     ) -> StreamTraining:
         """Train on a stream, each row once; see `Trainer.train_stream`. The handle's `model()` is a `KerasModel`.
 
         Args:
             dataset: a streaming DataFrame.
-            checkpoint, trigger, query_name: as in `Trainer.train_stream`.
+            checkpoint, trigger, query_name, publish: as in `Trainer.train_stream`.
 
         The callbacks are those of the estimator; the handle's `callbacks` has the copies that work. Those of Keras need
         a `KerasCallbacks` with ``every_commits``.
@@ -399,7 +401,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             ready = trainer.valid_rows(ready)
         callbacks = [copy.copy(callback) for callback in self.value("callbacks")]
         training = trainer.train_stream(
-            ready, checkpoint=checkpoint, trigger=trigger, query_name=query_name, callbacks=callbacks
+            ready, checkpoint=checkpoint, trigger=trigger, query_name=query_name, callbacks=callbacks, publish=publish
         )
         training.convert = self._fitted_by_stream
         return training
@@ -430,7 +432,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
     def archive_to_save(self) -> bytes | None:
         """Return the archive of the model, as it is now."""
         model = self.value("model")
-        return None if model is None else archive_with_optimizer(model)
+        return None if model is None else archive.with_optimizer(model)
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
         """Take back the model."""

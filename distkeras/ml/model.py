@@ -34,7 +34,7 @@ from distkeras.keras_model import archive
 from distkeras.keras_model.compiled_steps import model_inputs
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
-from distkeras.ml.persistence import Saveable, archive_with_optimizer
+from distkeras.ml.persistence import Saveable
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, ShapeError
 from distkeras.results.job_results import JobResults
 from distkeras.spark.failures import short_errors
@@ -276,7 +276,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._data: bytes | None = None
         self._packed: PackedModel | None = None
         if keras_model is not None:
-            self._data = archive_with_optimizer(keras_model, "keras_model")
+            self._data = archive.with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"))
             self._heads = heads_of(keras_model)
 

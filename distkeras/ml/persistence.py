@@ -24,7 +24,6 @@ from distkeras.spark.failures import short_errors
 from distkeras.transformers.files import StageWriter, config_of, load_archive, object_of, save_archive
 
 if TYPE_CHECKING:
-    import keras
     from pyspark.sql import DataFrame, SparkSession
 
 #: The key whose presence makes a JSON object the description of another value; its own value is that value's kind.
@@ -147,7 +146,7 @@ class KeptValue(Transformer, Saveable):
 
     def archive_to_save(self) -> bytes | None:
         """Return the archive of a model; None for other values."""
-        return archive_with_optimizer(self.value) if self._is_model() else None
+        return archive.with_optimizer(self.value) if self._is_model() else None
 
     def extra_to_save(self) -> dict[str, Any]:
         """Return the description of a value that is no model."""
@@ -243,18 +242,3 @@ class KerasMLReader(MLReader[_S]):
         instance.restore(load_archive(spark, path) if saved["archive"] else None, saved)
         instance.load_files(spark, path)
         return instance
-
-
-def archive_with_optimizer(model: keras.Model, name: str = "model") -> bytes:
-    """Return a model as a ``.keras`` archive, from which it can be loaded as it is compiled.
-
-    An optimizer that has taken no step yet is built first: Keras cannot load the archive of one that is not.
-
-    Raises:
-        ConfigurationError: not a model that Keras can save.
-    """
-    import keras
-
-    if isinstance(model, keras.Model) and model.compiled and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    return archive.to_bytes(model, name)

@@ -5,6 +5,8 @@ how far it has come within the present one; so what counts already does not coun
 
 1. A micro-batch is handed back to Spark when a snapshot covers all of it.
 2. Every failure is raised to Spark, which then does not note the micro-batch as done.
+3. A version is published after the snapshot that covers its micro-batch, from which the same weights come again, and
+   before the micro-batch is handed back.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from distkeras.spark.failures import innermost, short_errors
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
+from distkeras.training.publishing import Publisher
 from distkeras.training.spark_job import SparkJob
 from distkeras.training.supervisor import Supervisor
 
@@ -138,8 +141,15 @@ class StreamTraining:
     query: StreamingQuery
     convert: Callable[[keras.Model], Any] | None = None
 
-    def __init__(self, plan: JobPlan, rows: Callable[[DataFrame], DataFrame], results: JobResults) -> None:
+    def __init__(
+        self,
+        plan: JobPlan,
+        rows: Callable[[DataFrame], DataFrame],
+        results: JobResults,
+        publisher: Publisher | None = None,
+    ) -> None:
         self._plan, self._rows, self._results, self._outcome = plan, rows, results, results.outcome
+        self._publisher = publisher
         self._publish_model = plan.publisher()
         self._stack = ExitStack()
         self._server: Supervisor
@@ -347,6 +357,8 @@ class StreamTraining:
     def _train_micro_batch(self, df: DataFrame, number: int, handed_over: float) -> None:
         settings, server = self._plan.training, self._server
         present = self._present = (str(df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)), number)
+        if self._publisher is not None:
+            self._publisher.begin(*present)
         begun = server.ask(lambda driver: driver.begin_micro_batch(*present))
         plan = replace(self._plan, df=self._rows(df), micro_batch=number, callbacks=())
         events = self._outcome.events
@@ -360,6 +372,8 @@ class StreamTraining:
         began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
         self._outcome.records = records
+        if self._publisher is not None:
+            self._publisher.end(*present, lambda: server.ask(plan.fetch_center))
         self._note_progress(number, begun, summaries, records, handed_over)
 
     def _note_progress(
@@ -408,6 +422,7 @@ class StreamTraining:
             failure = failure or error
         self._failure = self._callback_error or failure
         self._last = self._fetch_last()
+        self._publish_last()
         try:
             self._stack.close()
         except DistkerasError as error:
@@ -447,6 +462,14 @@ class StreamTraining:
         if error is not None:
             fail_callbacks(callbacks, error)
 
+    def _publish_last(self) -> None:
+        if self._publisher is None or self._last is None or self._failure is not None:
+            return
+        try:
+            self._publisher.end_stream(self._last)
+        except DistkerasError as error:
+            self._failure = error
+
 
 def start_stream(
     plan: JobPlan,
@@ -454,6 +477,7 @@ def start_stream(
     results: JobResults,
     writer: DataStreamWriter,
     folder: str,
+    publisher: Publisher | None = None,
 ) -> StreamTraining:
     """Return the handle of a stream that is trained on from now on.
 
@@ -463,10 +487,11 @@ def start_stream(
         results: whose outcome is filled; what callbacks are given at the end.
         writer: writes the stream.
         folder: URI of Spark's own checkpoint.
+        publisher: publishes versions of the center; None: nothing does.
 
     Raises:
         DifferentJobError, ConfigurationError: see `StreamTraining.start`.
     """
-    handle = StreamTraining(plan, rows, results)
+    handle = StreamTraining(plan, rows, results, publisher)
     handle.start(writer, folder)
     return handle

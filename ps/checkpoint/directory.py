@@ -22,7 +22,7 @@ from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.row_files import RowFile
 from distkeras.ps.checkpoint.snapshot import State, restore
-from distkeras.ps.checkpoint.store import DamagedError, Store
+from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError, Store, retried
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import OptimizerState
@@ -123,9 +123,7 @@ class LogFiles:
 
 log = logging.getLogger(__name__)
 
-#: A read or a claim that fails is tried again: the first and the longest pause, and the time in all, in seconds.
-_FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
-#: The time in all for the claim of a driver that may resume a job, and of a server that is started again within one.
+#: Seconds for which the claim of a driver that may resume a job is tried, and that of a server that is started again.
 _PATIENCE_TO_RESUME, _PATIENCE_WITHIN_JOB = 60.0, 600.0
 #: Attributes of a `KeptState` that are saved in addition to the state.
 _KEPT_OF_STATE = ("attempt", "sequence", "kept_at")
@@ -222,7 +220,7 @@ class SnapshotDirectory:
                 of this job has, of which the caller does not know.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
-        patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE if fresh else _PATIENCE_TO_RESUME
+        patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE if fresh else _PATIENCE_TO_RESUME
         names = self._patiently(self._names, patience)
         if attempt is not None and not epoch:
             self._require_first(names)
@@ -367,7 +365,7 @@ class SnapshotDirectory:
         The present owner deletes old snapshots while it takes new ones. Where none that was listed can be read any
         more, those that are ``listed`` now are tried, unless they are the same.
         """
-        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=_PATIENCE, world=self._world)
+        backoff = Backoff(first=FIRST, longest=LONGEST, timeout=PATIENCE, world=self._world)
         while True:
             try:
                 return self._newest_of(snapshots)
@@ -417,18 +415,8 @@ class SnapshotDirectory:
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return self._patiently(lambda: self._store.load(name))
 
-    def _patiently(self, call: Callable[[], _T], patience: float = _PATIENCE) -> _T:
-        """Return ``call()``, tried again where it fails for a while: a store may be out of reach, a disk full."""
-        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=patience, world=self._world)
-        while True:
-            try:
-                return call()
-            except DamagedError:
-                raise
-            except SnapshotError:
-                if not backoff.pause():
-                    raise
-                self._record_activity()
+    def _patiently(self, call: Callable[[], _T], patience: float = PATIENCE) -> _T:
+        return retried(call, patience, world=self._world, record_activity=self._record_activity)
 
     def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
         """Write some commits to a file; they are part of the log once a snapshot names it.

@@ -14,11 +14,12 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from distkeras.ps.errors import SnapshotError
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
 #: The digits are the format's version: what is in the headers counts as well.
@@ -28,11 +29,44 @@ _DIGEST = 16
 _SUFFIX, _DRAFT = ".dks", ".dks.part"
 _DTYPES = ("|u1", "<i8", "<f4", "<f8")
 
+#: A call that fails is tried again: the first and the longest pause, and the time in all, in seconds.
+FIRST, LONGEST, PATIENCE = 0.1, 2.0, 10.0
+
 Arrays = Mapping[str, np.ndarray]
+_T = TypeVar("_T")
 
 
 class DamagedError(SnapshotError):
     """A file is missing, or is not as it was written: to read it again will not help."""
+
+
+def retried(
+    call: Callable[[], _T],
+    patience: float = PATIENCE,
+    *,
+    world: World = REAL,
+    record_activity: Callable[[], object] = lambda: None,
+) -> _T:
+    """Return ``call()``, tried again where it fails for a while: a store may be out of reach, a disk full.
+
+    Args:
+        patience: seconds until the last attempt.
+        record_activity: called between two attempts.
+
+    Raises:
+        DamagedError: at once.
+        SnapshotError: what the last attempt raised.
+    """
+    backoff = Backoff(first=FIRST, longest=LONGEST, timeout=patience, world=world)
+    while True:
+        try:
+            return call()
+        except DamagedError:
+            raise
+        except SnapshotError:
+            if not backoff.pause():
+                raise
+            record_activity()
 
 
 class Store:
@@ -56,7 +90,7 @@ class Store:
             self._files = world.files(uri)
         except OSError as error:
             raise SnapshotError(
-                f"the checkpoint's directory {uri!r} cannot be opened: {error}. Check the URI and its permissions"
+                f"the directory {uri!r} cannot be opened: {error}. Check the URI and its permissions"
             ) from error
 
     def names(self) -> list[str]:
@@ -71,7 +105,7 @@ class Store:
         try:
             all_names = self._files.names()
         except OSError as error:
-            raise SnapshotError(f"the checkpoint's directory {self.uri!r} cannot be read: {error}") from error
+            raise SnapshotError(f"the directory {self.uri!r} cannot be read: {error}") from error
         self._record_activity()
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 

@@ -54,7 +54,7 @@ def open_files(uri: str) -> Files:
         filesystem, root = fs.FileSystem.from_uri(uri)
     except (ArrowException, ValueError) as error:
         raise ConfigurationError(
-            f"`checkpoint` must be a directory or a URI that Arrow opens. Received: {uri!r}: {error}"
+            f"a directory must be given as a path or a URI that Arrow opens. Received: {uri!r}: {error}"
         ) from error
     return LocalFiles(Path(root)) if isinstance(filesystem, fs.LocalFileSystem) else ArrowFiles(filesystem, root)
 

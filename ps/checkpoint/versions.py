@@ -1,0 +1,342 @@
+"""Versions of a model that one training stream publishes and other processes predict with, in one directory.
+
+A version is the center at the end of a micro-batch, and its name says which one. A scoring stream takes one version for
+each of its own micro-batches, and holds it: it writes a file whose name says what it holds. Rules:
+
+1. A version is written once. A micro-batch that ends again, after a crash, has the same weights, or that is an error.
+2. A version is published before Spark notes that its micro-batch is done. So none is left out.
+3. What holds a version is written before it is looked whether that version is still one of the latest two. Only then is
+   it used. The publisher keeps the latest two at least, and lists what is held together with the versions. So either
+   it finds what holds a version, or that was written later, and its writer finds that the version is not a late one.
+4. A micro-batch of a scoring stream that begins again finds what it holds, and is scored with the same version.
+
+As for `ownership`, this needs no lock and no conditional create, only that a list of files shows each file that was
+complete before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distkeras.ps.checkpoint.directory import require_same_job
+from distkeras.ps.checkpoint.store import DamagedError, Store, retried
+from distkeras.ps.errors import DeadlineError, DifferentJobError, NoVersionError, SnapshotError
+from distkeras.ps.transport.deadlines import Backoff
+from distkeras.ps.validate import check_field, invalid, require_integer, require_text
+from distkeras.ps.world.world import REAL, World
+
+#: The latest versions that are never deleted, nor need a second look before they are used.
+LATEST = 2
+#: Seconds for which a version is held at most: longer than a micro-batch takes, or its stream has ended.
+HELD_SECONDS = 86_400
+#: How often a micro-batch looks for a version while others are published meanwhile.
+_TRIES = 10
+#: Pauses of one that waits for the first version, in seconds.
+_FIRST, _LONGEST = 0.05, 1.0
+#: The file with the model itself, without the weights of any version.
+_MODEL = "model"
+_VERSION = re.compile(r"version-(\d{10})-([0-9a-f]{16})-([0-9a-f]{16})")
+_READER = re.compile(r"reader-([0-9a-f]{16})-(\d{10})-(\d{10})-(\d{10})")
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Where and how often a stream's versions are published.
+
+    Args:
+        uri: a directory, or a URI that Arrow's filesystems open; of one stream alone.
+        every: micro-batches from one version to the next, at least 1.
+        keep: versions to keep, at least 2. One that a scoring stream uses is kept in addition.
+
+    Raises:
+        ConfigurationError: no text, or a number that is too small.
+    """
+
+    uri: str
+    every: int = 1
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
+        object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
+        check_field(self, "every", require_integer)
+        check_field(self, "keep", require_integer, LATEST)
+
+
+def versions_of(publish: str | os.PathLike[str] | Versions | None) -> Versions | None:
+    """Return where a stream publishes, from a caller's argument of this name; None for nowhere.
+
+    Raises:
+        ConfigurationError: it cannot work.
+    """
+    if publish is None or isinstance(publish, Versions):
+        return publish
+    if not isinstance(publish, str | os.PathLike) or not os.fspath(publish):
+        raise invalid("publish", publish, "a directory, a URI, or `Versions`")
+    return Versions(os.fspath(publish))
+
+
+class Version(NamedTuple):
+    """The name of one version.
+
+    Args:
+        number: of the micro-batch at whose end the center was so.
+        stream: 16 hexadecimal digits that identify the training stream.
+        digest: the same of the weights.
+    """
+
+    number: int
+    stream: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"version-{self.number:010d}-{self.stream}-{self.digest}"
+
+
+class _Reader(NamedTuple):
+    """What a scoring stream holds: its query, that one's micro-batch, the version's number, and since when."""
+
+    query: str
+    batch: int
+    number: int
+    seconds: int
+
+    def __str__(self) -> str:
+        return f"reader-{self.query}-{self.batch:010d}-{self.number:010d}-{self.seconds:010d}"
+
+
+class _Listed(NamedTuple):
+    versions: list[Version]
+    readers: list[_Reader]
+
+
+def version_named(text: str) -> Version | None:
+    """Return the version whose name ``text`` is; None for another file's name."""
+    match = _VERSION.fullmatch(text)
+    return None if match is None else Version(int(match[1]), match[2], match[3])
+
+
+def _reader_named(text: str) -> _Reader | None:
+    match = _READER.fullmatch(text)
+    return None if match is None else _Reader(match[1], int(match[2]), int(match[3]), int(match[4]))
+
+
+def _short(*parts: Any) -> str:
+    """Return 16 hexadecimal digits that identify some bytes or arrays."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def model_key(identity: Mapping[str, Any]) -> str:
+    """Return 16 hexadecimal digits that identify a model by what its versions must share; see `VersionFolder.take`."""
+    return _short(json.dumps(identity, sort_keys=True).encode())
+
+
+class VersionFolder:
+    """The versions in one directory.
+
+    Args:
+        uri: of the directory; made if it is not there.
+
+    Raises:
+        ConfigurationError: nothing opens this URI.
+        SnapshotError: the directory cannot be opened or made.
+    """
+
+    def __init__(self, uri: str, world: World = REAL) -> None:
+        self.uri, self._world = uri, world
+        self._store = Store(uri, world)
+        self._key = ""
+
+    def take(self, identity: Mapping[str, Any], archive: Callable[[], bytes]) -> None:
+        """Begin to publish: write the model, unless it is there; remove what an earlier publisher left half-written.
+
+        Args:
+            identity: what all versions share: the model's configuration and its layout; JSON-ready.
+            archive: returns the model as a ``.keras`` archive.
+
+        Raises:
+            DifferentJobError: the directory has versions of another model.
+            SnapshotError: it cannot be read or written.
+        """
+        if _MODEL in self._store.names():
+            header, _ = self._read(_MODEL)
+            require_same_job(identity, header["identity"], self.uri)
+        else:
+            self._store.save(_MODEL, {"identity": identity}, {"archive": np.frombuffer(archive(), np.uint8)})
+        self._key = model_key(identity)
+        drafts = self._store.drafts()
+        self._store.delete_drafts(name for name in drafts if version_named(name) is not None)
+
+    def require_stream(self, stream: str, number: int) -> list[Version]:
+        """Return all versions, after a check that they are those of ``stream`` up to micro-batch ``number``.
+
+        Raises:
+            DifferentJobError: they are not.
+            SnapshotError: the directory cannot be read.
+        """
+        versions = self._list().versions
+        own = _short(stream.encode())
+        other = next((version for version in versions if version.stream != own), None)
+        if other is not None:
+            raise DifferentJobError(
+                f"`publish` must be a directory of this stream alone. Received: {self.uri!r} with version "
+                f"{other.number} of another stream"
+            )
+        if versions and versions[-1].number > number:
+            raise DifferentJobError(
+                f"`publish` must have versions up to micro-batch {number}, which is the present one. "
+                f"Received: {self.uri!r} with version {versions[-1].number}. Publish to another directory"
+            )
+        return versions
+
+    def publish(self, stream: str, number: int, center: np.ndarray, moving_statistics: np.ndarray) -> Version:
+        """Write a version, unless it is there; a directory that is out of reach is tried again for a while.
+
+        Args:
+            stream: identifies the training stream.
+            number: of the micro-batch that has ended.
+            center: float32 ``(size,)``.
+            moving_statistics: float32 ``(count,)``.
+
+        Raises:
+            DifferentJobError: the version is there with other weights, or see `require_stream`.
+            SnapshotError: it cannot be written.
+        """
+        version = Version(number, _short(stream.encode()), _short(center.data, moving_statistics.data))
+        versions = retried(lambda: self.require_stream(stream, number), world=self._world)
+        if versions and versions[-1].number == number:
+            if versions[-1] != version:
+                raise DifferentJobError(
+                    f"version {number} in {self.uri!r} must have the weights that the stream has at the end of "
+                    "that micro-batch. They differ, because the checkpoint went back to an older snapshot. Publish to "
+                    "another directory"
+                )
+            return version
+        header, arrays = {"model": self._key}, {"center": center, "moving_statistics": moving_statistics}
+        retried(lambda: self._store.save(str(version), header, arrays), world=self._world)
+        return version
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the latest ``keep`` versions and those that are held, and what holds nothing any more.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        oldest = int(self._world.time()) - HELD_SECONDS
+        versions, readers = self._list()
+        held = {reader.number for reader in readers if reader.seconds >= oldest}
+        doomed: list[object] = [version for version in versions[:-keep] if version.number not in held]
+        self._store.delete(map(str, [*doomed, *(reader for reader in readers if reader.seconds < oldest)]))
+        drafts = {text: _reader_named(text) for text in self._store.drafts()}
+        self._store.delete_drafts(text for text, reader in drafts.items() if reader and reader.seconds < oldest)
+
+    def versions(self) -> list[Version]:
+        """Return all versions, oldest first.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        return self._list().versions
+
+    def latest(self, timeout: float = 0.0) -> Version:
+        """Return the latest version.
+
+        Args:
+            timeout: seconds to wait for the first one.
+
+        Raises:
+            NoVersionError: there is none.
+            SnapshotError: the directory cannot be read.
+        """
+        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=timeout, world=self._world)
+        while True:
+            versions = self.versions()
+            if versions:
+                return versions[-1]
+            if not backoff.pause():
+                waited = f" after {timeout:g} s" if timeout else ""
+                raise NoVersionError(
+                    f"{self.uri!r} must have a version of a model. Received: none{waited}. A training stream publishes "
+                    "the first one at the end of a micro-batch"
+                )
+
+    def hold(self, query: str, batch: int) -> Version:
+        """Return the version that a micro-batch is scored with: the latest one, and at each further call the same.
+
+        It is not deleted before the query's next micro-batch has called this, or `HELD_SECONDS` have passed.
+
+        Args:
+            query: identifies the scoring stream.
+            batch: the number of its micro-batch.
+
+        Raises:
+            NoVersionError: there is none.
+            SnapshotError: the directory cannot be read or written.
+            DeadlineError: versions come faster than one can be chosen.
+        """
+        query = _short(query.encode())
+        for _ in range(_TRIES):
+            versions, readers = self._list()
+            own = [reader for reader in readers if reader.query == query]
+            since = int(self._world.time()) - HELD_SECONDS // 2  # well before the publisher takes it for expired
+            held = {reader.number for reader in own if reader.batch == batch and reader.seconds >= since}
+            again = next((version for version in versions if version.number in held), None)
+            if again is not None:
+                return again
+            version = versions[-1] if versions else self.latest()
+            reader = _Reader(query, batch, version.number, int(self._world.time()))
+            self._store.save(str(reader), {}, {})
+            if version in self._list().versions[-LATEST:]:
+                self._store.delete(str(other) for other in own if other.batch < batch)
+                return version
+            self._store.delete([str(reader)])
+        raise DeadlineError(f"{self.uri!r} had a newer version each of {_TRIES} times that one was chosen")
+
+    def load(self, version: Version, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the center and the moving statistics of a version, float32 ``(size,)`` and ``(count,)``.
+
+        Args:
+            key: the `model_key` of the model that they are for.
+
+        Raises:
+            DifferentJobError: they are another model's.
+            SnapshotError: they cannot be read.
+        """
+        header, arrays = self._read(str(version))
+        if header["model"] != key:
+            raise DifferentJobError(
+                f"version {version.number} in {self.uri!r} must be of the model that predicts. Received: a version of "
+                "another model. Make the scoring model again"
+            )
+        return arrays["center"], arrays["moving_statistics"]
+
+    def model(self) -> tuple[bytes, str]:
+        """Return the model as a ``.keras`` archive, and its `model_key`.
+
+        Raises:
+            SnapshotError: it cannot be read.
+        """
+        header, arrays = self._read(_MODEL)
+        return arrays["archive"].tobytes(), model_key(header["identity"])
+
+    def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        try:
+            return retried(lambda: self._store.load(name), world=self._world)
+        except DamagedError as error:  # which would lose its type on its way from a task
+            raise SnapshotError(error.message) from error
+
+    def _list(self) -> _Listed:
+        names = self._store.names()
+        versions = sorted(version for version in map(version_named, names) if version is not None)
+        return _Listed(versions, [reader for reader in map(_reader_named, names) if reader is not None])

@@ -1,0 +1,229 @@
+"""Versions of a model in one directory: each written once, held while it is used, deleted after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distkeras.ps.checkpoint.versions import HELD_SECONDS, Version, VersionFolder, Versions, model_key, versions_of
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, NoVersionError, SnapshotError
+from distkeras.ps.world.files import Files, LocalFiles
+from distkeras.ps.world.world import World
+
+IDENTITY = {"model": {"layers": 1}, "layout": [["kernel", [2]]]}
+NOTHING = np.empty(0, np.float32)
+
+
+def weights(number: int) -> np.ndarray:
+    return np.full(2, number, np.float32)
+
+
+def folder_at(path: Path, world: World | None = None) -> VersionFolder:
+    folder = VersionFolder(str(path), world or World())
+    folder.take(IDENTITY, lambda: b"archive")
+    return folder
+
+
+def publish(folder: VersionFolder, number: int) -> Version:
+    return folder.publish("stream", number, weights(number), NOTHING)
+
+
+def numbers(folder: VersionFolder) -> list[int]:
+    return [version.number for version in folder.versions()]
+
+
+def test_each_version_has_the_weights_of_its_micro_batch(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path)
+    with pytest.raises(NoVersionError, match=r"must have a version of a model. Received: none after 0.2 s"):
+        folder.latest(timeout=0.2)
+    for number in (0, 2):
+        assert publish(folder, number).number == number
+    reader = VersionFolder(tmp_path.as_uri())
+    assert reader.model() == (b"archive", model_key(IDENTITY))
+    assert reader.latest() == reader.versions()[-1]
+    for version in reader.versions():
+        center, moving_statistics = reader.load(version, model_key(IDENTITY))
+        np.testing.assert_array_equal(center, weights(version.number))
+        assert moving_statistics.size == 0
+
+
+def test_a_version_is_written_once(tmp_path: Path) -> None:
+    publish(folder_at(tmp_path), 3)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = folder_at(tmp_path)  # after a crash
+    assert publish(again, 3) == again.latest()
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    with pytest.raises(DifferentJobError, match=r"version 3 in .* must have the weights"):
+        again.publish("stream", 3, weights(4), NOTHING)
+    with pytest.raises(DifferentJobError, match=r"up to micro-batch 2, .* with version 3"):
+        publish(again, 2)
+    with pytest.raises(DifferentJobError, match=r"with version 3 of another stream"):
+        again.publish("another", 4, weights(4), NOTHING)
+    assert numbers(again) == [3]
+
+
+def test_a_directory_is_of_one_model(tmp_path: Path) -> None:
+    version = publish(folder_at(tmp_path), 0)
+    other = {**IDENTITY, "layout": [["kernel", [3]]]}
+    with pytest.raises(DifferentJobError, match=r"`layout.0.1.0` must be 2"):
+        VersionFolder(str(tmp_path)).take(other, lambda: b"")
+    with pytest.raises(DifferentJobError, match="must be of the model that predicts"):
+        VersionFolder(str(tmp_path)).load(version, model_key(other))
+
+
+def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SnapshotError, match="cannot be opened"):
+        VersionFolder(str(tmp_path / "file"))
+    folder = folder_at(tmp_path / "folder")
+    version = publish(folder, 0)
+    (tmp_path / "folder" / f"{version}.dks").write_bytes(b"cut")
+    with pytest.raises(SnapshotError, match="is damaged"):
+        folder.load(version, model_key(IDENTITY))
+    for path in (tmp_path / "folder").iterdir():
+        path.unlink()
+    (tmp_path / "folder").rmdir()
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        folder.latest()
+
+
+def test_what_a_killed_publisher_left_half_written_goes(tmp_path: Path) -> None:
+    version = publish(folder_at(tmp_path), 0)
+    (tmp_path / f"{version._replace(number=1)}.dks.part").touch()
+    assert numbers(folder_at(tmp_path)) == [0]
+    assert not list(tmp_path.glob("*.part"))
+
+
+class At(World):
+    """A world in which it is a certain second."""
+
+    second = 1e9
+
+    def time(self) -> float:
+        return self.second
+
+
+def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
+    world = At()
+    folder = folder_at(tmp_path, world)
+    publish(folder, 0)
+    assert folder.hold("query", 7).number == 0
+    for number in range(1, 5):
+        publish(folder, number)
+        folder.prune(2)
+    assert numbers(folder) == [0, 3, 4]
+    assert folder.hold("query", 7).number == 0  # the same micro-batch, sent again
+    assert folder.hold("query", 8).number == 4
+    folder.prune(2)
+    assert numbers(folder) == [3, 4]
+    world.second += HELD_SECONDS + 1
+    publish(folder, 5)
+    publish(folder, 6)
+    folder.prune(2)
+    assert numbers(folder) == [5, 6]
+    assert not list(tmp_path.glob("reader-*"))
+
+
+class Interrupted(World):
+    """The system's own, in which something happens before each access to files."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = happens
+
+    def files(self, uri: str) -> Files:
+        happens = self._happens
+
+        class Shared(LocalFiles):
+            def names(self) -> list[str]:
+                happens()
+                names = super().names()
+                happens()
+                return names
+
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                happens()
+                super().write(name, pieces)
+
+            def move(self, name: str, to: str) -> None:
+                happens()
+                super().move(name, to)
+
+            def sync(self, name: str = "") -> None:
+                """Leave it out: no power cut is tried."""
+
+            def delete(self, name: str) -> None:
+                happens()
+                super().delete(name)
+
+        return Shared(Path(uri))
+
+
+class Scoring:
+    """Two scoring streams, each with the number of its micro-batch, and what each micro-batch was scored with."""
+
+    def __init__(self, folder: VersionFolder, data: st.DataObject) -> None:
+        self._folder, self._data = folder, data
+        self.batches = {"one": 0, "two": 0}
+        self._held: dict[tuple[str, int], Version] = {}
+
+    def score(self, folder: VersionFolder, query: str) -> None:
+        self.batches[query] += self._data.draw(st.integers(0, 1), label="next micro-batch")
+        batch = query, self.batches[query]
+        version = folder.hold(*batch)
+        assert self._held.setdefault(batch, version) == version
+        self.check()
+
+    def check(self) -> None:
+        """What each present micro-batch holds can be read."""
+        for batch in self.batches.items():
+            if batch in self._held:
+                version = self._held[batch]
+                center, _ = self._folder.load(version, model_key(IDENTITY))
+                np.testing.assert_array_equal(center, weights(version.number))
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_what_is_held_can_be_read_in_any_order_of_events(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Scoring streams and the publisher are interrupted by each other at any access to a file."""
+    path = tmp_path_factory.mktemp("versions")
+    plain = folder_at(path, Interrupted(lambda: None))  # without `fsync`
+    scoring, due = Scoring(plain, data), iter(range(1, 1000))
+    publish(plain, 0)
+
+    def publish_some() -> None:
+        for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 3]), label="versions")):
+            publish(plain, next(due))
+            plain.prune(2)
+
+    def score_some() -> None:
+        if data.draw(st.integers(0, 3), label="scores") == 0:
+            scoring.score(plain, "two")
+
+    scorer = VersionFolder(str(path), Interrupted(publish_some))
+    publisher = VersionFolder(str(path), Interrupted(score_some))
+    publisher._key = plain._key  # noqa: SLF001 - `take` would be interrupted too
+    for action in data.draw(st.lists(st.sampled_from(["score", "publish"]), min_size=1, max_size=6), label="steps"):
+        if action == "score":
+            scoring.score(scorer, "one")
+        else:
+            publish(publisher, next(due))
+            publisher.prune(2)
+        scoring.check()
+
+
+def test_what_publish_takes(tmp_path: Path) -> None:
+    assert versions_of(None) is None
+    assert versions_of(tmp_path) == Versions(str(tmp_path))
+    assert versions_of(Versions(tmp_path, every=2)) == Versions(str(tmp_path), every=2)  # type: ignore[arg-type]  # as `Checkpoint`
+    for wrong in (lambda: versions_of(3), lambda: versions_of(""), lambda: Versions("x", keep=1)):  # type: ignore[arg-type]  # that is tested
+        with pytest.raises(ConfigurationError, match="must be"):
+            wrong()
