@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import CenterWeights
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 
 def _directory(value: Any) -> str:
+    """Return a URI as it is, and a path as the tasks of a local master find it, which run in another folder."""
     text = fspath(value)
     if not isinstance(text, str) or not text:
         raise ValueError
-    return text
+    return text if "://" in text or text.startswith("file:") else str(Path(text).absolute())
 
 
 @with_accessors

@@ -79,12 +79,15 @@ def versions(rows: DataFrame) -> set[int]:
     return {version for version, _ in predictions(rows).values()}
 
 
-def test_each_micro_batch_is_scored_with_one_version(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_micro_batch_is_scored_with_one_version(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, arriving = folder_at(tmp_path / "versions"), tmp_path / "arriving"
     publish(folder, 3)
     for number in range(2):
         arrive(spark, arriving, number)
-    scored = KerasStreamModel(tmp_path / "versions").transform(rows_arriving(spark, arriving))
+    monkeypatch.chdir(tmp_path)  # where no task runs
+    scored = KerasStreamModel("versions").transform(rows_arriving(spark, arriving))
     assert scored.columns == ["id", "features", "prediction", "version"]
     seen: dict[int, set[int]] = {}
     numbers = iter(range(10, 30))
