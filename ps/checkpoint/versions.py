@@ -101,7 +101,7 @@ class Version(NamedTuple):
         return f"version-{self.number:010d}-{self.stream}-{self.digest}"
 
 
-class _Reader(NamedTuple):
+class _VersionReader(NamedTuple):
     """What a scoring stream holds: its query, that one's micro-batch, the version's number, and since when."""
 
     query: str
@@ -115,7 +115,7 @@ class _Reader(NamedTuple):
 
 class _Listed(NamedTuple):
     versions: list[Version]
-    readers: list[_Reader]
+    readers: list[_VersionReader]
 
 
 def version_named(text: str) -> Version | None:
@@ -124,9 +124,9 @@ def version_named(text: str) -> Version | None:
     return None if match is None else Version(int(match[1]), match[2], match[3])
 
 
-def _reader_named(text: str) -> _Reader | None:
+def _reader_named(text: str) -> _VersionReader | None:
     match = _READER.fullmatch(text)
-    return None if match is None else _Reader(match[1], int(match[2]), int(match[3]), int(match[4]))
+    return None if match is None else _VersionReader(match[1], int(match[2]), int(match[3]), int(match[4]))
 
 
 def _short(*parts: Any) -> str:
@@ -295,7 +295,7 @@ class VersionFolder:
             if again is not None:
                 return again
             version = versions[-1] if versions else self.latest()
-            reader = _Reader(query, batch, version.number, int(self._world.time()))
+            reader = _VersionReader(query, batch, version.number, int(self._world.time()))
             self._store.save(str(reader), {}, {})
             if version in self._list().versions[-LATEST:]:
                 self._store.delete(str(other) for other in own if other.batch < batch)
