@@ -12,7 +12,7 @@ from simulation.simulation import simulate
 pytestmark = pytest.mark.no_cover
 
 #: Runs of which all messages, options and states are noted, and draws of which all options are.
-RUNS, DRAWS = range(250), range(250, 1500)
+RUNS, DRAWS = range(150), range(150, 1500)
 #: What is planted, with the seed of the first schedule that finds it.
 SOON = {
     "residuals-are-not-kept": 1,

@@ -60,8 +60,13 @@ PATIENT = Deadlines(
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Waits until ``condition()`` is true, which takes less than ``seconds`` on the machine of reference."""
-    deadline = time.monotonic() + patience(seconds)
+    """Waits until ``condition()`` is true, which takes less than ``seconds`` on the machine of reference.
+
+    It is asked less often the longer that takes: many tests wait at once, and some conditions are expensive.
+    """
+    began = time.monotonic()
+    deadline = began + patience(seconds)
     while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        now = time.monotonic()
+        assert now < deadline
+        time.sleep(min(max(0.01, (now - began) / 10), 0.1))

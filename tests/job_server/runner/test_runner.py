@@ -28,6 +28,9 @@ from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError
 
+#: Seconds between two looks of a runner that is called by hand; each look costs some queries.
+TICK = 0.05
+
 
 def test_a_job_is_done(office: Office) -> None:
     job = office.ended(office.add("train"))
@@ -260,6 +263,7 @@ def test_a_job_of_another_host_is_left_to_that_while_it_renews_its_lease(office:
         office.store.renew(ELSEWHERE)
         runner.tick()
         assert office.look(job).server == ELSEWHERE
+        time.sleep(TICK)
     assert office.ended(job, runner).state is JobState.DONE  # it is silent now
     assert office.look(job).server == runner.name
 
@@ -293,6 +297,7 @@ def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, mon
     while time.monotonic() < ends:
         runner.tick()
         assert office.look(job).state is JobState.TRAINING
+        time.sleep(TICK)
     office.go_on(job)
     ended = office.ended(job, runner)
     assert (ended.state, ended.attempt) == (JobState.DONE, 1)
