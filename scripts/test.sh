@@ -18,10 +18,10 @@ sys.exit(0 if home.startswith(sys.prefix) else f"error: distkeras must be the in
 # On one core, while the tests start.
 "$venv/bin/mypy" &
 types=$! status=0
-# Three at a time, for two cores: a test here waits as often as it computes. Files stay whole, for what their tests share;
+# Four at a time, for two cores: a test here waits as often as it computes. Files stay whole, for what their tests share;
 # which process takes which is in tests/support/distribution.py, and that the longest begin first in tests/conftest.py. A
 # process that dies ends the run, and the test that it died in has failed.
-"$venv/bin/pytest" --numprocesses=3 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=25 \
+"$venv/bin/pytest" --numprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=25 \
   --cov --cov-report=term "$@" || status=$?
 wait "$types" || status=$?
 exit "$status"

@@ -74,10 +74,10 @@ def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Pa
     ("phase", "step", "attempts"),
     [
         ("mid-commit", 1, [0, 1]),
-        ("end", None, [0]),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
+                ("end", None, [0]),
                 ("pull", None, [1]),
                 ("after-commit", 1, [0, 1]),
                 ("mid-reply", 1, [0, 1]),

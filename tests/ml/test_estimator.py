@@ -257,6 +257,7 @@ class TestEvaluate:
 
 
 class TestPipelines:
+    @pytest.mark.slow  # `test_conventions` searches, and `test_columns_and_fits` fits several at once
     def test_cross_validation_fits_several_at_once(self, df: DataFrame) -> None:
         made = estimator(num_workers=1, num_epoch=1)
         grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 5]).build()

@@ -85,6 +85,20 @@ def test_a_session_that_started_otherwise_is_not_taken_for_one(spark: SparkSessi
         session("local[2]", config={"spark.python.daemon.module": "pyspark.daemon"})
 
 
+def test_keras_is_imported_while_spark_starts() -> None:
+    program = """
+import sys
+from distkeras.spark import _keras_meanwhile
+assert "keras" not in sys.modules
+with _keras_meanwhile():
+    pass
+print("keras" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 SESSION = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
@@ -99,7 +113,7 @@ spark.stop()
 @pytest.mark.parametrize(
     ("warm_up", "backend", "found", "logged"),
     [
-        (True, None, True, ""),
+        pytest.param(True, None, True, "", marks=pytest.mark.slow),
         pytest.param(False, None, False, "", marks=pytest.mark.slow),
         pytest.param(True, "unknown", False, "Keras could not be imported", marks=pytest.mark.slow),
     ],

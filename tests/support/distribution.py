@@ -19,14 +19,14 @@ def _needs_spark(path: Path) -> bool:
 
 
 class SparkApart(LoadFileScheduling):
-    """Whole files, in their order, as ``--dist=loadfile`` has it; but those with the Spark session to two thirds only.
+    """Whole files, in their order, as ``--dist=loadfile`` has it; but those with the Spark session to half of them.
 
     The other processes start none, which costs more than most tests, and take the tests that wait as often as they
     compute: a core is seldom idle while they do.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
-        place, of_spark = self.nodes.index(node), -(-2 * len(self.nodes) // 3)
+        place, of_spark = self.nodes.index(node), -(-len(self.nodes) // 2)
         for scope in self.workqueue:
             if _needs_spark(Path(self.config.rootpath, scope)) == (place < of_spark):
                 self.workqueue.move_to_end(scope, last=False)

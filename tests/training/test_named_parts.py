@@ -67,7 +67,9 @@ def options(**more: Any) -> dict[str, Any]:
     return {"features_col": INPUTS, "label_col": OUTPUTS, "num_workers": 1, "batch_size": 8, "num_epoch": 1} | more
 
 
-@pytest.mark.parametrize("loss", [None, {"price": "mse", "amount": "mae"}, ["mae", "mse"]])
+@pytest.mark.parametrize(
+    "loss", [{"price": "mse", "amount": "mae"}, ["mae", "mse"], pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_a_mapping_trains_each_part_on_its_own_column(rows: DataFrame, loss: Any) -> None:
     """Of a list of losses Keras itself takes the first for the output whose key is sorted first."""
     trained = Trainer(named_model(), "downpour", loss=loss, **options()).train(rows)

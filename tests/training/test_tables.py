@@ -180,7 +180,7 @@ class StopAt(Callback):
             context.stop("enough")
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])  # 3: other rows at each worker, too
 def test_a_job_that_is_resumed(spark: SparkSession, tmp_path: Path, workers: int) -> None:
     df, place = ids(spark, ROWS), str(tmp_path)
     counter(counted(ROWS)).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
