@@ -37,7 +37,9 @@ from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.stored_rows import require_folder
 from distkeras.keras_model.tables import CutModel, cut
+from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions, versions_of
 from distkeras.ps.errors import ConfigurationError, headline
@@ -429,6 +431,10 @@ class Trainer(JobResults):
         """
         require_dataframe("df", df, stream=False)
         replica = self._build_replica(to_train=True)
+        if has_rows_at_server(replica.model):
+            raise ConfigurationError(
+                "`model` must have no WideEmbedding for `train_groups`, where no server keeps rows. Received: one"
+            )
         spec = self._spec_of(df, replica)
         fitting = max(1, self.settings.spool_bytes // spec.row_bytes)
         plan = GroupPlan(
@@ -510,10 +516,12 @@ class Trainer(JobResults):
         """Return the plan of a job on ``df``, whose rows it leaves as they are if it is a stream, and its options."""
         settings, replica = self.settings, self._build_replica()
         spec = self._spec_of(df, replica)
-        cut = CutModel({}) if df.isStreaming else self._cut(replica, spec)
+        cut = self._cut(replica, spec, stream=df.isStreaming)
         if cut.tables:
             replica = KerasReplica(replica.model, cut.order)
             replica.prepare(example(spec))
+        for _, table in cut.partial:
+            require_folder(table.name, replica.model.get_layer(table.name).folder)
         peers = self.rule.traits.peers
         rewindable = peers or checkpoint is not None or self.worker_settings.overlap or bool(cut.tables)
         spec = replace(spec, rewindable=rewindable)
@@ -549,12 +557,19 @@ class Trainer(JobResults):
         report_tables(cut, replica.model.optimizer, outcome.events)
         return plan, options
 
-    def _cut(self, replica: KerasReplica, spec: DataSpec) -> CutModel:
+    def _cut(self, replica: KerasReplica, spec: DataSpec, *, stream: bool) -> CutModel:
         """Decide which tables travel by rows."""
         chosen = self.settings.tables
-        if chosen == "dense":
+        wide = has_rows_at_server(replica.model)
+        if stream and wide:
+            raise ConfigurationError(
+                "`model` must have no WideEmbedding for `train_stream`, whose tables are dense. Received: one"
+            )
+        if stream or (chosen == "dense" and not wide):
             return CutModel({})
         reason = reason_against_tables(self.server_settings, self.worker_settings, self.settings)
+        if reason is not None and wide:
+            raise ConfigurationError(f"the rows of a WideEmbedding cannot travel: {reason}")
         if reason is not None and chosen != "auto":
             raise ConfigurationError(f'`tables` must be "auto" or "dense": {reason}. Received: tables={chosen!r}')
         if self.recipe.optimizer_state:
@@ -564,7 +579,7 @@ class Trainer(JobResults):
             self.recipe,
             window=self.rule.window,
             batch_size=self.settings.batch_size,
-            choose=chosen if reason is None else None,
+            choose=None if reason is not None or chosen == "dense" else chosen,
             shapes=[column.shape for column in spec.features],
         )
         return result if reason is None else CutModel(dict.fromkeys(result.kept_dense, reason))

@@ -405,10 +405,10 @@ class PackedModel:
             # Executors may fetch a file as long as the session lives.
             folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            names = [f"distkeras-{uuid.uuid4().hex}.npy" for _ in tables]  # Spark takes each name once
-            for name, table in zip(names, tables, strict=True):
-                np.save(folder / name, table)
-                _add_file(spark, folder / name)
+            files = mapped_tables.save_tables(tables, folder)
+            for file in files:
+                _add_file(spark, file)
+            names = [file.name for file in files]
             rest = _sent(spark, f"distkeras-{self.key}-rest.keras", parts.rest)
             sent[self.key] = partial(_mapped_model, replace(parts, rest=b""), rest, names)
         return sent[self.key]

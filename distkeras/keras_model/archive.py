@@ -102,6 +102,8 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
     """
     from keras.src.saving import saving_lib  # the public function takes names of files only, which a kill would leave
 
+    from distkeras.keras_model import wide_embedding  # noqa: F401 - it registers the layer with Keras
+
     try:
         with _asset_folder(data):
             return saving_lib.load_model(

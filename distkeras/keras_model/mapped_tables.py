@@ -6,6 +6,7 @@ taken from the files; the rest of the model is built without the tables. The num
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,14 @@ import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, from_bytes, to_bytes
 from distkeras.keras_model.model_graph import functional_of
+from distkeras.keras_model.stored_rows import StoredRows, sorted_files
 from distkeras.ps.errors import BadValueError
+from distkeras.ps.protocol.tables import TableShape
 
 if TYPE_CHECKING:
     import keras
+
+    from distkeras.keras_model.wide_embedding import WideEmbedding
 
 #: Smaller tables stay within the model.
 LEAST_BYTES = 4 << 20
@@ -50,6 +55,7 @@ class ModelParts:
         inputs: the numbers of the whole model's inputs that the rest needs.
         ids: archive of the model that makes ids; empty if they are all inputs themselves.
         id_inputs: the numbers of the whole model's inputs that this one needs.
+        tables: for each table, its shape if only the trained rows of it exist; None: it is whole.
     """
 
     rest: bytes
@@ -57,6 +63,7 @@ class ModelParts:
     ids: bytes
     id_inputs: tuple[int, ...]
     calls: tuple[TableCall, ...]
+    tables: tuple[TableShape | None, ...]
 
 
 class _Call(NamedTuple):
@@ -66,12 +73,12 @@ class _Call(NamedTuple):
 
 
 def has_wide_tables(model: keras.Model) -> bool:
-    """Return whether a model has a table of `LEAST_BYTES` that can stay in a file."""
+    """Return whether a model has a table of `LEAST_BYTES` that can stay in a file, or one that no process holds."""
     return bool(_calls(model))
 
 
-def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray]]:
-    """Return a model's parts and its wide tables, float32 ``(rows, width)``.
+def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | WideEmbedding]]:
+    """Return a model's parts and its wide tables: float32 ``(rows, width)``, or the layer of one that no process holds.
 
     Args:
         model: one that `has_wide_tables`. It is not to be used any more: the parts share its layers.
@@ -94,12 +101,29 @@ def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray]]:
     )
     embedded = [call.embedded for call in calls]
     kept, of_ids = numbers(functional.outputs, embedded), numbers(made)
-    tables = [np.array(keras.ops.convert_to_numpy(layer.embeddings)) for layer in layers]
+    tables = [layer if _is_wide(layer) else np.array(keras.ops.convert_to_numpy(layer.embeddings)) for layer in layers]
+    shapes = tuple(layer.table() if _is_wide(layer) else None for layer in layers)
     ids = b""
     if made:
         ids = to_bytes(keras.Model(_alone([functional.inputs[number] for number in of_ids]), made))
     rest = keras.Model(_alone([*embedded, *(functional.inputs[number] for number in kept)]), functional.outputs)
-    return ModelParts(to_bytes(rest), kept, ids, of_ids, described), tables
+    return ModelParts(to_bytes(rest), kept, ids, of_ids, described, shapes), tables
+
+
+def save_tables(tables: Sequence[np.ndarray | WideEmbedding], folder: Path) -> list[Path]:
+    """Write tables to files in ``folder``, whose names are new, and return them as `MappedModel` takes them.
+
+    Raises:
+        ConfigurationError: the rows of a `WideEmbedding` cannot be read.
+    """
+    files = list[Path]()
+    for table in tables:
+        if isinstance(table, np.ndarray):
+            files.append(folder / f"distkeras-{uuid.uuid4().hex}.npy")
+            np.save(files[-1], table)
+        else:
+            files += sorted_files(table.rows, table.table(), folder)
+    return files
 
 
 def _calls(model: Any) -> list[_Call]:
@@ -113,7 +137,8 @@ def _calls(model: Any) -> list[_Call]:
     wide = [
         layer
         for layer in functional.layers
-        if type(layer) is keras.layers.Embedding and _is_plain(layer) and not _is_shared(model, layer)
+        if _is_wide(layer)
+        or (type(layer) is keras.layers.Embedding and _is_plain(layer) and not _is_shared(model, layer))
     ]
     calls: dict[int, list[_Call]] = {id(layer): [] for layer in wide}
     for nodes in functional._nodes_by_depth.values():  # noqa: SLF001 - there is no public list
@@ -126,6 +151,11 @@ def _calls(model: Any) -> list[_Call]:
         if not any(id(call.embedded) in outputs for call in calls[id(layer)])
         for call in calls[id(layer)]
     ]
+
+
+def _is_wide(layer: Any) -> bool:
+    """Return whether a layer is a `WideEmbedding` whose vectors are float32."""
+    return bool(getattr(layer, "keeps_rows_at_server", False)) and layer.compute_dtype == "float32"
 
 
 def _is_plain(layer: Any) -> bool:
@@ -166,7 +196,7 @@ class MappedModel:
 
     Args:
         parts: from `split_tables`.
-        files: of the tables, as `numpy.save` writes them.
+        files: of the tables, as `save_tables` returns them: one of a whole table, two of another.
         columns: the column of each of the whole model's inputs, for error texts.
     """
 
@@ -174,7 +204,11 @@ class MappedModel:
         self, parts: ModelParts, files: Sequence[Path], columns: Sequence[str], objects: CustomObjects
     ) -> None:
         self._parts, self._columns = parts, tuple(columns)
-        self._tables = [np.load(file, mmap_mode="r") for file in files]
+        each = iter(files)
+        self._tables = [
+            np.load(next(each), mmap_mode="r") if shape is None else StoredRows(shape, next(each), next(each))
+            for shape in parts.tables
+        ]
         self._rest = from_bytes(parts.rest, objects)
         self._ids = from_bytes(parts.ids, objects) if parts.ids else None
 
@@ -196,14 +230,20 @@ class MappedModel:
     def _embedded(self, inputs: Sequence[np.ndarray], made: Sequence[Any]) -> Iterator[np.ndarray]:
         for call in self._parts.calls:
             ids = inputs[call.inputs[0]] if call.output is None else np.asarray(made[call.output])
+            table = self._tables[call.table]
+            if isinstance(table, StoredRows):
+                yield table.take(ids, column=self._columns_of(call))
+                continue
             if ids.dtype not in (np.int32, np.int64):
                 ids = ids.astype(np.int32)  # as Embedding does: a fraction is cut off
-            table = self._tables[call.table]
             rows = np.where(ids < 0, ids + len(table), ids)  # as Keras counts from the end
             bad = (rows < 0) | (rows >= len(table))
             if bad.any():
                 raise BadValueError(
                     f"ids of {call.layer!r} must be in [0, {len(table)}), its rows. Received: {ids[bad][0]}",
-                    column=", ".join(self._columns[number] for number in call.inputs),
+                    column=self._columns_of(call),
                 )
             yield np.take(table, rows, axis=0)
+
+    def _columns_of(self, call: TableCall) -> str:
+        return ", ".join(self._columns[number] for number in call.inputs)

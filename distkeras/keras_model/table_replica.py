@@ -12,6 +12,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.row_optimizers import accumulators_of
 from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.protocol.touched_rows import RowIndex, grown
 
 if TYPE_CHECKING:
     import keras
@@ -19,75 +20,44 @@ if TYPE_CHECKING:
     from distkeras.keras_model.tables import RowModel
     from distkeras.keras_model.window_rows import RowBatch
 
-#: Ids whose places are kept together, in `RowValues`.
-_PAGE = 1024
-
 
 class RowValues:
     """A row of numbers for each id that was ever set; memory grows with these.
 
     Args:
-        rows: ids are below this.
         width: elements of a row.
         initial: every element of a row that was not set.
     """
 
-    def __init__(self, rows: int, width: int, initial: float) -> None:
+    def __init__(self, width: int, initial: float) -> None:
         #: Every element of a row that was not set.
         self.initial = np.float32(initial)
-        #: For each page of ids, its number among those that exist, or -1.
-        self._pages = np.full(-(-rows // _PAGE), -1, np.int32)
-        self._places = np.empty((0, _PAGE), np.int64)
-        self._page_count = 0
+        self._index = RowIndex()
         self._values = np.empty((0, width), np.float32)
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._index)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of its memory."""
-        return self._pages.nbytes + self._places.nbytes + self._values.nbytes
+        return self._index.nbytes + self._values.nbytes
 
     def get(self, ids: Ids, out: np.ndarray) -> None:
         """Fill ``out``, float32 ``(len(ids), width)``, with the rows of ``ids``."""
-        pages = self._pages[ids // _PAGE]
-        places = np.full(len(ids), -1, np.int64)
-        known = pages >= 0
-        places[known] = self._places[pages[known], ids[known] % _PAGE]
+        places = self._index.find(ids)
         # "clip" writes straight into `out`, with any row where there is none.
-        if self._count:
+        if len(self):
             np.take(self._values, places, axis=0, out=out, mode="clip")
         out[places < 0] = self.initial
 
     def set(self, ids: Ids, values: np.ndarray) -> None:
         """Set the rows of ``ids``, each of which is there once."""
-        self._add_pages(np.unique(ids // _PAGE))
-        pages, within = self._pages[ids // _PAGE], ids % _PAGE
-        places = self._places[pages, within]
-        new = np.flatnonzero(places < 0)
-        places[new] = np.arange(self._count, self._count + len(new))
-        self._places[pages[new], within[new]] = places[new]
-        self._count += len(new)
-        self._values = _grown(self._values, self._count)
+        places = self._index.find(ids)
+        new = places < 0
+        places[new] = self._index.add(ids[new])
+        self._values = grown(self._values, len(self))
         self._values[places] = values
-
-    def _add_pages(self, numbers: np.ndarray) -> None:
-        new = numbers[self._pages[numbers] < 0]
-        first, self._page_count = self._page_count, self._page_count + len(new)
-        self._pages[new] = np.arange(first, self._page_count)
-        self._places = _grown(self._places, self._page_count)
-        self._places[first : self._page_count] = -1
-
-
-def _grown(array: np.ndarray, rows: int) -> np.ndarray:
-    """Return an array with at least ``rows`` rows and the same ones at its beginning, twice as many where it grows."""
-    if rows <= len(array):
-        return array
-    grown = np.empty((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
-    grown[: len(array)] = array
-    return grown
 
 
 class TableReplica(KerasReplica):
@@ -140,7 +110,7 @@ class TableReplica(KerasReplica):
             return
         if self._kept is None:
             initial = [float(numpy_value(slot).flat[0]) for slot in slots]
-            self._kept = [RowValues(t.rows, t.width, value) for t, value in zip(self._tables, initial, strict=True)]
+            self._kept = [RowValues(t.width, value) for t, value in zip(self._tables, initial, strict=True)]
         for place, (slot, kept) in enumerate(zip(slots, self._kept, strict=True)):
             before = numpy_value(slot)
             if self._present is not None:

@@ -107,7 +107,8 @@ class CutModel:
         tables: those that travel; if there are none, the following are None and empty.
         worker: what a worker needs.
         model_file: the archive of the small model.
-        order: of the original's variables in vectors: the dense ones first, as for the small model, then the tables.
+        order: of the original's variables in vectors: the dense ones first, as for the small model, then the tables
+            that it has.
     """
 
     kept_dense: Mapping[str, str]
@@ -115,6 +116,16 @@ class CutModel:
     worker: RowModel | None = None
     model_file: bytes = b""
     order: VariableOrder | None = None
+
+    @property
+    def whole(self) -> tuple[TableShape, ...]:
+        """The tables that the driver holds, which come first."""
+        return tuple(table for table in self.tables if not table.partial)
+
+    @property
+    def partial(self) -> tuple[tuple[int, TableShape], ...]:
+        """The tables of which only touched rows exist, and their numbers among all."""
+        return tuple((number, table) for number, table in enumerate(self.tables) if table.partial)
 
 
 def cut(
@@ -149,6 +160,8 @@ def cut(
     with keras.saving.custom_object_scope(recipe.objects):
         for path, layer in found:
             table = plan.table(path, layer)
+            if isinstance(table, str) and _is_wide(layer):
+                raise ConfigurationError(f"the WideEmbedding {path!r} must travel by rows. Received: {table}")
             if isinstance(table, str):
                 kept[path] = table
             else:
@@ -162,6 +175,7 @@ def cut(
                     )
         if not tables:
             return CutModel(kept)
+        tables.sort(key=lambda table: table.shape.partial)  # the driver's vector has the others, at its end
         return _Cutter(model, recipe, plan.graph, tables, kept).cut_model()
 
 
@@ -193,11 +207,20 @@ def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
                 continue
             seen.add(id(part))
             name = f"{path}/{part.name}" if path else part.name
-            if isinstance(part, keras.layers.Embedding):
+            if isinstance(part, keras.layers.Embedding) or _is_wide(part):
                 yield name, part
             yield from walk(part, name)
 
     yield from walk(model, "")
+
+
+def _is_wide(layer: Any) -> bool:
+    """Return whether a layer has no weights, and a table of which only touched rows exist."""
+    return bool(getattr(layer, "keeps_rows_at_server", False))
+
+
+def _masks(layer: Any) -> bool:
+    return bool(getattr(layer, "mask_zero", False))
 
 
 @dataclass(frozen=True)
@@ -225,7 +248,7 @@ class _Plan:
         self._window, self._batch_size, self._shapes = window, batch_size, shapes
         self._against = reason_against_rows(model.optimizer)
         # Row 0, if a mask is made of it: one without a mask may be looked up by the same tensors.
-        self._always = int(any(layer.mask_zero for _, layer in _embeddings(model)))
+        self._always = int(any(_masks(layer) for _, layer in _embeddings(model)))
         functional = functional_of(model)
         self.graph = None if functional is None else ModelGraph(functional.get_config())
 
@@ -243,13 +266,15 @@ class _Plan:
         assert isinstance(self._window, int)
         each = dict(zip([given.source for given in calls], ids, strict=True))
         most = self._window * self._batch_size * sum(number or 0 for number in each.values()) + self._always
+        if _is_wide(layer):
+            return _Found(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
         if self._names is None and layer.input_dim < WORTH * most:
             return f"{layer.input_dim} rows are too few to gain by it: a window can touch {most}"
         shape = TableShape(layer.name, layer.input_dim, layer.output_dim, min(most, layer.input_dim))
         return _Found(layer, shape, tuple(calls))
 
     def _reason(self, path: str, layer: Any) -> str | None:
-        if self._names is not None and path not in self._names:
+        if self._names is not None and path not in self._names and not _is_wide(layer):
             return "`tables` does not name it"
         if self.graph is None:
             return "only functional and Sequential models of Keras' own classes can be cut"
@@ -257,7 +282,8 @@ class _Plan:
             return f"a window must be a number of mini-batches. Received: window={self._window!r}"
         if "/" in path:
             return f"it lies within the layer {path.rpartition('/')[0]!r}"
-        return self._reason_of_layer(layer) or self._against or self._reason_of_state() or self._reason_of_ids(layer)
+        own = self._reason_of_layer(layer)
+        return own or self._against or self._reason_of_state() or self._reason_of_ids(layer)
 
     def _reason_of_state(self) -> str | None:
         import keras
@@ -273,6 +299,8 @@ class _Plan:
     def _reason_of_layer(self, layer: Any) -> str | None:
         import keras
 
+        if _is_wide(layer):
+            return None if layer.trainable else "it does not train"
         if type(layer) is not keras.layers.Embedding:
             return f"its class is {type(layer).__name__}, and not Embedding itself"
         if layer.lora_enabled:
@@ -392,7 +420,7 @@ class _Cutter:
             sources = dict.fromkeys(self._sources.index(given.source) for given in table.calls)
             groups.setdefault(tuple(sources), []).append(number)
         return tuple(
-            Lookup(tuple(numbers), sources, any(self._tables[number].layer.mask_zero for number in numbers))
+            Lookup(tuple(numbers), sources, any(_masks(self._tables[number].layer) for number in numbers))
             for sources, numbers in groups.items()
         )
 
@@ -413,6 +441,8 @@ class _Cutter:
         config = self._graph.part(replaced, inputs, self._input_names)
         for table in self._tables:
             layer = next(layer for layer in config["layers"] if layer["name"] == table.layer.name)
+            if table.shape.partial:
+                layer.update(_embedding_in_place_of(layer))
             layer["config"]["input_dim"] = table.shape.most
         names_left = {layer["name"] for layer in config["layers"]}
         kept = tuple(number for number, name in enumerate(self._input_names) if name in names_left)
@@ -427,7 +457,8 @@ class _Cutter:
         names = {layer["name"]: layer for layer in config["layers"]}
         layers = [layer for layer in self._model.get_config()["layers"] if layer["config"]["name"] in names]
         for layer in layers:
-            layer["config"] = names[layer["config"]["name"]]["config"]
+            new = names[layer["config"]["name"]]
+            layer.update({key: value for key, value in new.items() if key in layer and key != "name"})
         first = {key: value for key, value in inputs[0].items() if key not in ("name", "inbound_nodes")}
         own = {key: value for key, value in self._model.get_config().items() if key != "build_input_shape"}
         return type(self._model).from_config({**own, "layers": [first, *layers]})
@@ -455,17 +486,18 @@ class _Cutter:
         copies: dict[int, int] = {}
         layers = {layer.name: layer for layer in small.layers}
         for layer in self._functional.layers:
-            if layer.name in layers:
+            if layer.name in layers and not _is_wide(layer):
                 copies.update(
                     (id(variable), id(copy))
                     for variable, copy in zip(layer.variables, layers[layer.name].variables, strict=True)
                 )
-        tables = [table.layer.embeddings for table in self._tables]
+        tables = [table.layer.embeddings for table in self._tables if not table.shape.partial]
+        partial = [id(layers[table.layer.name].embeddings) for table in self._tables if table.shape.partial]
         dense = [v for v in trainable_variables(self._model) if not any(v is table for table in tables)]
         return (
             _order(
                 small,
-                [copies[id(v)] for v in (*dense, *tables)],
+                [*(copies[id(v)] for v in (*dense, *tables)), *partial],
                 [copies[id(v)] for v in moving_statistics(self._model)],
             ),
             _order(self._model, [id(v) for v in (*dense, *tables)], [id(v) for v in moving_statistics(self._model)]),
@@ -509,6 +541,13 @@ class _Cutter:
         )
         keras_own = all(type(part).__module__.partition(".")[0] == "keras" for part in ids.operations)
         return to_bytes(ids), tuple(numbers), keras_own
+
+
+def _embedding_in_place_of(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the configuration of a `WideEmbedding` has otherwise where an Embedding of Keras takes its place."""
+    config = {name: layer["config"][name] for name in ("name", "output_dim", "dtype")}
+    keras_own = {"module": "keras.layers", "class_name": "Embedding", "registered_name": None}
+    return {**keras_own, "config": {**config, "embeddings_initializer": "zeros"}, "build_config": None}
 
 
 def _order(model: Any, trainable: Sequence[int], statistics: Sequence[int]) -> VariableOrder:

@@ -115,12 +115,18 @@ def trainable_variables(model: keras.Model) -> list[keras.Variable]:
     """
     variables = list(model.trainable_variables)
     refused = [v.path for v in variables if not _is_float(v) or getattr(v, "overwrite_with_gradient", False)]
-    if refused or not variables:
+    if refused or not (variables or has_rows_at_server(model)):
         raise ConfigurationError(
             "`model` must have trainable weights, each a float that moves by its gradient. "
             f"Received: model={model.name!r}, refused weights={refused}, weights in all={len(variables)}"
         )
     return variables
+
+
+def has_rows_at_server(model: keras.Model) -> bool:
+    """Return whether a model has a `distkeras.layers.WideEmbedding`, at any depth."""
+    layers = model._flatten_layers(include_self=False)  # noqa: SLF001 - Keras has no public list of layers at every depth
+    return any(getattr(layer, "keeps_rows_at_server", False) for layer in layers)
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:

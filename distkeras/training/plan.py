@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.stored_rows import load_rows, save_rows
 from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
@@ -108,7 +109,7 @@ class JobPlan:
     @property
     def dense_size(self) -> int:
         """The elements of the vector in front of the tables."""
-        return self.replica.size - sum(table.rows * table.width for table in self.cut.tables)
+        return self.replica.size - sum(table.rows * table.width for table in self.cut.whole)
 
     def task(self, address: Address) -> Task:
         """Return what Spark runs on each partition, with the server at ``address``."""
@@ -125,12 +126,22 @@ class JobPlan:
         )
 
     def build_replica(self) -> KerasReplica:
-        """Return another copy of the model, compiled like the workers'."""
+        """Return another copy of the model, compiled like the workers'.
+
+        Raises:
+            ConfigurationError: the driver does not have all tables.
+        """
+        if self.cut.partial:
+            raise ConfigurationError(
+                "a callback that evaluates the center, or takes a copy of the model, must not be given for a model "
+                f"with a WideEmbedding: the rows of {self.cut.partial[0][1].name!r} stay at the server. Evaluate the "
+                "model that comes back"
+            )
         return KerasReplica(self.recipe.build(self.model_file), self.cut.order)
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:
         """Return the center as the server has it now, in the order of `replica`."""
-        return CenterWeights.fetch(driver, self.cut.tables)
+        return CenterWeights.fetch(driver, self.cut.whole)
 
     def identity(self) -> dict[str, Any]:
         """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""
@@ -143,6 +154,7 @@ class JobPlan:
             "moving_statistics": layout_identity(replica.moving_statistics),
             "compilation": self.recipe.identity(replica.model),
             **({"tables": [table.name for table in self.cut.tables]} if self.cut.tables else {}),
+            **({"seeds": [table.seed for _, table in self.cut.partial]} if self.cut.partial else {}),
         }
 
     def publisher(self) -> Callable[[DriverClient], object]:
@@ -152,12 +164,41 @@ class JobPlan:
 
         def publish(driver: DriverClient) -> None:
             driver.publish_rows(tables)
+            for number, table, place in self._trained_rows():
+                driver.publish_touched(number, table, load_rows(place, table))
             driver.request(message, Ack)
 
         return publish
 
+    def _trained_rows(self) -> Iterator[tuple[int, TableShape, str]]:
+        """Yield the tables that go on from rows that were trained before, and where these are."""
+        for number, table in self.cut.partial:
+            place = self.replica.model.get_layer(table.name).rows
+            if place is not None:
+                yield number, table, place
+
+    def save_rows(self, driver: DriverClient) -> None:
+        """Write the touched rows of tables that the driver does not hold next to the model, which refers to them then.
+
+        Raises:
+            ConfigurationError: a folder cannot be written to.
+        """
+        for number, table in self.cut.partial:
+            layer = self.replica.model.get_layer(table.name)
+            layer.rows = save_rows(layer.folder, driver.touched(number, table))
+
     def server_task(self) -> ServerTask:
-        """Return the server as a task in the cluster, with a fresh random key."""
+        """Return the server as a task in the cluster, with a fresh random key.
+
+        Raises:
+            ConfigurationError: a table goes on from rows that were trained before, which the driver reads.
+        """
+        trained = next(self._trained_rows(), None)
+        if trained is not None:
+            raise ConfigurationError(
+                f"`server` must be 'driver' where a WideEmbedding goes on from rows that were trained before, as "
+                f"{trained[1].name!r} does: the driver sends them. Received: server='cluster'"
+            )
         request = StartRequest(
             settings=self.server,
             key=secrets.token_bytes(KEY_BYTES),
@@ -176,7 +217,7 @@ class JobPlan:
         return start
 
     def _publication(self, start: Vector) -> Publish:
-        replica, tables = self.replica, len(self.cut.tables)
+        replica, tables = self.replica, len(self.cut.whole)
         moving_statistics = replica.moving_statistics.empty()
         replica.read_moving_statistics(moving_statistics)
         names, shapes = replica.layout.names, replica.layout.shapes
@@ -186,8 +227,8 @@ class JobPlan:
 
     def _tables_of(self, start: Vector) -> list[tuple[TableShape, np.ndarray]]:
         """Return each table that travels by rows, and its part of the weights, ``(rows, width)``."""
-        arrays = self.replica.layout.views(start)[len(self.replica.layout.shapes) - len(self.cut.tables) :]
-        return list(zip(self.cut.tables, arrays, strict=True))
+        arrays = self.replica.layout.views(start)[len(self.replica.layout.shapes) - len(self.cut.whole) :]
+        return list(zip(self.cut.whole, arrays, strict=True))
 
 
 def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object]) -> None:

@@ -147,6 +147,7 @@ def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
 def _collect(driver: DriverClient, plan: JobPlan, outcome: JobOutcome) -> CenterWeights:
     center = plan.fetch_center(driver)
     center.load(plan.replica)
+    plan.save_rows(driver)
     outcome.model = plan.replica.model
     outcome.records = JobRecords.drain(driver)
     return center

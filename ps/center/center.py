@@ -663,7 +663,8 @@ def check_hello(center: Center, message: Hello) -> None:
     tables = describe(center.table_shapes)
     if message.tables != tables:
         raise ShapeError(
-            f"the worker's tables must be {tables or 'none'} (name, rows, width, rows of a window at most). "
+            f"the worker's tables must be {tables or 'none'} (name, rows, width, rows of a window at most, seed, "
+            "scale). "
             f"Received: {message.tables or 'none'}",
             worker=message.worker,
         )

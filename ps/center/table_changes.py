@@ -41,6 +41,14 @@ class TableChanges:
                 self._unread[ids] = False
         self._changed[ids] = True
 
+    def grow(self, rows: int) -> None:
+        """Let there be marks of so many rows; the new ones have not changed, and are of no snapshot."""
+        missing = rows - len(self._changed)
+        if missing > 0:
+            self._changed, self._unread, self._before = (
+                np.pad(marks, (0, missing)) for marks in (self._changed, self._unread, self._before)
+            )
+
     def mark(self, start: int, stop: int) -> None:
         """Count the rows from ``start`` to ``stop`` as changed: the file that has them is lost."""
         self._changed[start:stop] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from distkeras.ps.center.table_changes import TableChanges
 from distkeras.ps.errors import NonFiniteError, ShapeError
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
+from distkeras.ps.protocol.touched_rows import RowIndex, grown, initial_rows
 from distkeras.ps.rules.base import BLOCK, Chunk, Vector
 
 
@@ -25,11 +27,24 @@ class Table:
     def __init__(self, shape: TableShape, array: np.ndarray | None = None) -> None:
         self.shape = shape
         self.array = np.zeros((shape.rows, shape.width), np.float32) if array is None else array
-        self.changes = TableChanges(shape.rows)
+        self.changes = TableChanges(len(self.array))
         #: Rows of one block, which stay in a core's cache while the kernel works on them.
         self._block = max(1, BLOCK // shape.width)
         self._gathered = np.empty((min(self._block, shape.most), shape.width), self.array.dtype)
         self._scratch = np.empty(self._gathered.size, self.array.dtype)
+
+    @property
+    def count(self) -> int:
+        """Rows of `array` that hold something: all of them, or the touched ones."""
+        return len(self.array)
+
+    def ids_of(self, places: slice | Ids) -> Ids | None:
+        """Return which rows of the table some rows of `array` are; None: these have their own numbers."""
+        return None
+
+    def _places(self, ids: Ids) -> Ids:
+        """Return where the rows ``ids`` are in `array`, in which there is room for all of them then."""
+        return ids
 
     def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None]) -> float | None:
         """Move the rows ``ids`` by a rule's ``kernel``.
@@ -45,8 +60,9 @@ class Table:
         width, chunk = self.shape.width, Chunk()
         chunk.model, chunk.worker = (), ()
         scale: float | None = None
+        places = self._places(ids)
         for first in range(0, ids.size, self._block):
-            rows = ids[first : first + self._block]
+            rows = places[first : first + self._block]
             payload = moved[first * width : (first + rows.size) * width]
             # Unlike "raise", "clip" writes straight into `out`.
             gathered = np.take(self.array, rows, axis=0, out=self._gathered[: rows.size], mode="clip")
@@ -62,6 +78,89 @@ class Table:
     def gather(self, ids: Ids) -> Vector:
         """Return a copy of the rows ``ids``, flat."""
         return np.take(self.array, ids, axis=0).reshape(-1)
+
+    def restore(self, rows: np.ndarray, ids: Ids) -> None:
+        """Take over the rows of a snapshot, of a new table; ``ids`` says which they are, where not all are there."""
+        self.array = rows
+
+
+class PartialTable(Table):
+    """A table of which only the rows exist that commits have moved; see `Table`.
+
+    `array` has the touched rows, in the order in which they were touched first, and room for more: it grows to twice
+    its size. To send a row does not touch it: before its first commit, it is computed whenever it is asked for.
+
+    Args:
+        shape: with a seed.
+        dtype: of the rows.
+    """
+
+    def __init__(self, shape: TableShape, dtype: Any = np.float32) -> None:
+        super().__init__(shape, np.zeros((0, shape.width), dtype))
+        self._ids = np.zeros(0, np.int64)
+        self._index = RowIndex()
+
+    @property
+    def count(self) -> int:
+        """Rows that are touched."""
+        return len(self._index)
+
+    def ids_of(self, places: slice | Ids) -> Ids:
+        """Return which rows of the table some rows of `array` are."""
+        return self._ids[places]
+
+    def _places(self, ids: Ids) -> Ids:
+        places = self._index.find(ids)
+        new = places < 0
+        if new.any():
+            places[new] = self._add(ids[new])
+            self.array[places[new]] = initial_rows(self.shape, ids[new])
+        return places
+
+    def _add(self, ids: Ids) -> Ids:
+        """Make room for rows that are not touched yet; return their places."""
+        places = self._index.add(ids)
+        self.array, self._ids = grown(self.array, self.count), grown(self._ids, self.count)
+        self.changes.grow(len(self.array))
+        self._ids[places] = ids
+        return places
+
+    def gather(self, ids: Ids) -> Vector:
+        """Return a copy of the rows ``ids``, flat."""
+        places = self._index.find(ids)
+        new = places < 0
+        if new.all():
+            return initial_rows(self.shape, ids).astype(self.array.dtype, copy=False).reshape(-1)
+        rows = np.take(self.array, places, axis=0, mode="clip")
+        if new.any():
+            rows[new] = initial_rows(self.shape, ids[new])
+        return rows.reshape(-1)
+
+    def put(self, start: int, ids: Ids, rows: np.ndarray) -> None:
+        """Set touched rows from place number ``start`` on, as a driver publishes them.
+
+        Raises:
+            ValueError: a row is there twice, or at another place.
+        """
+        places = self._index.find(ids)
+        new, expected = places < 0, np.arange(start, start + len(ids))
+        if len(np.unique(ids)) < len(ids) or (places[~new] != expected[~new]).any():
+            raise ValueError("a row is there twice")
+        if new.any():
+            places[new] = self._add(ids[new])
+        self.array[places] = rows
+        self.changes.mark(start, start + len(ids))
+
+    def restore(self, rows: np.ndarray, ids: Ids) -> None:
+        """Take over the touched rows of a snapshot, and which rows they are."""
+        self._index.add(ids)
+        self.array, self._ids = rows, ids
+        self.changes.grow(len(rows))
+
+
+def make_table(shape: TableShape) -> Table:
+    """Return a new table of this shape: all rows are zero, or none is touched."""
+    return PartialTable(shape) if shape.partial else Table(shape)
 
 
 def check_wants(shapes: Sequence[TableShape], wants: Sequence[Ids], worker: int) -> None:

@@ -26,7 +26,7 @@ from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import OptimizerState
-from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.protocol.tables import NO_IDS, Ids
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
@@ -153,7 +153,7 @@ class _Newest(NamedTuple):
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
     row_files: tuple[RowFile, ...]
-    tables: tuple[np.ndarray, ...]
+    tables: tuple[Rows, ...]
 
 
 class SnapshotDirectory:
@@ -305,12 +305,15 @@ class SnapshotDirectory:
         state = OptimizerState(header["layout"], arrays["content"], header["checksum"])
         return KeptState(state, **{name: header[name] for name in _KEPT_OF_STATE})
 
-    def save_rows(self, table: int, start: int, rows: np.ndarray, ids: Ids | None = None) -> RowFile:
+    def save_rows(
+        self, table: int, start: int, rows: np.ndarray, ids: Ids | None = None, *, of: Ids | None = None
+    ) -> RowFile:
         """Write rows of a table to a file, which a snapshot is to name.
 
         Args:
             rows: ``(count, width)``.
             ids: the row numbers, in any order, each there once; None: these are all rows from ``start`` on.
+            of: which rows of a table they are of which only touched ones are kept, numbered as they were touched first.
 
         Raises:
             SnapshotError: it cannot be written.
@@ -319,6 +322,8 @@ class SnapshotDirectory:
         stop = start + len(rows)
         if ids is not None:
             arrays["ids"], stop = ids, int(ids.max()) + 1
+        if of is not None:
+            arrays["of"] = of
         self._store.save(name, {}, arrays)
         return RowFile(name, table, start, stop, ids is None, sum(array.nbytes for array in arrays.values()))
 
@@ -327,12 +332,17 @@ class SnapshotDirectory:
         _, arrays = self._read(file.name)
         return arrays["ids"], arrays["rows"]
 
-    def _load_tables(self, shapes: list[list[int]], files: Sequence[RowFile]) -> tuple[np.ndarray, ...]:
+    def _load_tables(self, shapes: list[list[int]], files: Sequence[RowFile]) -> tuple[Rows, ...]:
+        """Return which rows each table has, where not all are there, and the rows."""
         tables = tuple(np.zeros(shape, np.float32) for shape in shapes)
+        touched: dict[int, Ids] = {}
         for file in files:
             _, arrays = self._read(file.name)
-            tables[file.table][slice(file.start, file.stop) if file.whole else arrays["ids"]] = arrays["rows"]
-        return tables
+            places = slice(file.start, file.stop) if file.whole else arrays["ids"]
+            tables[file.table][places] = arrays["rows"]
+            if "of" in arrays:
+                touched.setdefault(file.table, np.zeros(shapes[file.table][0], np.int64))[places] = arrays["of"]
+        return tuple((touched.get(number, NO_IDS), rows) for number, rows in enumerate(tables))
 
     def _require_first(self, names: list[Name]) -> None:
         """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""

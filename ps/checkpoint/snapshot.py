@@ -18,6 +18,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
 from distkeras.ps.center.micro_batches import MicroBatch
 from distkeras.ps.center.optimizer_states import KeptState
+from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
 
@@ -46,8 +47,8 @@ class State:
     """What `capture` took of a center: JSON-ready values and arrays. `drop` it once it is written.
 
     ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned. ``optimizers``
-    are the kept states by partition, which have files of their own. ``tables`` are the rows of the center's tables once
-    they were read: `capture` does not take them, for they are written little by little.
+    are the kept states by partition, which have files of their own. ``tables`` are the numbers and the rows of the
+    center's tables once they were read: `capture` does not take them, for they are written little by little.
     """
 
     header: dict[str, Any]
@@ -56,7 +57,7 @@ class State:
     log_totals: dict[str, Any] = field(default_factory=dict)
     held: Buffer | None = None
     optimizers: dict[int, KeptState] = field(default_factory=dict)
-    tables: tuple[np.ndarray, ...] = ()
+    tables: tuple[Rows, ...] = ()
 
     def drop(self) -> None:
         """Let go of the center's version."""
@@ -174,16 +175,20 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
 
 def _restore_tables(center: Center, state: State) -> None:
     saved, expected = state.header.get("tables", []), _shapes(center)
-    if saved != expected:
+    # Of a table whose touched rows alone are kept, there may be any number of rows.
+    free = [table.shape.partial for table in center.tables]
+    if len(saved) != len(free) or any(
+        before[partial:] != now[partial:] for before, now, partial in zip(saved, expected, free, strict=True)
+    ):
         raise DifferentJobError(
             f"the snapshot must have tables of these rows and widths: {expected}. Received: {saved}"
         )
-    for table, rows in zip(center.tables, state.tables, strict=True):
-        table.array = rows
+    for table, (ids, rows) in zip(center.tables, state.tables, strict=True):
+        table.restore(rows, ids)
 
 
 def _shapes(center: Center) -> list[list[int]]:
-    return [list(table.array.shape) for table in center.tables]
+    return [[table.count, table.shape.width] for table in center.tables]
 
 
 def sum_of_rows(state: State) -> int | None:

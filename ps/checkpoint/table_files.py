@@ -46,11 +46,13 @@ class TableFiles:
         self.files = tuple(files)
         #: For each table, the ranges of which the snapshot that is being written gets whole files.
         self._ranges: list[list[tuple[int, int]]] = []
+        #: How many rows each table had when that snapshot was begun.
+        self._counts: list[int] = []
 
     def begin(self) -> None:
         """Begin a snapshot of the tables as they are; the caller holds the lock."""
         self._end()  # one that could not be captured
-        self._ranges = []
+        self._ranges, self._counts = [], [table.count for table in self._tables]
         for number, table in enumerate(self._tables):
             table.changes.begin()
             ranges = self._whole_ranges(number, table)
@@ -102,18 +104,19 @@ class TableFiles:
                 table.changes.end(saved=False)
 
     def _whole_ranges(self, number: int, table: Table) -> list[tuple[int, int]]:
-        rows, row_bytes = len(table.array), table.array[:1].nbytes
+        rows, row_bytes = self._counts[number], table.array.itemsize * table.shape.width
         present = wholes(self.files, number)
         there = [(file.start, file.stop) for file in present]
         step, changes, ranges = max(1, LARGEST // row_bytes), table.changes, list[tuple[int, int]]()
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            if not covers(there, start, stop) or 2 * changes.unread(start, stop) > stop - start:
+            # Rows that a table has got since are among the changed ones: most of a range that grows is covered.
+            if not covers(there, start, (start + stop + 1) // 2) or 2 * changes.unread(start, stop) > stop - start:
                 ranges.append((start, stop))
         partial = sum(file.size for file in partials(self.files, number))
         budget = (changes.unread(0, rows) - sum(changes.unread(*each) for each in ranges)) * row_bytes
         for file in present:  # the oldest one first
-            if partial <= SHARE * table.array.nbytes or budget < 0:
+            if partial <= SHARE * rows * row_bytes or budget < 0:
                 break
             if not covers(ranges, file.start, file.stop):
                 ranges.append((file.start, file.stop))
@@ -121,8 +124,9 @@ class TableFiles:
         return ranges
 
     def _save_table(self, number: int, table: Table) -> list[RowFile]:
-        changes, array = table.changes, table.array
-        block = np.empty((min(len(array), max(1, AT_ONCE // array[:1].nbytes)), array.shape[1]), array.dtype)
+        # Rows that are still to be read lie in this array also after the table has got a larger one.
+        changes, array, count = table.changes, table.array, self._counts[number]
+        block = np.empty((min(max(1, count), _rows_in(AT_ONCE, array)), array.shape[1]), array.dtype)
         block.fill(0)  # page faults come now, and not under the lock, where they may take longer than the copy
         outgoing, whole, ranges = self._outgoing(number), list[RowFile](), self._ranges[number]
         memory = np.empty((max((stop - start for start, stop in ranges), default=0), array.shape[1]), array.dtype)
@@ -133,11 +137,11 @@ class TableFiles:
                 with self._changed:
                     changes.read_all(array, start + at, block[: len(part)])
                 part[...] = block[: len(part)]
-            whole.append(self._directory.save_rows(number, start, rows))
+            whole.append(self._directory.save_rows(number, start, rows, of=table.ids_of(slice(start, stop))))
             self._put_aside(table, outgoing)
         at = 0
-        while at < len(array):
-            stop = min(at + SEARCHED, len(array))
+        while at < count:
+            stop = min(at + SEARCHED, count)
             with self._changed:
                 ids = changes.read(array, at, stop, block)
             outgoing.put(ids, block[: len(ids)])
@@ -153,13 +157,19 @@ class TableFiles:
             outgoing.put(ids, rows)
 
     def _outgoing(self, number: int) -> Outgoing:
-        array = self._tables[number].array
-        capacity = min(len(array), max(1, LARGEST // array[:1].nbytes))
+        table = self._tables[number]
+        array = table.array
+        capacity = min(max(1, table.count), _rows_in(LARGEST, array))
         return Outgoing(
             np.empty(capacity, np.int64),
             np.empty((capacity, array.shape[1]), array.dtype),
-            lambda ids, rows: self._directory.save_rows(number, int(ids.min()), rows, ids),
+            lambda ids, rows: self._directory.save_rows(number, int(ids.min()), rows, ids, of=table.ids_of(ids)),
         )
+
+
+def _rows_in(nbytes: int, array: np.ndarray) -> int:
+    """Return how many rows of ``array`` so many bytes hold, at least one."""
+    return max(1, nbytes // (array.itemsize * int(array.shape[1])))
 
 
 class Outgoing:

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import ERRORS, DistkerasError, RemoteProtocolError
-from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.protocol.tables import NO_IDS, Ids
 from distkeras.ps.rules.base import Vector
 
 #: Arrays of any length. One of another dtype is refused by both ends.
@@ -388,12 +388,14 @@ class Publish(Message):
 class PublishRows(Message):
     """Driver → server: the initial rows of table number ``table`` from ``start`` on, flat; answered by `RowsPublished`.
 
-    They come before `Publish`, the blocks of a table one after the other.
+    They come before `Publish`, the blocks of a table one after the other. Of a table whose touched rows alone are kept,
+    ``ids`` says which rows these are.
     """
 
     table: int
     start: int
     rows: Floats
+    ids: Ids = field(default_factory=lambda: NO_IDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,10 +416,15 @@ class InspectRows(Message):
 
 @dataclass(frozen=True, eq=False)
 class TableRows(Message):
-    """Server → driver: the rows, flat, as they are at ``clock``."""
+    """Server → driver: the rows, flat, as they are at ``clock``.
+
+    Of a table whose touched rows alone are kept, these are the next ones of those, with their numbers ``ids``, and
+    fewer than were asked for at the end.
+    """
 
     clock: int
     rows: Floats
+    ids: Ids = field(default_factory=lambda: NO_IDS)
 
 
 @dataclass(frozen=True, eq=False)

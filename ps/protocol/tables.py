@@ -10,12 +10,15 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from distkeras.ps.validate import check_field, require_integer, require_text
+from distkeras.ps.validate import check_field, invalid, require_integer, require_text
 
 #: Row numbers of one table: int64 ``(count,)``, strictly ascending.
 Ids = Annotated[np.ndarray, np.dtype("<i8")]
 
 NO_IDS = np.empty(0, np.int64)
+
+#: The largest number of rows, and the largest seed: numbers of rows are int64.
+_LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -27,21 +30,37 @@ class TableShape:
         rows: number of rows.
         width: elements of a row.
         most: rows that one window can touch at most.
+        seed: of the initial rows, where only touched rows are kept: see `touched_rows.initial_rows`. None: the table is
+            kept whole, and its initial rows are published.
+        scale: of the initial rows, whose numbers are from minus this to this.
 
     Raises:
-        ConfigurationError: a number is not positive, or ``most`` is above ``rows``.
+        ConfigurationError: a number is not positive, ``most`` is above ``rows``, the seed is negative, or the scale.
     """
 
     name: str
     rows: int
     width: int
     most: int
+    seed: int | None = None
+    scale: float = 0.0
 
     def __post_init__(self) -> None:
         require_text("name", self.name, "the name of a layer")
         for name in ("rows", "width"):
             check_field(self, name, require_integer)
         check_field(self, "most", require_integer, 1, self.rows)
+        if self.seed is not None:
+            check_field(self, "seed", require_integer, 0, _LARGEST)
+        if not 0 <= self.scale < np.inf:
+            raise invalid("scale", self.scale, "a finite number that is not negative")
+        if self.rows > _LARGEST:
+            raise invalid("rows", self.rows, f"at most {_LARGEST}")
+
+    @property
+    def partial(self) -> bool:
+        """Return whether only the touched rows of the table are kept."""
+        return self.seed is not None
 
 
 def describe(shapes: Sequence[TableShape]) -> str:
@@ -59,8 +78,8 @@ def block_rows(shape: TableShape) -> int:
 
 
 def block_bytes(shape: TableShape) -> int:
-    """Return the bytes of `block_rows`."""
-    return 4 * shape.width * block_rows(shape)
+    """Return the bytes of `block_rows`, and of their numbers where these travel with them."""
+    return (4 * shape.width + 8 * shape.partial) * block_rows(shape)
 
 
 class Span(NamedTuple):

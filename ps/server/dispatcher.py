@@ -20,7 +20,7 @@ from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.center.optimizer_states import StateMemory
 from distkeras.ps.center.schedulers import scheduler_for
-from distkeras.ps.center.tables import Table, check_wants
+from distkeras.ps.center.tables import Table, check_wants, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
@@ -195,7 +195,7 @@ def make_center(
         incarnation=incarnation,
         now=world.time,
         monotonic=world.monotonic,
-        tables=[Table(shape) for shape in settings.tables] if tables is None else tables,
+        tables=[make_table(shape) for shape in settings.tables] if tables is None else tables,
     )
 
 

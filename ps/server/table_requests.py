@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.tables import Table
+from distkeras.ps.center.tables import PartialTable, Table, make_table
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.messages import InspectRows, Message, PublishRows, RowsPublished, TableRows
-from distkeras.ps.protocol.tables import TableShape, block_rows
+from distkeras.ps.protocol.tables import NO_IDS, TableShape, block_rows
 from distkeras.ps.server.waiting import JobCondition
 
 
@@ -25,14 +25,14 @@ class TableRequests:
     def __init__(self, shapes: Sequence[TableShape], changed: JobCondition) -> None:
         self._changed = changed
         #: What the center is to be made with; their memory is the system's to give when rows are written.
-        self.tables = tuple(Table(shape) for shape in shapes)
+        self.tables = tuple(make_table(shape) for shape in shapes)
         #: How many rows of each have come, from the first one on.
         self._published = [0] * len(self.tables)
 
     def require_complete(self) -> None:
         """Raise a RemoteProtocolError unless all rows of all tables have come."""
         for table, published in zip(self.tables, self._published, strict=True):
-            if published < table.shape.rows:
+            if published < table.shape.rows and not table.shape.partial:
                 raise RemoteProtocolError(
                     f"all {table.shape.rows} rows of table {table.shape.name!r} must be published before the center. "
                     f"Received: {published}"
@@ -52,7 +52,10 @@ class TableRequests:
                     f"rows of table {shape.name!r} must be whole ones of {shape.width} elements that follow the first "
                     f"{filled} of {shape.rows}. Received: {message.rows.size} elements from row {message.start} on"
                 )
-            table.array[message.start : end] = message.rows.reshape(-1, shape.width)
+            if isinstance(table, PartialTable):
+                _put(table, message)
+            else:
+                table.array[message.start : end] = message.rows.reshape(-1, shape.width)
             self._published[message.table] = max(filled, end)
             return RowsPublished(end)
 
@@ -67,8 +70,10 @@ class TableRequests:
             )
         with self._changed:
             center = require_center()
-            rows = center.tables[message.table].array[message.start : end].reshape(-1).copy()
-            return TableRows(center.clock, rows)
+            table = center.tables[message.table]
+            places = slice(message.start, min(end, table.count))
+            rows, ids = table.array[places].reshape(-1).copy(), table.ids_of(places)
+            return TableRows(center.clock, rows, NO_IDS if ids is None else ids.copy())
 
     def _table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):
@@ -76,6 +81,22 @@ class TableRequests:
                 f"`table` must be the number of one of {len(self.tables)} tables. Received: table={number}"
             )
         return self.tables[number]
+
+
+def _put(table: PartialTable, message: PublishRows) -> None:
+    """Take touched rows in; raise a RemoteProtocolError unless each is a row of the table, and there once."""
+    ids, rows = message.ids, message.rows.reshape(-1, table.shape.width)
+    if len(ids) != len(rows) or ids.min() < 0 or ids.max() >= table.shape.rows:
+        raise RemoteProtocolError(
+            f"`ids` must be {len(rows)} rows of table {table.shape.name!r} in [0, {table.shape.rows}). "
+            f"Received: {len(ids)} from {ids.min(initial=0)} to {ids.max(initial=0)}"
+        )
+    try:
+        table.put(message.start, ids, rows)
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"rows of table {table.shape.name!r} must be published once. Received: {error}"
+        ) from error
 
 
 def bytes_of_rows(shapes: Sequence[TableShape]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from distkeras.ps.protocol.messages import (
     TableRows,
     WorkerTable,
 )
-from distkeras.ps.protocol.tables import TableShape, block_rows
+from distkeras.ps.protocol.tables import Ids, TableShape, block_rows
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Client
 
@@ -101,6 +101,38 @@ class DriverClient(Client):
             answer = self.request(InspectRows(number, start, stop - start), TableRows)
             out[start:stop] = answer.rows.reshape(stop - start, shape.width)
         return out
+
+    def publish_touched(self, number: int, shape: TableShape, blocks: Iterable[tuple[Ids, np.ndarray]]) -> None:
+        """Send rows that table ``number`` begins with, of which the server keeps touched ones alone.
+
+        Args:
+            blocks: row numbers, and the rows, float32 ``(count, width)``, with no row in two of them. They are read
+                unless the server has restored the table.
+        """
+        start, step = 0, block_rows(shape)
+        for ids, rows in blocks:
+            for first in range(0, len(ids), step):
+                part = ids[first : first + step]
+                flat = np.ascontiguousarray(rows[first : first + step], np.float32).reshape(-1)
+                done = self.request(PublishRows(number, start, flat, part), RowsPublished).rows
+                start += len(part)
+                if done > start:  # it has restored them
+                    return
+
+    def touched(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray]]:
+        """Yield the touched rows of table ``number`` in blocks: their numbers, and float32 ``(count, width)``.
+
+        While workers commit, they are not of one clock.
+        """
+        start = 0
+        while start < shape.rows:
+            count = min(block_rows(shape), shape.rows - start)
+            answer = self.request(InspectRows(number, start, count), TableRows)
+            if len(answer.ids):
+                yield answer.ids, answer.rows.reshape(-1, shape.width)
+            if len(answer.ids) < count:
+                return
+            start += count
 
     def begin_micro_batch(self, stream: str, number: int) -> MicroBatchBegun:
         """Let the partitions begin with micro-batch ``number`` of ``stream``; it may be repeated.

@@ -240,8 +240,8 @@ TABLES = (
     Mutant(
         "a driver is sent a table's memory",
         REQUESTS,
-        ".reshape(-1).copy()\n",
-        ".reshape(-1)\n",
+        ".reshape(-1).copy(), ",
+        ".reshape(-1), ",
         "rows change while they are sent",
         _SOCKETS,
     ),

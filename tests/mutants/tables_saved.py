@@ -8,6 +8,7 @@ CHANGES, LISTS = "ps/center/table_changes.py", "ps/checkpoint/row_files.py"
 WRITER, DIRECTORY = "ps/checkpoint/table_files.py", "ps/checkpoint/directory.py"
 _TESTS = ("tests/ps/checkpoint/test_table_files.py",)
 _DRAWN = ("tests/ps/checkpoint/test_table_sequences.py",)
+_PARTIAL = ("tests/ps/center/test_partial_tables.py",)
 _RUNNING = ("tests/ps/checkpoint/test_table_checkpointer.py",)
 
 TABLES_SAVED = (
@@ -79,7 +80,7 @@ TABLES_SAVED = (
     Mutant(
         "whole files never take the place of the oldest ones",
         WRITER,
-        "            if partial <= SHARE * table.array.nbytes or budget < 0:\n",
+        "            if partial <= SHARE * rows * row_bytes or budget < 0:\n",
         "            if partial >= 0 or budget < 0:\n",
         "a long job's checkpoint fills the disk",
         _TESTS,
@@ -151,7 +152,7 @@ TABLES_SAVED = (
     Mutant(
         "the rows of a snapshot are not given to the center",
         "ps/checkpoint/snapshot.py",
-        "        table.array = rows\n",
+        "        table.restore(rows, ids)\n",
         "        pass\n",
         "a restarted server's tables are zero",
         _TESTS,
@@ -159,9 +160,57 @@ TABLES_SAVED = (
     Mutant(
         "another job's tables",
         "ps/checkpoint/snapshot.py",
-        "    if saved != expected:\n",
-        "    if not expected and saved:\n",
+        "        before[partial:] != now[partial:] for before,",
+        "        before[2:] != now[2:] for before,",
         "a job goes on with tables of another size",
         _TESTS,
+    ),
+    Mutant(
+        "rows that are touched first begin at zero",
+        "ps/center/tables.py",
+        "            self.array[places[new]] = initial_rows(self.shape, ids[new])\n",
+        "",
+        "the first movement of a row moves another one than the worker saw",
+        _PARTIAL,
+    ),
+    Mutant(
+        "to send a row touches it",
+        "ps/center/tables.py",
+        "        places = self._index.find(ids)\n        new = places < 0\n        if new.all():\n",
+        "        places = self._places(ids)\n        new = places < 0\n        if new.all():\n",
+        "the server keeps rows that nothing has moved",
+        _PARTIAL,
+    ),
+    Mutant(
+        "a table that has grown has no marks of its new rows",
+        "ps/center/tables.py",
+        "        self.changes.grow(len(self.array))\n        self._ids[places] = ids\n",
+        "        self._ids[places] = ids\n",
+        "a commit fails within its arithmetic",
+        _PARTIAL,
+    ),
+    Mutant(
+        "a snapshot does not say which rows its whole files have",
+        WRITER,
+        ", of=table.ids_of(slice(start, stop))",
+        "",
+        "a restarted server takes rows for others",
+        _PARTIAL,
+    ),
+    Mutant(
+        "an index forgets rows when it grows",
+        "ps/protocol/touched_rows.py",
+        "            self._insert(before, where)\n",
+        "",
+        "a row begins again",
+        ("tests/ps/protocol/test_touched_rows.py",),
+    ),
+    Mutant(
+        "of two rows for one place in an index, both have it",
+        "ps/protocol/touched_rows.py",
+        "            won = self._ids[at] == ids[left]\n",
+        "            won = free\n",
+        "a row is that of another number",
+        ("tests/ps/protocol/test_touched_rows.py",),
     ),
 )

@@ -25,7 +25,7 @@ from distkeras.training.supervisor import Supervisor
 from simulation.cluster import VirtualClusterServer
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task
-from simulation.tables import check_tables, shapes_of, start_of
+from simulation.tables import check_tables, read_rows, shapes_of, start_of
 from simulation.watch import Watch
 from simulation.worker import run_attempt
 from simulation.world import Surroundings, VirtualWorld
@@ -364,5 +364,5 @@ class Driver:
 
     def _collect(self, driver: DriverClient) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         reply, records = driver.center(), driver.drain()
-        tables = [driver.table(number, shape) for number, shape in enumerate(self._shapes)]
+        tables = read_rows(driver, self._shapes, self._watch.size)
         return reply.center.copy(), records.commits.view(COMMIT), tables

@@ -55,7 +55,8 @@ def _a_skipped_commit_moves_its_rows() -> list[Patch]:
         news = skip(self, commit)
         if news and self.tables:
             for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
-                table.array[ids] += np.nan_to_num(moved).reshape(-1, table.shape.width) + 1
+                rows = table.gather(ids) + np.nan_to_num(moved) + 1
+                table.apply(ids, rows, lambda chunk: None)
         return news
 
     return [(Center, "skip", moves)]
@@ -70,7 +71,7 @@ def _a_refused_commit_moves_its_rows() -> list[Patch]:
         refused, applied = self.refused, commit(self, message, *arguments)
         if self.refused > refused:
             for table, ids, moved in zip(self.tables, message.touched, message.moved, strict=True):
-                table.array[ids] += moved.reshape(-1, table.shape.width)
+                table.apply(ids, table.gather(ids) + moved, lambda chunk: None)
         return applied
 
     return [(Center, "commit", moves)]
@@ -83,13 +84,13 @@ def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
     before: dict[Center, list[np.ndarray]] = {}
 
     def committed(self: Center, message: Any, *arguments: Any) -> bool:
-        before[self] = [table.array.copy() for table in self.tables]
+        before[self] = [table.array.copy() for table in self.tables if not table.shape.partial]
         return commit(self, message, *arguments)
 
     def released(self: Center, worker: int, attempt: int, wants: Any = ()) -> Any:
         rows = [array[ids].reshape(-1) for array, ids in zip(before.get(self, ()), wants, strict=False)]
         found = release(self, worker, attempt, wants)
-        return found._replace(rows=tuple(rows)) if rows else found
+        return found._replace(rows=(*rows, *found.rows[len(rows) :])) if rows else found
 
     return [(Center, "commit", committed), (Center, "release", released)]
 

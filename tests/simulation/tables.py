@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import CenterReply
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.simulation.function_replica import VirtualBatch
+from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.tables import Window
 from simulation.plan import Plan
 from simulation.reference import close
@@ -17,23 +19,28 @@ from simulation.scheduler import Finding
 
 #: Rows of the second table.
 _SHARED = 3
+#: The first row of the third table that is ever touched.
+_FAR = 1 << 40
 
 
 def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
     """The tables next to a center of ``size`` elements.
 
     The first one has a row for each mini-batch, which moves its first number as it moves the center's element; the
-    second number stays. The second table has few rows, each of which many mini-batches move.
+    second number stays. The second table has few rows, each of which many mini-batches move. Of the third one, which
+    half of the runs have, only touched rows exist; these are moved as the center's elements are.
     """
     window = plan.make_rule().window
     if not plan.tables:
         return ()
     assert isinstance(window, int)
-    return TableShape("own", size, 2, min(size, window)), TableShape("shared", _SHARED, 1, min(_SHARED, window))
+    shapes = TableShape("own", size, 2, min(size, window)), TableShape("shared", _SHARED, 1, min(_SHARED, window))
+    return (*shapes, TableShape("far", 1 << 50, 1, window, seed=0)) if sum(plan.batches) % 2 else shapes
 
 
 def start_of(shapes: Sequence[TableShape]) -> list[tuple[TableShape, np.ndarray]]:
-    """The initial rows."""
+    """The initial rows of the tables that are whole."""
+    shapes = [shape for shape in shapes if not shape.partial]
     rows = [np.zeros((shape.rows, shape.width), np.float32) for shape in shapes]
     if rows:
         rows[0][:, 1] = _standing(shapes[0].rows)
@@ -52,19 +59,19 @@ class TableBatch(VirtualBatch):
 
 
 def cut_windows(
-    batches: Iterator[VirtualBatch], element: Callable[[VirtualBatch], int], steps: int
+    batches: Iterator[VirtualBatch], element: Callable[[VirtualBatch], int], steps: int, tables: int
 ) -> Iterator[Window]:
     """Windows of so many mini-batches, none across an epoch's end, and their rows."""
     group: list[VirtualBatch] = []
     for batch in batches:
         group.append(batch)
         if batch.last or len(group) == steps:
-            yield _window_of(group, [element(batch) for batch in group])
+            yield _window_of(group, [element(batch) for batch in group], tables)
             group = []
 
 
-def _window_of(group: Sequence[VirtualBatch], elements: Sequence[int]) -> Window:
-    rows = [_ids(elements), _ids([element % _SHARED for element in elements])]
+def _window_of(group: Sequence[VirtualBatch], elements: Sequence[int], tables: int) -> Window:
+    rows = [_ids(elements), _ids([element % _SHARED for element in elements]), _ids(elements) + _FAR][:tables]
     batches = [
         TableBatch(
             batch.index,
@@ -72,7 +79,10 @@ def _window_of(group: Sequence[VirtualBatch], elements: Sequence[int]) -> Window
             batch.last,
             batch.size,
             batch.checksum,
-            (int(np.searchsorted(rows[0], element)), int(np.searchsorted(rows[1], element % _SHARED))),
+            tuple(
+                int(np.searchsorted(ids, number))
+                for ids, number in zip(rows, (element, element % _SHARED, element + _FAR), strict=False)
+            ),
         )
         for batch, element in zip(group, elements, strict=True)
     ]
@@ -83,11 +93,30 @@ def _ids(numbers: Iterable[int]) -> Ids:
     return np.array(sorted(set(numbers)), np.int64)
 
 
+def rows_of(center: Center) -> list[np.ndarray]:
+    """Return the rows of each table of a center that are ever touched."""
+    far = np.arange(center.size) + _FAR
+    return [table.gather(far)[:, None] if table.shape.partial else table.array for table in center.tables]
+
+
+def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> list[np.ndarray]:
+    """Return the same as a driver reads them."""
+    tables = list[np.ndarray]()
+    for number, shape in enumerate(shapes):
+        if not shape.partial:
+            tables.append(driver.table(number, shape))
+            continue
+        tables.append(np.zeros((size, 1), np.float32))
+        for ids, rows in driver.touched(number, shape):
+            tables[-1][ids - _FAR] = rows
+    return tables
+
+
 def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -> None:
     """Raise a finding unless the rows say what the elements of ``center`` say."""
     if not tables:
         return
-    own, shared = tables
+    own, shared, *far = tables
     totals = _totals(center)
     if not np.array_equal(own[:, 0], center):
         raise Finding("rows", f"the rows must be {center.tolist()}, {where}. Received: {own[:, 0].tolist()}")
@@ -95,6 +124,8 @@ def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -
         raise Finding("rows", f"the second number of a row must stay, {where}. Received: {own[:, 1].tolist()}")
     if not close(totals, shared[:, 0]):
         raise Finding("rows", f"the shared rows must be {totals.tolist()}, {where}. Received: {shared[:, 0].tolist()}")
+    if far and not np.array_equal(far[0][:, 0], center):
+        raise Finding("rows", f"far rows must be {center.tolist()}, {where}. Received: {far[0][:, 0].tolist()}")
 
 
 def check_reply(reply: CenterReply, wants: Sequence[Ids]) -> None:
@@ -112,6 +143,8 @@ def check_reply(reply: CenterReply, wants: Sequence[Ids]) -> None:
     if reply.rows[1].size != wants[1].size or not close(totals, reply.rows[1]):
         text = f"shared rows {wants[1].tolist()} must be {totals.tolist()}, with clock {reply.clock}"
         raise Finding("rows", f"{text}. Received: {reply.rows[1].tolist()}")
+    if len(wants) > 2 and not np.array_equal(reply.rows[2], first):
+        raise Finding("rows", f"far rows must be {first.tolist()}. Received: {reply.rows[2].tolist()}")
 
 
 def _totals(center: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from simulation.scheduler import Finding, Process
 from simulation.speed_watch import SpeedWatch
 from simulation.state_watch import StateWatch
 from simulation.stream_watch import StreamWatch
-from simulation.tables import check_tables
+from simulation.tables import check_tables, rows_of
 from simulation.world import Surroundings, VirtualChild
 
 #: Faults after which two processes still reach each other soon, and a disk answers.
@@ -580,8 +580,7 @@ class Watch:
     def _check_center(self, center: Center) -> None:
         """Its elements say what was applied."""
         if self._plan.tables:
-            rows = [table.array for table in center.tables]
-            check_tables(rows, center.current.array, f"at clock {center.clock}")
+            check_tables(rows_of(center), center.current.array, f"at clock {center.clock}")
         if not self._plan.shows:
             return
         expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))

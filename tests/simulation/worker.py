@@ -488,7 +488,7 @@ def _table_windows(
     if not shapes:
         return None
     assert isinstance(window, int)
-    cut = cut_windows(batches, lambda batch: layout.element(worker, batch.epoch, batch.index), window)
+    cut = cut_windows(batches, lambda batch: layout.element(worker, batch.epoch, batch.index), window, len(shapes))
     return TableWindows(shapes, watch.size, cut)
 
 

@@ -62,7 +62,7 @@ class Running(SavedTables):
 def snapshots(folder: Path) -> Iterator[tuple[int, list[np.ndarray]]]:
     """The clock and the rows of each snapshot, the latest first; each is removed."""
     while (saved := SnapshotDirectory(str(folder)).latest()) is not None:
-        yield saved.state.header["clock"], list(saved.state.tables)
+        yield saved.state.header["clock"], [rows for _, rows in saved.state.tables]
         (folder / f"{saved.name}.dks").unlink()
 
 

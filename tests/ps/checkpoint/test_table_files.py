@@ -171,7 +171,7 @@ def test_files_that_a_kept_snapshot_names_stay_and_no_others(tmp_path: Path) -> 
     (tmp_path / f"{present(saved.directory.latest()).name}.dks").unlink()
     latest = present(saved.directory.latest())
     assert latest.state.header["clock"] == 11
-    assert latest.state.tables[0].tobytes() != expected[0].tobytes()
+    assert latest.state.tables[0][1].tobytes() != expected[0].tobytes()
 
 
 def test_many_small_files_become_one_which_later_snapshots_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.tables import Table
+from distkeras.ps.center.tables import make_table
 from distkeras.ps.checkpoint import row_files, table_files
 from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.row_files import RowFile
@@ -97,12 +97,16 @@ class Taken(NamedTuple):
 class SavedTables:
     """Tables of these rows and widths, and the files that their snapshots leave in a folder."""
 
-    def __init__(self, folder: Path, shapes: Sequence[tuple[int, int]], *, token: str = "0000000a") -> None:
+    def __init__(
+        self, folder: Path, shapes: Sequence[tuple[int, int]], *, token: str = "0000000a", partial: bool = False
+    ) -> None:
         self.folder, self.world, self.lock = folder, FullDisk(), Lock()
         self.rng = np.random.default_rng(7)
         #: The snapshots that were written, the latest last.
         self.taken: list[Taken] = []
-        tables = [Table(TableShape(f"table {n}", *shape, most=shape[0])) for n, shape in enumerate(shapes)]
+        self.partial = partial
+        own: dict[str, Any] = {"seed": 5, "scale": 2.0} if partial else {}
+        tables = [make_table(TableShape(f"table {n}", *shape, most=shape[0], **own)) for n, shape in enumerate(shapes)]
         self.center = Center(make("downpour"), np.zeros(3, np.float32), workers=1, tables=tables)
         self.center.join(0, 0)
         self.directory = SnapshotDirectory(str(folder), token=token, world=self.world)
@@ -119,7 +123,12 @@ class SavedTables:
     @property
     def rows(self) -> list[np.ndarray]:
         """A copy of the rows of each table now."""
-        return [table.array.copy() for table in self.center.tables]
+        return [table.array[: table.count].copy() for table in self.center.tables]
+
+    @property
+    def touched(self) -> list[np.ndarray | None]:
+        """Which rows of each table are touched, if only these are kept."""
+        return [table.ids_of(slice(0, table.count)) for table in self.center.tables]
 
     def commit(self, *touched: Iterable[int]) -> None:
         """Move these rows of each table by chance."""
@@ -153,11 +162,12 @@ class SavedTables:
 
     def read(self) -> list[np.ndarray]:
         """Return the rows of the latest snapshot that is not damaged."""
-        return list(present(SnapshotDirectory(str(self.folder)).latest()).state.tables)
+        return [rows for _, rows in present(SnapshotDirectory(str(self.folder)).latest()).state.tables]
 
     def restored(self, token: str = "0000000b") -> SavedTables:
         """Return what another job's server makes of the folder."""
-        return SavedTables(self.folder, [table.array.shape for table in self.center.tables], token=token)
+        shapes = [(table.shape.rows, table.shape.width) for table in self.center.tables]
+        return SavedTables(self.folder, shapes, token=token, partial=self.partial)
 
     def path(self, file: RowFile) -> Path:
         """Return where a file is."""

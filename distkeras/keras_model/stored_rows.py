@@ -1,0 +1,176 @@
+"""The touched rows of a table that was trained: Parquet files, and the same rows, sorted, in files that are mapped.
+
+No function here holds a table: rows pass in blocks, and of all rows only the numbers are in memory, while they are
+sorted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras.ps.protocol.tables import Ids, TableShape
+from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.world.files import open_files
+
+#: Bytes of rows in one Parquet file.
+FILE_BYTES = 32 << 20
+
+#: Row numbers, and these rows, float32 ``(count, width)``.
+Block = tuple[Ids, np.ndarray]
+
+
+def save_rows(folder: str, blocks: Iterable[Block]) -> str:
+    """Write rows to a new folder within ``folder``, a local path or a URI, and return the new one's name with its path.
+
+    Its Parquet files have the columns ``id`` (bigint) and ``vector`` (array of floats).
+
+    Raises:
+        ConfigurationError: the folder cannot be written to.
+    """
+    place = f"{folder.rstrip('/')}/{uuid.uuid4().hex}"
+    try:
+        files = open_files(place)
+        for number, (ids, rows) in enumerate(_gathered(blocks)):
+            flat = pa.array(np.ascontiguousarray(rows, np.float32).reshape(-1))
+            offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * rows.shape[1])
+            table = pa.table({"id": pa.array(ids), "vector": pa.ListArray.from_arrays(offsets, flat)})
+            buffer = BytesIO()
+            pq.write_table(table, buffer)
+            files.write(f"rows-{number:05}.parquet", [buffer.getbuffer()])
+    except OSError as error:
+        raise ConfigurationError(
+            f"the `folder` of a WideEmbedding must be one that the driver can write to. Received: {folder!r}: {error}"
+        ) from error
+    return place
+
+
+def require_folder(name: str, folder: str) -> None:
+    """Raise a ConfigurationError unless a folder can be written to, for the rows of table ``name``."""
+    probe = f"probe-{uuid.uuid4().hex}"
+    try:
+        files = open_files(folder)
+        files.write(probe, [b""])
+        files.delete(probe)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the `folder` of {name!r} must be one that the driver can write to. Received: {folder!r}: {error}"
+        ) from error
+
+
+def _gathered(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield the rows in blocks of about `FILE_BYTES`."""
+    held, size = list[Block](), 0
+    for block in blocks:
+        held.append(block)
+        size += block[1].nbytes
+        if size >= FILE_BYTES:
+            yield _joined(held)
+            held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(blocks: list[Block]) -> Block:
+    return np.concatenate([ids for ids, _ in blocks]), np.concatenate([rows for _, rows in blocks])
+
+
+def load_rows(place: str, shape: TableShape, *, vectors: bool = True) -> Iterator[Block]:
+    """Yield the rows that `save_rows` has written, file by file; without their vectors, of no columns.
+
+    Raises:
+        ConfigurationError: the folder cannot be read, or its rows are of another width.
+    """
+    columns = ["id", "vector"] if vectors else ["id"]
+    try:
+        files = open_files(place)
+        for name in sorted(name for name in files.names() if name.endswith(".parquet")):
+            table = pq.read_table(BytesIO(b"".join(files.read(name))), columns=columns)
+            ids = table["id"].to_numpy()
+            rows = np.empty((len(ids), 0), np.float32)
+            if vectors:
+                flat = table["vector"].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
+                if flat.size != len(ids) * shape.width:
+                    raise ValueError(f"{flat.size} numbers for {len(ids)} rows of {shape.width}")
+                rows = flat.reshape(len(ids), shape.width)
+            yield ids, rows
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"the rows of table {shape.name!r} must be in {place!r}, as training has written them. Received: {error}"
+        ) from error
+
+
+def sorted_files(place: str | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
+    """Write the rows of ``place`` to two files in ``folder``, in the order of their numbers, and return their paths.
+
+    Args:
+        place: what `save_rows` returned; None: no row is trained.
+
+    Returns:
+        The numbers, int64, and the rows, float32, each as `numpy.save` writes them.
+    """
+    name = f"distkeras-{uuid.uuid4().hex}"
+    paths = folder / f"{name}-ids.npy", folder / f"{name}-rows.npy"
+    parts = [] if place is None else [ids for ids, _ in load_rows(place, shape, vectors=False)]
+    ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    order = np.argsort(ids, kind="stable")
+    np.save(paths[0], ids[order])
+    if not len(ids):
+        np.save(paths[1], np.empty((0, shape.width), np.float32))
+        return paths
+    ranks = np.empty(len(ids), np.int64)
+    ranks[order] = np.arange(len(ids))
+    out = np.lib.format.open_memmap(paths[1], "w+", np.float32, (len(ids), shape.width))
+    start = 0
+    assert place is not None, "rows were read from there"
+    for own, rows in load_rows(place, shape):
+        out[ranks[start : start + len(own)]] = rows
+        start += len(own)
+    out.flush()
+    return paths
+
+
+class StoredRows:
+    """The rows of a table, of which those that were trained lie in files that are mapped into memory.
+
+    Args:
+        shape: of the table.
+        ids, rows: the files of `sorted_files`.
+    """
+
+    def __init__(self, shape: TableShape, ids: Path, rows: Path) -> None:
+        self._shape = shape
+        self._ids, self._rows = np.load(ids, mmap_mode="r"), np.load(rows, mmap_mode="r")
+
+    def take(self, ids: np.ndarray, column: str | None = None) -> np.ndarray:
+        """Return the rows of ``ids``, of any shape, float32 ``(*ids.shape, width)``.
+
+        Args:
+            ids: of any type; a fraction is cut off.
+            column: where they are from, for the error.
+
+        Raises:
+            BadValueError: an id is no row of the table.
+        """
+        flat = np.asarray(ids).astype(np.int64, copy=False).reshape(-1)
+        bad = (flat < 0) | (flat >= self._shape.rows)
+        if bad.any():
+            raise BadValueError(
+                f"ids of {self._shape.name!r} must be in [0, {self._shape.rows}), its rows. Received: {flat[bad][0]}",
+                column=column,
+            )
+        needed, back = np.unique(flat, return_inverse=True)
+        found = initial_rows(self._shape, needed)
+        if len(self._ids):
+            places = np.minimum(np.searchsorted(self._ids, needed), len(self._ids) - 1)
+            trained = self._ids[places] == needed
+            found[trained] = self._rows[places[trained]]
+        taken: np.ndarray = found[back].reshape(*np.shape(ids), self._shape.width)
+        return taken

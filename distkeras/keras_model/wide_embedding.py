@@ -1,0 +1,111 @@
+"""A layer whose table no process holds: see `distkeras.layers`."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import keras
+import numpy as np
+
+from distkeras.keras_model.stored_rows import StoredRows, sorted_files
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.validate import require_integer, require_number, require_text
+
+
+@keras.saving.register_keras_serializable("distkeras")
+class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes have no types
+    """Turns ids into vectors, as `keras.layers.Embedding` does, from a table of more rows than a machine can hold.
+
+    ::
+
+        user = keras.Input((1,), dtype="int64")
+        vector = WideEmbedding(2**40, 32, folder="/models/users", name="users")(user)
+
+    A `distkeras.Trainer` trains it by rows: the parameter server keeps the rows that were touched, and a worker those
+    of its window. The model that comes back refers to these rows in a new folder within ``folder``: Parquet files
+    with the columns ``id`` and ``vector``. The other rows are what they were: numbers between minus ``scale`` and
+    ``scale``, evenly distributed, which depend on ``seed``, the row and the column alone.
+
+    The layer has no weights. It predicts in any process that reaches its folder, on JAX where nothing is compiled;
+    Keras' own ``fit`` cannot train it.
+
+    Args:
+        input_dim: number of rows, at most 2**63 - 1; ids are from 0 on.
+        output_dim: elements of a vector.
+        folder: a folder, or a URI that Arrow's filesystems open, which the driver can write to.
+        scale: of the rows that nothing has moved yet; 0: these are zero.
+        seed: of these rows.
+        rows: the folder with the rows that were trained, which training sets; None: there are none.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    #: The layers without weights of their own whose rows a server keeps.
+    keeps_rows_at_server = True
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        folder: str,
+        scale: float = 0.05,
+        seed: int = 0,
+        rows: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1)
+        self.output_dim = require_integer("output_dim", output_dim)
+        self.folder = require_text("folder", folder, "a folder for the rows that are trained")
+        self.scale = float(require_number("scale", scale, inclusive=True))
+        self.seed = require_integer("seed", seed, 0, (1 << 63) - 1)
+        self.rows = rows
+        self.supports_jit = False  # the rows are found outside of what is compiled
+        self._stored: tuple[str | None, StoredRows] | None = None
+
+    def table(self, most: int = 1) -> TableShape:
+        """Return the shape of the table; ``most`` is the number of rows that a window can touch."""
+        return TableShape(self.name, self.input_dim, self.output_dim, most, self.seed, self.scale)
+
+    def call(self, ids: Any, training: bool = False) -> Any:
+        """Return the vectors of ``ids``, with one more axis.
+
+        Raises:
+            ConfigurationError: it is to train outside of a `Trainer`.
+            BadValueError: an id is no row.
+        """
+        if training:
+            raise ConfigurationError(
+                f"the table of {self.name!r} must be trained by `distkeras.Trainer`, which moves its rows. "
+                "Received: a training step of Keras"
+            )
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            rows = tf.numpy_function(self._take, [ids], tf.float32)
+            rows.set_shape((*ids.shape, self.output_dim))
+        else:
+            rows = keras.ops.convert_to_tensor(self._take(keras.ops.convert_to_numpy(ids)))
+        return keras.ops.cast(rows, self.compute_dtype)
+
+    def compute_output_spec(self, ids: Any, training: bool = False) -> Any:
+        """Return the shape and dtype of the vectors of ``ids``."""
+        return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
+
+    def _take(self, ids: Any) -> np.ndarray:
+        if self._stored is None or self._stored[0] != self.rows:
+            folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
+            weakref.finalize(self, rmtree, folder, ignore_errors=True)
+            self._stored = self.rows, StoredRows(self.table(), *sorted_files(self.rows, self.table(), folder))
+        return self._stored[1].take(np.asarray(ids))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        names = ("input_dim", "output_dim", "folder", "scale", "seed", "rows")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

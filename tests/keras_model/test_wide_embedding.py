@@ -1,0 +1,140 @@
+"""A layer whose table no process holds: what a worker gets in its place, and what it predicts by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.training.table_models import CutCase
+
+from distkeras.keras_model.archive import from_bytes, to_bytes
+from distkeras.keras_model.stored_rows import load_rows, require_folder, save_rows
+from distkeras.layers import WideEmbedding
+from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.protocol.touched_rows import initial_rows
+
+ROWS, WIDTH = 2**62, 3
+
+
+def wide(folder: Any = "/nowhere", **options: Any) -> WideEmbedding:
+    return WideEmbedding(ROWS, WIDTH, str(folder), scale=0.5, seed=4, name="table", **options)
+
+
+def compiled(model: keras.Model, optimizer: Any = None) -> keras.Model:
+    model.compile(optimizer or keras.optimizers.SGD(0.5), "mse")
+    return model
+
+
+def sequential() -> keras.Model:
+    return keras.Sequential([keras.Input((4,), dtype="int64"), wide(), layers.Flatten(), layers.Dense(1)])
+
+
+def dot() -> keras.Model:
+    """A factorization, which has no other weights."""
+    user, item = (keras.Input((1,), dtype="int64", name=name) for name in ("user", "item"))
+    table = wide()
+    return keras.Model([user, item], layers.Dot(1)([layers.Flatten()(table(ids)) for ids in (user, item)]))
+
+
+def with_an_ordinary_table() -> keras.Model:
+    ids = keras.Input((4,), dtype="int64")
+    parts = [wide()(ids), layers.Embedding(3000, 2, name="other")(ids % 3000)]
+    return keras.Model(ids, layers.Dense(1)(layers.Concatenate()([layers.Flatten()(part) for part in parts])))
+
+
+@pytest.mark.parametrize("model", [sequential, dot, with_an_ordinary_table])
+def test_a_worker_has_a_small_embedding_in_its_place(model: Callable[[], keras.Model]) -> None:
+    case = CutCase.of(compiled(model()))
+    (number, shape), *others = case.cut.partial
+    assert not others
+    assert shape == TableShape("table", ROWS, WIDTH, shape.most, 4, 0.5)
+    assert number == len(case.cut.tables) - 1  # those that the driver holds come first
+    small = case.small().model.get_layer("table")
+    assert type(small) is layers.Embedding
+    assert (small.input_dim, small.output_dim) == (shape.most, WIDTH)
+
+
+def test_what_keeps_it_from_travelling() -> None:
+    ids = keras.Input((4,), dtype="int64")
+    within = keras.Model(ids, layers.Flatten()(keras.Sequential([keras.Input((4,), dtype="int64"), wide()])(ids)))
+    frozen = sequential()
+    frozen.layers[0].trainable = False
+    reasons = {
+        "Adam may move rows": compiled(sequential(), keras.optimizers.Adam()),
+        "weight decay": compiled(sequential(), keras.optimizers.SGD(weight_decay=0.1)),
+        "lies within the layer": compiled(keras.Model(ids, layers.Dense(1)(within(ids)))),
+        "it does not train": compiled(frozen),
+    }
+    for reason, model in reasons.items():
+        with pytest.raises(ConfigurationError, match=f"must travel by rows.*{reason}"):
+            CutCase.of(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"input_dim": 0}, "input_dim"),
+        ({"input_dim": 2**63}, "input_dim"),
+        ({"output_dim": 0}, "output_dim"),
+        ({"folder": ""}, "folder"),
+        ({"scale": -1.0}, "scale"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_what_is_no_table(options: dict[str, Any], name: str) -> None:
+    given: dict[str, Any] = {"input_dim": 9, "output_dim": 2, "folder": "/nowhere"}
+    with pytest.raises(ConfigurationError, match=f"`{name}` must be"):
+        WideEmbedding(**(given | options))
+
+
+def test_it_predicts_with_the_rows_that_were_trained_and_with_others(tmp_path: Path) -> None:
+    trained = np.array([5, 2**60, 0])
+    vectors = np.arange(9, dtype=np.float32).reshape(3, 3)
+    place = save_rows(str(tmp_path), [(trained[:2], vectors[:2]), (trained[2:], vectors[2:])])
+    layer = wide(tmp_path, rows=place)
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    copy = from_bytes(to_bytes(model))
+    ids = np.array([[5, 7], [0, 2**60]])
+    expected = np.stack([[vectors[0], initial_rows(layer.table(), np.array([7]))[0]], [vectors[2], vectors[1]]])
+    np.testing.assert_array_equal(copy.predict_on_batch(ids), expected)
+    with pytest.raises(Exception, match=r"ids of 'table' must be in \[0, .*Received: -1"):
+        copy(np.array([[-1, 0]]))
+    with pytest.raises(ConfigurationError, match=r"must be trained by `distkeras\.Trainer`"):
+        copy(ids, training=True)
+
+
+def test_rows_go_to_several_files_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.keras_model.stored_rows.FILE_BYTES", 50)
+    blocks = [(np.array([number, number + 100]), np.full((2, 3), number, np.float32)) for number in range(5)]
+    shape = wide().table()
+    place = save_rows(str(tmp_path), blocks)
+    assert len(list(Path(place).glob("*.parquet"))) == 2
+    found = list(load_rows(place, shape))
+    for part in (0, 1):
+        np.testing.assert_array_equal(
+            np.concatenate([block[part] for block in found]), np.concatenate([block[part] for block in blocks])
+        )
+    with pytest.raises(ConfigurationError, match="the rows of table 'table' must be in"):
+        list(load_rows(place, TableShape("table", 9, 2, 1, 0)))
+    assert list(load_rows(save_rows(str(tmp_path), []), shape)) == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="the `folder` of 'table' must be"):
+        require_folder("table", str(tmp_path / "file"))
+    with pytest.raises(ConfigurationError, match="must be one that the driver can write to"):
+        save_rows(str(tmp_path / "file"), [(np.array([1]), np.zeros((1, 3), np.float32))])
+    require_folder("table", str(tmp_path / "new"))
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_id_of_a_row_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadValueError, match=r"Received: -3"):
+        wide()._take(np.array([1, -3]))  # noqa: SLF001 - a backend wraps the error

@@ -1,0 +1,249 @@
+"""A table that no process holds, in real jobs: the numbers of an ordinary one, its files, and predictions from them."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.sql import DataFrame, SparkSession
+from support.training.spark_jobs import step_callback_layer
+
+from distkeras import EarlyStopping, KerasEstimator, KerasModel, Network, Trainer
+from distkeras.callbacks import Callback
+from distkeras.keras_model.stored_rows import load_rows
+from distkeras.layers import WideEmbedding, hashed_ids
+from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.rules import make
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
+
+ROWS, WIDTH = 50, 4
+
+
+def scored(table: keras.Layer, *hooks: keras.Layer, optimizer: Any = None) -> keras.Model:
+    """A table that is looked up twice, an input of its own, and a dense head."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    user, others = keras.Input((1,), dtype="int64", name="user"), keras.Input((2,), dtype="int64", name="others")
+    extra = keras.Input((3,), name="extra")
+    hidden = layers.Concatenate()([layers.Flatten()(table(user)), layers.Flatten()(table(others)), extra])
+    for hook in hooks:
+        hidden = hook(hidden)
+    model = keras.Model([user, others, extra], layers.Dense(1)(layers.Dense(6, activation="tanh")(hidden)))
+    model.compile(optimizer or keras.optimizers.Adagrad(0.1), "mse")
+    return model
+
+
+def ratings(spark: SparkSession, rows: int = ROWS, count: int = 70) -> DataFrame:
+    draw = np.random.default_rng(5)
+    data = [
+        (
+            int(draw.integers(rows)),
+            draw.integers(0, rows, 2).tolist(),
+            draw.normal(size=3).tolist(),
+            float(draw.normal()),
+        )
+        for _ in range(count)
+    ]
+    return spark.createDataFrame(data, "user bigint, others array<bigint>, extra array<double>, label double")
+
+
+def trainer(model: keras.Model, **options: Any) -> Trainer:
+    features = ["user", "others", "extra"]
+    defaults: dict[str, Any] = {"num_workers": 1, "batch_size": 8, "num_epoch": 2, "features_col": features}
+    return Trainer(model, make("downpour", window=3), **(defaults | options))
+
+
+def wide(folder: Path, rows: int = ROWS, **options: Any) -> WideEmbedding:
+    return WideEmbedding(rows, WIDTH, str(folder), scale=0.5, seed=9, name="table", **options)
+
+
+def trained_rows(layer: WideEmbedding) -> dict[int, np.ndarray]:
+    """The rows next to a trained model, by their numbers."""
+    assert layer.rows is not None
+    blocks = list(load_rows(layer.rows, layer.table()))
+    found = {int(row): vector for ids, vectors in blocks for row, vector in zip(ids, vectors, strict=True)}
+    assert len(found) == sum(len(ids) for ids, _ in blocks)
+    return found
+
+
+def inputs_of(df: DataFrame) -> list[np.ndarray]:
+    data = df.toPandas()
+    return [data.user.to_numpy()[:, None], np.stack(data.others), np.stack(data.extra).astype(np.float32)]
+
+
+def test_the_numbers_are_those_of_an_ordinary_table(spark: SparkSession, tmp_path: Path) -> None:
+    df, layer = ratings(spark), wide(tmp_path)
+    initial = initial_rows(layer.table(), np.arange(ROWS))
+    table = keras.layers.Embedding(ROWS, WIDTH, name="table")
+    dense = scored(table)
+    table.set_weights([initial])
+    expected = trainer(dense, tables=["table"])
+    whole = expected.train(df)
+    made = trainer(scored(layer))
+    model = made.train(df)
+    assert made.history.toPandas().loss.tolist() == expected.history.toPandas().loss.tolist()
+    rows = trained_rows(model.get_layer("table"))
+    expected_rows = whole.get_layer("table").get_weights()[0]
+    assert set(rows) == {row for row in range(ROWS) if (expected_rows[row] != initial[row]).any()}
+    for row, vector in rows.items():
+        np.testing.assert_array_equal(vector, expected_rows[row])
+    inputs = inputs_of(df)
+    np.testing.assert_array_equal(model.predict_on_batch(inputs), whole.predict_on_batch(inputs))
+    # Training goes on from these rows; the optimizers' accumulators begin again in both.
+    again = trainer(model).train(df)
+    np.testing.assert_array_equal(
+        again.predict_on_batch(inputs), trainer(whole, tables=["table"]).train(df).predict_on_batch(inputs)
+    )
+    spark_rows = spark.read.parquet(model.get_layer("table").rows)
+    assert spark_rows.dtypes == [("id", "bigint"), ("vector", "array<float>")]
+    assert spark_rows.count() == len(rows)
+
+
+def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Path) -> None:
+    rows = 2**40
+    names = spark.createDataFrame(
+        [(f"user {number % 17}", float(number % 3)) for number in range(60)], "name string, label double"
+    )
+    df = names.withColumn("user", hashed_ids("name", rows))
+    user = keras.Input((1,), dtype="int64")
+    layer = WideEmbedding(rows, 1, str(tmp_path / "rows"), name="table")
+    model = keras.Model(user, keras.layers.Flatten()(layer(user)))  # it has no other weights
+    estimator = KerasEstimator(
+        model, make("downpour", window=2), worker_optimizer=keras.optimizers.SGD(0.1), loss="mse", features_col="user",
+        label_col="label", num_workers=2, batch_size=8, num_epoch=2,
+    )  # fmt: skip
+    fitted = Pipeline(stages=[estimator]).fit(df)
+    fitted.write().overwrite().save(str(tmp_path / "model"))
+    loaded = PipelineModel.load(str(tmp_path / "model"))
+    stage = loaded.stages[0]
+    assert isinstance(stage, KerasModel)
+    assert len(trained_rows(stage.keras_model.get_layer("table"))) == 17
+    with_its_rows = float(
+        np.mean(
+            (stage.keras_model.predict_on_batch(np.array(df.toPandas().user)) - df.toPandas().label.to_numpy()[:, None])
+            ** 2
+        )
+    )
+    assert stage.evaluate(df)["loss"] == pytest.approx(with_its_rows, rel=1e-5)
+    other = df.limit(5).union(spark.createDataFrame([("x", 0.0, 5)], df.schema))
+    predicted = loaded.transform(other).toPandas()
+    expected = stage.keras_model.predict_on_batch(predicted.user.to_numpy()[:, None]).reshape(-1)
+    np.testing.assert_array_equal(predicted.prediction.to_numpy().astype(np.float32), expected)
+    with pytest.raises(Exception, match=r"ids of 'table' must be in \[0, .*Received: -3"):
+        loaded.transform(spark.createDataFrame([("x", 0.0, -3)], df.schema)).collect()
+
+
+def test_a_hash_is_what_it_was(spark: SparkSession) -> None:
+    df = spark.createDataFrame([("7", 7), ("user", 2**40), (None, None)], "text string, number bigint")
+    texts = [row[0] for row in df.select(hashed_ids("text", 2**40)).collect()]
+    numbers = [row[0] for row in df.select(hashed_ids(df.number, 2**40)).collect()]
+    assert texts[0] == numbers[0]
+    assert texts[2] is None is numbers[2]
+    assert texts[:2] == [613285906913, 13176444250]
+
+
+#: Bytes that a worker may use in addition to what it has after its first step; its rows are of `LONG` elements.
+SPARE, LONG, MANY, BATCH = 96 << 20, 1024, 48_000, 120
+
+
+def limited_layer() -> keras.Layer:
+    """A layer that bounds the memory of a worker's process while it trains; executors get the function by value."""
+    spare, array, steps = SPARE, 4 * MANY * LONG, MANY // BATCH
+
+    def limit(step: int) -> None:
+        if step == 1:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            used = next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+            resource.setrlimit(resource.RLIMIT_DATA, (used + spare, resource.RLIM_INFINITY))
+            try:
+                np.ones(array, np.uint8)
+            except MemoryError:
+                return
+            raise AssertionError("there is memory for all rows")
+        if step == steps - 1:
+            resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    return step_callback_layer(limit)
+
+
+@pytest.mark.slow
+def test_a_table_of_more_touched_rows_than_a_worker_has_memory_for(spark: SparkSession, tmp_path: Path) -> None:
+    assert 4 * LONG * MANY > 3 * SPARE / 2
+    user = keras.Input((1,), dtype="int64")
+    layer = WideEmbedding(2**50, LONG, str(tmp_path), scale=0.0, name="table")
+    hidden = limited_layer()(keras.layers.Flatten()(layer(user)))
+    model = keras.Model(user, keras.layers.Dense(1, kernel_initializer="ones")(hidden))
+    df = spark.range(MANY).selectExpr("id * 20000000000 as user", "1.0 as label")
+    made = Trainer(
+        model,
+        make("downpour", window=2),
+        worker_optimizer=keras.optimizers.SGD(0.1),
+        loss="mse",
+        features_col="user",
+        num_workers=1,
+        batch_size=BATCH,
+        num_epoch=1,
+    )
+    trained = made.train(df).get_layer("table")
+    assert sum(row["table_rows"] for row in made.commits.collect()) == MANY
+    table = spark.read.parquet(trained.rows)
+    assert table.count() == MANY
+    assert table.where("id % 20000000000 = 0 and exists(vector, x -> x != 0)").count() == MANY
+
+
+class TestErrors:
+    """Before any work starts, except for what only the rows show."""
+
+    @pytest.mark.parametrize("bad", [-1, ROWS])
+    def test_an_id_that_is_no_row(self, spark: SparkSession, tmp_path: Path, bad: int) -> None:
+        df = ratings(spark, count=3).union(
+            spark.createDataFrame([(bad, [0, 1], [0.0, 0.0, 0.0], 0.0)], ratings(spark, count=1).schema)
+        )
+        with pytest.raises(BadValueError, match=rf"ids of 'table' must be in \[0, {ROWS}\).*Received: {bad}") as caught:
+            trainer(scored(wide(tmp_path))).train(df)
+        assert caught.value.column == "user"
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({"worker_optimizer": "adam"}, "'table' must travel by rows.*Adam may move rows"),
+            ({"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum moves rows"),
+            ({"network": Network(overlap=True)}, "cannot travel: .*`overlap`"),
+            ({"network": Network(wire_format="int8")}, "cannot travel: .*int8"),
+        ],
+    )
+    def test_what_does_not_go_with_it(
+        self, spark: SparkSession, tmp_path: Path, options: dict[str, Any], why: str
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=why):
+            trainer(scored(wide(tmp_path)), **options).train(ratings(spark))
+
+    def test_a_rule_that_moves_all_rows(self, spark: SparkSession, tmp_path: Path) -> None:
+        made = Trainer(scored(wide(tmp_path)), "easgd", features_col=["user", "others", "extra"])
+        with pytest.raises(ConfigurationError, match="cannot travel: rule 'easgd'"):
+            made.train(ratings(spark))
+
+    def test_a_folder_that_cannot_be_written_to(self, spark: SparkSession, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigurationError, match="the `folder` of 'table' must be"):
+            trainer(scored(wide(tmp_path / "file"))).train(ratings(spark))
+
+    def test_groups_streams_and_keras_itself(self, spark: SparkSession, tmp_path: Path) -> None:
+        df, model = ratings(spark), scored(wide(tmp_path))
+        with pytest.raises(ConfigurationError, match="no WideEmbedding for `train_groups`"):
+            trainer(model).train_groups(df, by="user", path=str(tmp_path))
+        with pytest.raises(ConfigurationError, match=r"must be trained by `distkeras\.Trainer`"):
+            model.fit(inputs_of(df), np.zeros(70), verbose=0)
+
+    def test_a_callback_that_evaluates(self, spark: SparkSession, tmp_path: Path) -> None:
+        df = ratings(spark)
+        stop: Callback = EarlyStopping(df, every_commits=1)
+        with pytest.raises(ConfigurationError, match="a callback that evaluates the center"):
+            trainer(scored(wide(tmp_path))).train(df, callbacks=[stop])
