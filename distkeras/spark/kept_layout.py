@@ -8,7 +8,8 @@ pyspark nor Keras.
 Whether rows are the same is never guessed from a plan. The user's DataFrame must be rows that Spark keeps, of which at
 most columns were picked and renamed; everything else, filters and expressions included, is laid out again each time. So
 all that decides the layout is known: the object that keeps the rows, which of its columns are used under which names,
-the settings of the session, and what `Arrangement` lists.
+the settings of the session, and what `Arrangement` lists. Spark must have all of the rows when a job comes: those that
+it has lost, or that were dropped behind its back, it computes again, from sources that may have changed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from distkeras.spark.cluster import context_of, is_stopped
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 #: Most columns of a DataFrame whose plan is looked at: each costs some calls of the JVM.
@@ -64,7 +66,10 @@ class _Latest(Generic[_T]):
             kept = self._kept
             if kept is not None and is_stopped(kept[1]):
                 kept = self._kept = None
-        return kept[2] if kept is not None and _same(kept[0], key, _jvm(session)) else None
+        context = context_of(session)
+        if kept is None or context is None or not _same(kept[0], key, context):
+            return None
+        return kept[2] if _is_stored(key.cache, context) else None
 
     def _keep(self, key: _LayoutKey, session: SparkSession, value: _T) -> None:
         with self._lock:
@@ -122,12 +127,17 @@ class KeptRows(_Latest[_T]):
         return value
 
 
-def _jvm(session: SparkSession) -> Any:
-    context = context_of(session)
-    return None if context is None else context._jvm  # noqa: SLF001 - PySpark has no public way to the JVM
+def _is_stored(cache: Any, context: SparkContext) -> bool:
+    """Return whether Spark has all rows of ``cache``: what was lost or dropped is computed again, and may be others."""
+    number = cache.cachedColumnBuffers().id()
+    for rdd in context._jsc.sc().getRDDStorageInfo():  # noqa: SLF001 - PySpark has no public way to what is stored
+        if rdd.id() == number:
+            return bool(rdd.numCachedPartitions() >= rdd.numPartitions() * rdd.storageLevel().replication())
+    return False
 
 
-def _same(kept: _LayoutKey, key: _LayoutKey, jvm: Any) -> bool:
+def _same(kept: _LayoutKey, key: _LayoutKey, context: SparkContext) -> bool:
+    jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public way to the JVM
     cache = jvm.java.util.IdentityHashMap()  # Spark's objects are equal where their descriptions are
     cache.put(kept.cache, True)
     rest = (key.ordinals, key.settings, key.made_by)
@@ -139,7 +149,9 @@ def _key_of(arrangement: Arrangement | None) -> _LayoutKey | None:
     if arrangement is None or context_of(session := arrangement.source.sparkSession) is None:
         return None
     names = arrangement.source.columns
-    if len(names) > _MOST_COLUMNS or any(names.count(name) != 1 for name in arrangement.columns):
+    folded = [name.casefold() for name in names]  # where Spark does not tell them apart, it refuses the column
+    alone = all(name in names and folded.count(name.casefold()) == 1 for name in arrangement.columns)
+    if len(names) > _MOST_COLUMNS or not alone:
         return None
     # A DataFrame remembers what was kept when it was first looked at; one that is made from it does not.
     plan = arrangement.source.select("*")._jdf.queryExecution().withCachedData()  # noqa: SLF001 - PySpark has no public way to a plan

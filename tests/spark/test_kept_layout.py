@@ -135,6 +135,23 @@ def test_a_subquery_is_asked_again(spark: SparkSession, rows: DataFrame) -> None
         spark.catalog.dropTempView("kept_rows")
 
 
+def test_rows_that_spark_has_dropped_are_laid_out_again(rows: DataFrame) -> None:
+    """With an executor, or by a program that unpersists RDDs: it computes them again, from what there is now."""
+    layout = KeptLayout()
+    first = lay_out(layout, rows)
+    assert lay_out(layout, rows) is first
+    for rdd in rows.sparkSession.sparkContext._jsc.getPersistentRDDs().values():  # noqa: SLF001 - PySpark has no public way
+        rdd.unpersist()
+    assert lay_out(layout, rows) is not first
+
+
+def test_a_name_that_spark_does_not_tell_from_another_is_refused_again(rows: DataFrame) -> None:
+    layout = KeptLayout()
+    lay_out(layout, rows)
+    twice = rows.select("x", "y", F.col("y").alias("X"))
+    assert layout.of(rows, Arrangement(twice, ("x", "y"), 0)) is rows
+
+
 # ---- drawn pairs: what comes through the cache is what would come without it
 
 Change = Callable[[DataFrame], DataFrame]
@@ -199,7 +216,7 @@ def test_rows_are_read_once_while_spark_keeps_them(rows: DataFrame) -> None:
 
     def read(source: DataFrame, made_by: int = 0) -> int:
         arrangement = Arrangement(source, ("x",), made_by)
-        return kept.of(arrangement, lambda: reads.append(made_by) or len(reads), lambda value: value < 6)
+        return kept.of(arrangement, lambda: reads.append(source.count()) or len(reads), lambda value: value < 6)
 
     assert [read(rows), read(rows.select("*"))] == [1, 1]
     assert [read(rows, 1), read(rows, 1), read(rows)] == [2, 2, 3]
