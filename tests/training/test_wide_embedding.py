@@ -106,6 +106,17 @@ def test_the_numbers_are_those_of_an_ordinary_table(spark: SparkSession, tmp_pat
     assert spark_rows.count() == len(rows)
 
 
+@pytest.mark.slow
+def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    df, inputs = ratings(spark), inputs_of(ratings(spark))
+    expected = trainer(scored(wide(tmp_path / "rows"))).train(df)
+    made = trainer(scored(wide(tmp_path / "rows")), network=Network(server="cluster"))
+    model = made.train(df, checkpoint=tmp_path / "checkpoint")
+    np.testing.assert_array_equal(model.predict_on_batch(inputs), expected.predict_on_batch(inputs))
+    with pytest.raises(ConfigurationError, match="goes on from rows that were trained before"):
+        trainer(model, network=Network(server="cluster")).train(df, checkpoint=tmp_path / "other")
+
+
 def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Path) -> None:
     rows = 2**40
     names = spark.createDataFrame(
