@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.present import present
 from support.training.spark_jobs import step_callback_layer, wait_at_step
 
 from distkeras import Callback, CallbackContext, KerasEstimator
@@ -35,8 +36,16 @@ def estimator(*hooks: keras.Layer, **keywords: Any) -> KerasEstimator:
     return KerasEstimator(model, "agn", **given | options | keywords)
 
 
-def test_a_point_for_each_epoch(df: DataFrame) -> None:
-    summary = estimator(validation_rows=100).fit(df).summary
+def test_a_point_for_each_epoch(df: DataFrame, tmp_path: Path) -> None:
+    class Release(Callback):
+        def on_center(self, context: CallbackContext) -> None:
+            for number, _ in enumerate(present(context.link).evaluations, 1):
+                (tmp_path / f"{number}").touch()
+
+    steps = math.ceil(ROWS * 3 / 4 / 32)  # of an epoch; a little later, the point of its end must be there
+    waits = [wait_at_step(epoch * steps + 30, tmp_path / f"{epoch}") for epoch in (1, 2, 3)]
+    hook = step_callback_layer(lambda now: [wait(now) for wait in waits])
+    summary = estimator(hook, callbacks=[Release(every_seconds=0.01)], validation_rows=100).fit(df).summary
     assert {int(point["epoch"]) for point in summary.validation} == {1, 2, 3, 4}
     clocks = [point["clock"] for point in summary.validation]
     assert clocks == sorted(set(clocks))
@@ -68,16 +77,17 @@ def test_by_commits(df: DataFrame, tmp_path: Path) -> None:
 
     class Release(Callback):
         def on_center(self, context: CallbackContext) -> None:
-            if context.link.evaluations:
+            if present(context.link).evaluations:
                 evaluated.touch()
 
     hook = step_callback_layer(wait_at_step(200, evaluated))  # before the 21st commit
     validation = {"validation_every_commits": 10, "validation_rows": 100}
     summary = estimator(hook, callbacks=[Release(every_seconds=0.01)], num_epoch=2, **validation).fit(df).summary
     clocks = [point["clock"] for point in summary.validation]
-    assert clocks[-1] == summary.commits.count()
-    assert 10 <= clocks[0] <= 20
-    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(clocks[:-1]))
+    commits = summary.commits.count()
+    assert clocks == sorted(set(clocks))
+    assert (10 <= clocks[0] <= 20, clocks[-1]) == (True, commits)
+    assert len(clocks) <= 1 + commits // 10  # a center may be fetched some commits after its time
 
 
 @pytest.mark.parametrize("option", ["validation_every_epochs", "validation_every_seconds", "validation_every_commits"])

@@ -17,7 +17,7 @@ from distkeras.ps.errors import DistkerasError
 
 
 class LooksAtItsScope(Callback):
-    """Keeps what a Spark action of a callback would run under."""
+    """Keeps what a Spark action of a callback would run under, and ends the job once it has."""
 
     every_commits = 1
 
@@ -28,6 +28,7 @@ class LooksAtItsScope(Callback):
     def on_center(self, context: CallbackContext) -> None:
         """Look at this thread's properties."""
         self.found.add(self._spark.sparkContext.getLocalProperty("spark.jobGroup.id"))
+        context.stop("seen")
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def test_a_trainings_jobs_have_its_callers_group(spark: SparkSession) -> None:
     looks = LooksAtItsScope(spark)
     rows = counting_rows(spark, ROWS)
     with job_group(spark, "the user's group"):
-        counter().train(rows, callbacks=[looks])
+        counter(num_epoch=100_000).train(rows, callbacks=[looks])
     jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("the user's group")
     assert len(jobs) >= 1
     assert looks.found == {"the user's group"}

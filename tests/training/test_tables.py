@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.training.spark_jobs import once_at_step, servers, step_callback_layer, total
+from support.training.spark_jobs import once_at_step, servers, step_callback_layer, total, wait_at_step
 
 from distkeras import Callback, Executors, Network, Trainer
 from distkeras.callbacks import CallbackContext
@@ -131,23 +131,24 @@ def test_a_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
 class KillServer(Callback):
     """Kills the server once, when some commits are applied."""
 
-    def __init__(self) -> None:
+    def __init__(self, marker: Path) -> None:
         super().__init__(every_commits=3)
-        self.killed = 0
+        self.killed, self._marker = 0, marker
 
     def on_center(self, context: CallbackContext) -> None:
         if not self.killed and context.status.saved_clock >= 5:
             (server,) = servers()
             self.killed = server
             os.kill(server, signal.SIGKILL)
+            self._marker.touch()
 
 
 def test_a_server_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
-    callback = KillServer()
-    trainer = counter(counted(ROWS), num_epoch=40)
-    trained = trainer.train(ids(spark, ROWS), callbacks=[callback], checkpoint=Checkpoint(str(tmp_path), every=5))
+    callback, checkpoint = KillServer(tmp_path / "killed"), Checkpoint(str(tmp_path / "saved"), every=5)
+    hook = step_callback_layer(wait_at_step(20, tmp_path / "killed"))  # each worker has made ten commits
+    trained = counter(counted(ROWS, hook)).train(ids(spark, ROWS), callbacks=[callback], checkpoint=checkpoint)
     assert callback.killed
-    np.testing.assert_array_equal(-trained.get_weights()[0].ravel(), np.full(ROWS, 40))
+    assert_exact(trained)
 
 
 def test_a_server_in_the_cluster_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
