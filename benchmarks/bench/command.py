@@ -23,6 +23,7 @@ SECTIONS = (
     "data",
     "predict",
     "groups",
+    "stream",
     "search",
     "train",
     "tables",

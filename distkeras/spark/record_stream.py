@@ -8,7 +8,7 @@ no error. Importing this module loads neither pyspark nor Keras.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -18,7 +18,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import context_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 #: Spark's setting, which it reads when it plans a job, and again where it plans the rest of one after a shuffle.
@@ -45,13 +45,48 @@ def in_sized_batches(df: DataFrame, row_bytes: int) -> DataFrame:
     session: Any = df.sparkSession._jsparkSession  # noqa: SLF001 - PySpark returns a setting's value, not whether it was set
     if session.sessionState().conf().contains(ROWS_SETTING):
         return df
-    from pyspark.sql import DataFrame, SparkSession
+    return in_session(df, copied_session(df.sparkSession, {ROWS_SETTING: str(rows_of_batch(row_bytes))}))
 
-    copy = session.cloneSession()
-    copy.conf().set(ROWS_SETTING, str(rows_of_batch(row_bytes)))
-    jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public way to another session's DataFrame
+
+def copied_session(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Return a copy of a classic session with other settings."""
+    from pyspark.sql import SparkSession
+
+    copy: Any = session._jsparkSession.cloneSession()  # noqa: SLF001 - PySpark has no public way to copy a session
+    for name, value in settings.items():
+        copy.conf().set(name, value)
+    return SparkSession(session.sparkContext, copy)
+
+
+def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
+    """Return the same rows as a DataFrame of another classic session of the same context."""
+    from pyspark.sql import DataFrame
+
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to another session's DataFrame
     plan = df._jdf.logicalPlan()  # noqa: SLF001 - the same
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(copy, plan), SparkSession(context, copy))
+    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # noqa: SLF001 - the same
+    return DataFrame(rows, session)
+
+
+class MicroBatchSession:
+    """A copy of the session of a stream, in which its micro-batches are planned, one like the other.
+
+    Its record batches have a good size, and Spark does not plan adaptively: the number of partitions is given, and each
+    look at what a shuffle has written would be another job.
+    """
+
+    def __init__(self) -> None:
+        self._copy: SparkSession | None = None
+
+    def take(self, df: DataFrame, row_bytes: int) -> DataFrame:
+        """Return a micro-batch as a DataFrame of the copy; its rows have ``row_bytes`` each."""
+        if self._copy is None:
+            settings = {"spark.sql.adaptive.enabled": "false"}
+            session: Any = df.sparkSession._jsparkSession  # noqa: SLF001 - whether a setting is set, as above
+            if not session.sessionState().conf().contains(ROWS_SETTING):
+                settings[ROWS_SETTING] = str(rows_of_batch(row_bytes))
+            self._copy = copied_session(df.sparkSession, settings)
+        return in_session(df, self._copy)
 
 
 class CutStreamError(OSError):

@@ -44,6 +44,7 @@ from distkeras.results.tables import JobRecords, Resumed
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import innermost, short_errors
+from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
@@ -151,6 +152,7 @@ class StreamTraining:
         self._plan, self._rows, self._results, self._outcome = plan, rows, results, results.outcome
         self._publisher = publisher
         self._publish_model = plan.publisher()
+        self._session = MicroBatchSession()
         self._stack = ExitStack()
         self._server: Supervisor
         self._callbacks: CallbackRunner
@@ -360,7 +362,8 @@ class StreamTraining:
         if self._publisher is not None:
             self._publisher.begin(*present)
         begun = server.ask(lambda driver: driver.begin_micro_batch(*present))
-        plan = replace(self._plan, df=self._rows(df), micro_batch=number, callbacks=())
+        rows = self._rows(self._session.take(df, self._plan.spec.row_bytes))
+        plan = replace(self._plan, df=rows, micro_batch=number, callbacks=())
         events = self._outcome.events
         stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
         with Progress(settings.num_epoch, plan.worker.workers, shown=False, every=None) as progress:

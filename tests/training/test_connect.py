@@ -62,6 +62,10 @@ report["servers"] = servers()
 report["no number of workers"] = said(lambda: Trainer(wrong_model(), "agn", **options).train(df))
 stream = spark.readStream.format("rate").load()
 report["stream"] = said(lambda: trainer.train_stream(stream, checkpoint=folder / "stream"))
+labeled = stream.selectExpr("array(float(value), 1f) AS features", "int(value % 2) AS label")
+estimator = KerasEstimator(wrong_model(), num_workers=2, **options)
+report["stream of an estimator"] = said(lambda: estimator.fitStream(labeled, checkpoint=folder / "stream"))
+report["begun"] = (folder / "stream").exists()
 
 stages = {
     "predictor": (ModelPredictor(wrong_model()), ModelPredictor(trained)),
@@ -171,7 +175,9 @@ def test_what_it_hides_must_be_given(report: dict[str, Any]) -> None:
     assert report["no number of workers"].startswith(
         "ConfigurationError: `num_workers` must be given under Spark Connect"
     )
-    assert report["stream"].startswith("ConfigurationError: `stream` must be of a classic session: Spark Connect runs")
+    for name in ("stream", "stream of an estimator"):
+        assert report[name].startswith("ConfigurationError: `stream` must be of a classic session: Spark Connect runs")
+    assert not report["begun"]
 
 
 def test_nothing_is_overwritten_by_default(report: dict[str, Any]) -> None:
