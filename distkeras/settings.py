@@ -73,6 +73,11 @@ class Network:
             processes map, which takes less time than a connection; the numbers are the same. Server and worker find out
             whether that works (Linux, one user, one container); where it does not, and for tables that travel by rows,
             vectors travel over the connection.
+        relays: "host": the workers of each host are a group; one of them, the relay, adds up what the others have
+            computed and sends it as one commit, so that a hundred workers on ten hosts load the server like ten. A
+            number: so many groups, in the order of the workers. A group goes on together, and its commit has the
+            staleness of its stalest worker. All workers must run at once when the job begins. For `downpour`, `agn`,
+            `dynsgd`, `delay_adaptive` and `adag` (Algorithm 12). Default: each worker commits for itself.
     """
 
     server: str = "driver"
@@ -83,6 +88,7 @@ class Network:
     wire_format: str = WorkerSettings.wire_format
     overlap: bool = WorkerSettings.overlap
     shared_memory: bool = WorkerSettings.shared_memory
+    relays: int | str | None = ServerSettings.relays
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ from distkeras.training.plan import (
     require_fit,
     require_members,
     require_optimizer,
+    require_relays,
     require_shared,
     require_slots,
     validation_rows,
@@ -534,6 +535,7 @@ class Trainer(JobResults):
         slots = facts.slots(settings.resources)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
         require_members(server, settings)
+        require_relays(server, settings, stream=df.isStreaming)
         require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         worker = replace(self.worker_settings, workers=workers)
         options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))

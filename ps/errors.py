@@ -224,6 +224,10 @@ class ServerLostError(DistkerasError, ConnectionError):
     origin = Origin.NETWORK
 
 
+class RelayLostError(ServerLostError):
+    """A commit that was on its way in a group's sum is not applied; its worker joins again, and sends it once more."""
+
+
 class JobStoppedError(DistkerasError):
     """The job was stopped (by the driver or by another worker's fault) while this worker was in it."""
 
@@ -281,6 +285,7 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     NodeError,
     MemberLostError,
     NoVersionError,
+    RelayLostError,
 )
 
 #: The system's numbers for the trouble of a machine.

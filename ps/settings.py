@@ -43,6 +43,8 @@ class ServerSettings:
         max_body: bytes of the largest initial center that is taken.
         authenticate_vectors: without TLS, tags also cover the long vectors of commits and of the center.
         tables: the tables whose rows travel one by one, next to the center's vector (`Traits.rows`).
+        relays: "host": the workers of each host are a group, whose movements one of them, the relay, sends as one
+            commit; a number: there are so many groups, in the order of the workers. None: each worker commits alone.
 
     Raises:
         ConfigurationError: one of them cannot work.
@@ -61,6 +63,7 @@ class ServerSettings:
     max_body: int = 1 << 32
     authenticate_vectors: bool = False
     tables: tuple[TableShape, ...] = ()
+    relays: int | str | None = None
 
     def __post_init__(self) -> None:
         _require_kinds(self)
@@ -79,6 +82,13 @@ class ServerSettings:
         if self.tables:
             check_field(self, "tables", _require_shapes)
             require_rows(self.rule, len(self.tables), measure_gap=self.measure_gap)
+        if self.relays is not None:
+            _require_relays(self.rule, self.relays)
+            reasons = {
+                "`staleness_bound` must be None: a group goes on together": self.staleness_bound is not None,
+                "`tables` must travel whole: a sum is of whole vectors": bool(self.tables),
+            }
+            _refuse(reasons, self.relays)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-ready values, which `from_json` reads."""
@@ -102,6 +112,7 @@ class WorkerSettings:
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
         keep_optimizer: send the optimizer's state to the server now and then, and begin with the one that is there.
         shared_memory: exchange vectors with a server on the same host through memory that both map, where that works.
+        relays: as the server's.
         deadlines: of every wait.
 
     Raises:
@@ -115,6 +126,7 @@ class WorkerSettings:
     threads: int | None = None
     keep_optimizer: bool = True
     shared_memory: bool = True
+    relays: int | str | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
@@ -130,6 +142,13 @@ class WorkerSettings:
             )
         if self.threads is not None:
             check_field(self, "threads", require_integer)
+        if self.relays is not None:
+            _require_relays(self.rule, self.relays)
+            reasons = {
+                "`overlap` must be False: the workers of a group wait for its slowest one": self.overlap,
+                "`wire_format` must be 'float32': a sum is of what workers sent": self.wire_format != "float32",
+            }
+            _refuse(reasons, self.relays)
 
 
 def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) -> None:
@@ -143,6 +162,30 @@ def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) ->
             f"`learning_rate` is the server's, for gradient rules; rule {rule.name!r} steps at the workers: "
             f"set it in `worker_optimizer`. Received: learning_rate={learning_rate}"
         )
+
+
+def _require_relays(rule: Rule, relays: Any) -> None:
+    """Raise a ConfigurationError unless the workers of a job under ``rule`` may have ``relays``."""
+    if relays != "host":
+        require_integer("relays", relays)
+    if not rule.traits.sums:
+        names = sorted(name for name in rules.center_rules() if rules.make(name).traits.sums)
+        raise ConfigurationError(
+            f"`relays` are for rules whose workers' movements add up: {', '.join(names)}. "
+            f"Received: relays={relays!r} with rule {rule.name!r}, as it is set"
+        )
+    if isinstance(rule.window, str):
+        raise ConfigurationError(
+            "`window` must be a number or None with `relays`: its exchanges are waits for "
+            f"the group's slowest worker. Received: window={rule.window!r}"
+        )
+
+
+def _refuse(reasons: Mapping[str, bool], relays: Any) -> None:
+    """Raise a ConfigurationError with the first of the ``reasons`` that applies."""
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigurationError(f"{reason}. Received: another value, with relays={relays!r}")
 
 
 def _require_kinds(settings: ServerSettings | WorkerSettings) -> None:

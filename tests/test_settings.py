@@ -68,6 +68,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "overlap": (None, *NO_SWITCH),
     "keep_optimizer": (None, *NO_SWITCH),
     "shared_memory": (None, *NO_SWITCH),
+    "relays": ("hosts", "", 0, True, 1.5),
     "progress": NO_SWITCH,
     "network": (1, "cluster", {"tls": True}, Monitoring()),
     "executors": (1, {"threads": 2}, Network()),

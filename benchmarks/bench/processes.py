@@ -132,7 +132,9 @@ class Fleet:
         """The clients' processes."""
         return [process.pid or 0 for process in self._processes]
 
-    def run(self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None) -> Exchanges:
+    def run(
+        self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None, count: int = 0
+    ) -> Exchanges:
         """Lets the clients exchange, all at once, as fast as they can.
 
         Args:
@@ -140,10 +142,11 @@ class Fleet:
             seconds: how long; each client ends with its first exchange after that.
             pause: seconds that a client sleeps before each exchange, in place of computing.
             active: how many of the clients take part; None: all.
+            count: exchanges of each client, in place of ``seconds``: for those that wait for one another.
         """
         for pipe, first in self._members:
             share = len(range(first, self.clients if active is None else active, self._stride))
-            pipe.send((side, seconds, pause, share))
+            pipe.send((side, seconds, pause, share, count))
         return _total([_answer(pipe, seconds) for pipe, _ in self._members])
 
 
@@ -153,10 +156,10 @@ def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[in
     with ThreadPoolExecutor(len(numbers)) as pool:
         while True:
             try:
-                side, seconds, pause, share = pipe.recv()
+                side, seconds, pause, share, count = pipe.recv()
             except EOFError:
                 return
-            work = partial(_work, seconds=seconds, pause=pause)
+            work = partial(_work, seconds=seconds, pause=pause, most=count)
             pipe.send(_total(list(pool.map(work, clients[side][:share]))))
 
 
@@ -164,10 +167,10 @@ def _total(parts: list[Exchanges]) -> Exchanges:
     return Exchanges(sum(part.exchanges for part in parts), sum(part.rate for part in parts))
 
 
-def _work(client: ExchangeClient, seconds: float, pause: float) -> Exchanges:
+def _work(client: ExchangeClient, seconds: float, pause: float, most: int) -> Exchanges:
     began = now = time.perf_counter()
     count = 0
-    while now - began < seconds:
+    while count < most if most else now - began < seconds:
         if pause:
             time.sleep(pause)
         client.exchange()

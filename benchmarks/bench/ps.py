@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from bench import kernels
+from bench import kernels, relays
 from bench.measure import Case, Factory
 from bench.naive import Shapes
 from bench.processes import cpu_seconds, status
@@ -40,6 +40,7 @@ def cases(quick: bool) -> list[Factory]:
         partial(exchanges, MEDIUM, 1, seconds, 0.80, 7),
         partial(exchanges, MEDIUM, 8, seconds, 0.80, 10),
         *(partial(other_rule, rule, 8, seconds, target) for rule, target in OTHER_RULES.items()),
+        partial(relays.loads, SECTION, MEDIUM, 8),
         partial(memory, 4, 2 * seconds),
         *kernels.cases(quick),
     ]

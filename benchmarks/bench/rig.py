@@ -20,6 +20,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.group import Group
 from distkeras.ps.transport.worker_client import WorkerClient
 
 #: Mini-batches behind a commit, each with a row of history: timestamp, samples, loss and a metric.
@@ -47,10 +48,18 @@ class WorkerExchange:
         size: elements of the center.
         wire_format: of both.
         shared: whether vectors are in memory that it shares with the server.
+        group: the workers of the job, where they are in groups; None: they are not.
     """
 
     def __init__(
-        self, number: int, address: Address, size: int, wire_format: str = "float32", *, shared: bool = False
+        self,
+        number: int,
+        address: Address,
+        size: int,
+        wire_format: str = "float32",
+        *,
+        shared: bool = False,
+        group: int | None = None,
     ) -> None:
         metrics = ("loss", "accuracy")
         self._client = WorkerClient(
@@ -61,6 +70,7 @@ class WorkerExchange:
             metrics=metrics,
             wire_format=wire_format,
             shared_parts=int(shared),
+            group=None if group is None else Group(lambda: "127.0.0.1", "", group),
         )
         self._client.join()  # not yet a pull, which waits for all others where the rule needs them
         self._parts = self._client.payload(1)

@@ -299,6 +299,7 @@ def reason_against_tables(server: ServerSettings, worker: WorkerSettings, traini
         f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
         "the next window's rows come with the reply that `overlap` does not wait for": worker.overlap,
         "`measure_gap` compares whole vectors": server.measure_gap,
+        "`relays` add up whole vectors": server.relays is not None,
         "the model is sent without the weights of `frozen_weights`": training.frozen_weights is not None,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
@@ -382,14 +383,32 @@ def require_slots(
             "`server='cluster'` needs a slot for the server and one for a worker at least. "
             f"Received: {known} at once (spark.master={facts.master})"
         )
-    if scheduler_for(server.rule, server.workers, server.staleness_bound).gather:
+    if scheduler_for(server.rule, server.workers, server.staleness_bound, gather=server.relays is not None).gather:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
+        needs = needs if server.relays is None else "`relays`"
         raise ConfigurationError(
             f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once"
             f"{' next to the server' if apart else ''} "
             f"(spark.master={facts.master}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
+
+
+def require_relays(server: ServerSettings, training: TrainSettings, *, stream: bool) -> None:
+    """Raise ConfigurationError unless the options of a job go with relays of its hosts, if it has them."""
+    if server.relays is None:
+        return
+    if isinstance(server.relays, int) and server.relays > server.workers:
+        raise ConfigurationError(
+            f"`relays` must be at most `num_workers`, {server.workers}. Received: relays={server.relays}"
+        )
+    reasons = {
+        "`tls` must be False: connections between workers are authenticated, and not encrypted": training.tls,
+        "`df` must not be a stream: the workers of a micro-batch begin one by one": stream,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigurationError(f"{reason}. Received: another value, with relays={server.relays!r}")
 
 
 def require_members(server: ServerSettings, training: TrainSettings) -> None:

@@ -44,6 +44,7 @@ from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.group import Group
 from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import MemberReplica
@@ -127,6 +128,15 @@ class _TaskAttempt:
     def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
         settings = task.settings
         self._task = task
+        #: The worker's place among the workers of its host, if a relay sends their commits.
+        self._group: Group | None = None
+        if settings.relays is not None:
+            self._group = Group(
+                lambda: members_host(task.address.locate()[0]),
+                node_name(),
+                settings.workers,
+                shared=settings.shared_memory,
+            )
         self._records = records
         #: The mini-batch that training has reached, for error texts, and epoch and number of the next one to be read.
         self._step: int | None = None
@@ -143,6 +153,7 @@ class _TaskAttempt:
             tables=() if task.rows is None else task.rows.tables,
             shared_parts=settings.rule.traits.parts if settings.shared_memory else 0,
             micro_batch=task.micro_batch,
+            group=self._group,
         )
         self._auto_window: AutoWindow | None = None
         if settings.rule.window == AUTO:
@@ -169,6 +180,8 @@ class _TaskAttempt:
         finally:
             if self._links is not None:  # after the report: others find a lost connection, and report that
                 self._links.close()
+            if self._group is not None:
+                self._group.close()
             self._client.close()
         return self._summary(rows, batches)
 

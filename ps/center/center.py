@@ -3,8 +3,9 @@
 It has no threads, sockets or clocks of its own; its caller holds one lock around every call. Its invariants:
 
 1. A commit is applied whole or not at all, and at most once: it must come from the holder of its partition's lease,
-   carry the next sequence number, and continue the mini-batches where the last commit ended.
-2. The clock ticks once per applied commit, under the same lock as the arithmetic.
+   carry the next sequence number, and continue the mini-batches where the last commit ended. The commit of a group is
+   applied for all of its workers, or for none.
+2. The clock ticks once per applied commit, under the same lock as the arithmetic; at a group's, once for each worker.
 3. A published version of the center never changes. For rules that send the center itself, the payload's buffer
    becomes the next version; rules with a view work in place and send a buffer that the view was written to, the
    payload's own where the reply goes out at once.
@@ -28,7 +29,7 @@ from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.micro_batches import MicroBatch
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table, check_rows, row_not_finite
-from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError, ShapeError
+from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError, ShapeError
 from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_FLOATS, Commit, Hello
@@ -334,12 +335,22 @@ class Center:
         """Return whether answers ask workers to leave; with peers, all answers between two rounds say the same."""
         return self.round.stopping if self.traits.peers else self.stopping is not None
 
-    def commit(self, commit: Commit, parts: Sequence[Buffer], arrived: float | None = None) -> bool:
+    def commit(
+        self,
+        commit: Commit,
+        parts: Sequence[Buffer],
+        arrived: float | None = None,
+        companions: Sequence[Commit] = (),
+    ) -> bool:
         """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
+
+        The staleness of a group's commit is one number, that of its stalest worker: the commits that were applied since
+        the oldest version that one of them began from. Its workers' commits do not count among themselves.
 
         Args:
             commit: of the right shapes.
             arrived: when it arrived, by the monotonic clock; None: now.
+            companions: the other commits whose payloads are in the sum (`Traits.sums`).
 
         Returns:
             False if the commit is not applied now, and the parts are the caller's: it was applied before (its reply was
@@ -349,9 +360,10 @@ class Center:
             LeaseLostError: the sender does not hold the lease.
             LedgerError: the mini-batches do not continue where the partition's last commit ended.
             RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
+            RelayLostError: a commit in the sum was applied before.
             NonFiniteError: with ``check_finite``: the rule makes a NaN or infinity of it; the center is `corrupt`.
         """
-        lease = self._lease_for(commit, len(parts))
+        lease = self._lease_for(commit, len(parts)) if not companions else self._stalest((commit, *companions))
         if lease is None:
             return False
         staleness = lease.staleness(commit, self.clock)
@@ -363,10 +375,23 @@ class Center:
         if self._longest_window is not None:
             lease.measure(commit.steps, self._monotonic() if arrived is None else arrived)
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
-            self._accept_commit(commit, lease, parts, context)
+            self._accept_commit((commit, *companions), lease, parts, context)
         return True
 
-    def _accept_commit(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer], context: Context) -> None:
+    def _stalest(self, commits: Sequence[Commit]) -> PartitionLease:
+        """Return the lease of the stalest worker of a group, whose ``commits`` are each the next of its partition."""
+        leases = [self._lease_for(commit, self.traits.parts) for commit in commits]
+        known = [lease for lease in leases if lease is not None]
+        if len(known) < len(commits):
+            text = "a sum must be of commits that are not applied yet. Received: one that is, of workers"
+            raise RelayLostError(f"{text} {[commit.worker for commit in commits]}", worker=commits[0].worker)
+        return max(known, key=lambda lease: lease.staleness(commits[0], self.clock))
+
+    def _accept_commit(
+        self, commits: Sequence[Commit], lease: PartitionLease, parts: Sequence[Buffer], context: Context
+    ) -> None:
+        """Apply the payload of ``commits``, the sender's and its companions'; ``lease`` is that of the stalest."""
+        commit = commits[0]
         scalars = self.rule.accept(context, self.counters)
         if self._arithmetic.enabled and not all(map(math.isfinite, scalars)):
             raise ArithmeticError(f"factors {scalars}")
@@ -383,25 +408,26 @@ class Center:
             if self.tables:
                 scale = self._apply_rows(commit, scalars, scale)
         if self.moving_statistics.size:
-            self._blend_moving_statistics(commit, lease)
+            self._blend_moving_statistics(commits)
         now = self._now()
-        self.log.add(
-            commit,
-            CommitOutcome(
-                clock=self.clock,
-                staleness=context.staleness,
-                timestamp=now,
-                learning_rate=context.learning_rate,
-                gap=gap,
-                scale=scale,
-            ),
-        )
-        self.clock += 1
-        lease.steps = commit.steps
-        lease.advance(commit, now)
+        for one in sorted(commits, key=lambda one: one.worker) if len(commits) > 1 else commits:
+            self.log.add(
+                one,
+                CommitOutcome(
+                    clock=self.clock,
+                    staleness=context.staleness,
+                    timestamp=now,
+                    learning_rate=one.learning_rate if len(commits) > 1 else context.learning_rate,
+                    gap=gap,
+                    scale=scale,
+                ),
+            )
+            self.clock += 1
+            self.leases[one.worker].steps = one.steps
+            self.leases[one.worker].advance(one, now)
+            self.scheduler.committed(one.worker)
         if not commit.wants_center:
             lease.begin_window(self.clock, self._monotonic())
-        self.scheduler.committed(commit.worker)
         self._end_round_if_complete()
 
     def skip(self, commit: Commit) -> bool:
@@ -570,15 +596,16 @@ class Center:
             self.rule.drain(chunk, scalars)
         self._publish(version)
 
-    def _blend_moving_statistics(self, commit: Commit, lease: PartitionLease) -> None:
+    def _blend_moving_statistics(self, commits: Sequence[Commit]) -> None:
+        commit = commits[0]
         if self.traits.synchronous:
             self.round.contribute_moving_statistics(commit)
             return
         # Each active worker's share of the average is its share of the latest steps; one worker's is all of it.
-        others = (self.leases[other] for other in self.scheduler.active)
-        steps = commit.steps + sum(other.steps for other in others if other is not lease)
+        own, steps = [one.worker for one in commits], sum(one.steps for one in commits)
+        others = sum(self.leases[other].steps for other in self.scheduler.active if other not in own)
         self.moving_statistics = self.moving_statistics + (commit.moving_statistics - self.moving_statistics) * (
-            commit.steps / steps
+            steps / (steps + others)
         )
 
     def ready(self, worker: int) -> bool:
@@ -607,6 +634,13 @@ class Center:
         rate, window = self.rate(self.clock), self.next_window(worker)
         rows = tuple([table.gather(ids) for table, ids in zip(self.tables, wants, strict=True)]) if wants else ()
         return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows)
+
+    def release_companions(self, companions: Sequence[Commit], released: Released) -> None:
+        """Note that the relay of these commits' workers hands down to them what it was sent just now."""
+        for other in companions:
+            if self._keeps_sent:
+                self.leases[other.worker].keep_sent(released.buffer, within_window=False)
+            self.leases[other.worker].release(released.clock, self._monotonic())
 
     def next_window(self, worker: int) -> int:
         """The steps of ``worker``'s next window where windows follow the workers' speeds; else 0: the rule's own."""

@@ -176,19 +176,23 @@ class BoundedStaleness(Scheduler):
         self._find_slowest()
 
 
-def scheduler_for(rule: Rule, workers: int, staleness_bound: int | None = None, *, rounds: bool = False) -> Scheduler:
+def scheduler_for(
+    rule: Rule, workers: int, staleness_bound: int | None = None, *, rounds: bool = False, gather: bool = False
+) -> Scheduler:
     """The scheduler that ``rule`` runs under.
 
     Args:
         workers: number of workers of the job, n.
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
         rounds: hold a barrier around a rule that has none.
+        gather: workers begin together, also under a rule that does not need it.
 
     Raises:
         ConfigurationError: the rule does not go with such a scheduler.
     """
     if staleness_bound is None and not rounds:
-        return Synchronous(workers) if rule.traits.synchronous else Scheduler(workers, gather=rule.traits.fixed_workers)
+        gather = gather or rule.traits.fixed_workers
+        return Synchronous(workers) if rule.traits.synchronous else Scheduler(workers, gather=gather)
     if staleness_bound is not None:
         staleness_bound = require_integer("staleness_bound", staleness_bound, 0)
     if rounds and staleness_bound is not None:

@@ -174,6 +174,9 @@ class Commit(CommitRecord, Message):
     ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``passed`` the share of
     its epoch that the partition has passed, as far as the worker knows. If the wire format is not float32, ``packed``
     has the parts, and ``parts`` is empty.
+
+    ``grouped``: the relay of a group sends one commit for its workers. The payload is the sum of theirs, ``companions``
+    has the others' identities and mini-batches (`protocol.companions`), and ``history`` their rows behind its own.
     """
 
     worker: int
@@ -183,6 +186,8 @@ class Commit(CommitRecord, Message):
     waited: float = 0.0
     passed: float = 0.0
     packed: tuple[Bytes, ...] = ()
+    grouped: bool = False
+    companions: Ids = field(default_factory=lambda: NO_IDS)
 
     @classmethod
     def of(
@@ -198,9 +203,9 @@ class Commit(CommitRecord, Message):
         packed: tuple[np.ndarray, ...] = (),
     ) -> Commit:
         """Return the commit that sends ``record``; ``packed`` replaces its parts."""
-        commit = object.__new__(cls)  # a frozen dataclass would set twenty-two fields one by one
+        commit = object.__new__(cls)  # a frozen dataclass would set twenty-four fields one by one
         vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
-        vars(commit).update(sequence=sequence, waited=waited, passed=passed)
+        vars(commit).update(sequence=sequence, waited=waited, passed=passed, grouped=False, companions=NO_IDS)
         vars(commit).update(packed=packed, parts=() if packed else record.parts)
         return commit
 
@@ -559,7 +564,8 @@ class WorkerTable(Message):
 class Announce(Message):
     """Worker → server: this member is ready to train, and others find it at ``host`` and ``port``.
 
-    ``node`` names the machine. ``batches`` is the number of mini-batches that an epoch of its partition has.
+    ``node`` names the machine. ``batches`` is the number of mini-batches that an epoch of its partition has (rules with
+    peers). ``lost`` is the line of `Members` of a relay that the worker has lost; empty: of none.
     """
 
     worker: int
@@ -568,7 +574,8 @@ class Announce(Message):
     host: str
     port: int
     node: str
-    batches: int
+    batches: int = 0
+    lost: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -578,6 +585,8 @@ class Members(Message):
     ``places`` has a line for each member, "worker host port" by rank: node by node, with equally many of each of the
     ``nodes``; none where the job ends early. ``batches`` is the number of steps that an epoch has, that of the member
     with the most mini-batches. ``whole`` is as in `Challenge`.
+
+    To the worker of a group, ``places`` has the members of its group alone, the relay first.
     """
 
     places: str

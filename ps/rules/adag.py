@@ -93,6 +93,7 @@ class ADAG(Rule):
             reads_sent=True,
             grows=not self.normalize,
             reduction=self.form.endswith("norm") and self.algorithm != 13,
+            sums=self.algorithm == 12 and self.form not in ("4.1", "4.1norm"),  # which have each worker's own eta
         )
 
     def divisor(self, learning_rate: float) -> tuple[float, float]:

@@ -38,7 +38,7 @@ class AGN(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(overlaps=True, rows=True)
+        return Traits(overlaps=True, rows=True, sums=True)
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         super().fill_payload(replica, state)

@@ -68,6 +68,9 @@ class Traits:
             touched. The server half then moves each element by its own payload alone, keeps no vector of its own,
             and leaves an element with a payload of zero as it is, to the bit (the sign of a zero aside); the worker
             half makes a payload of zero of what has not moved. So an exchange by rows gives what the dense one does.
+        sums: the sum of payloads that began from the same version of the center is a payload, and moves the center by
+            the sum of what each of them would. So the workers of a host may be a group, whose movements reach the
+            server as one commit.
         peers: after each step, workers exchange with each other (`worker.daso`); the center is what they commit at the
             end of an epoch, and no simulation with a center alone can run the rule.
         model_vectors: names of the vectors that the server keeps in addition to the center.
@@ -91,6 +94,7 @@ class Traits:
     drains: bool = False
     refuses: bool = False
     rows: bool = False
+    sums: bool = False
     peers: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()

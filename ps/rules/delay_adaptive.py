@@ -54,7 +54,7 @@ class DelayAdaptive(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(grows=True, rows=True)
+        return Traits(grows=True, rows=True, sums=True)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         threshold = self.threshold or context.workers

@@ -39,4 +39,4 @@ class Downpour(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(overlaps=True, grows=True, rows=True)
+        return Traits(overlaps=True, grows=True, rows=True, sums=True)

@@ -38,7 +38,7 @@ class DynSGD(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(grows=True, rows=True)
+        return Traits(grows=True, rows=True, sums=True)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return (1.0 / (context.staleness + 1),)

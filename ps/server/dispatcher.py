@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from distkeras.ps.center.center import Center, Released, check_hello, check_shap
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.center.optimizer_states import StateMemory
-from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.center.schedulers import Scheduler, scheduler_for
 from distkeras.ps.center.tables import Table, check_wants, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
@@ -27,7 +27,6 @@ from distkeras.ps.errors import (
     DifferentJobError,
     DistkerasError,
     JobStoppedError,
-    LeaseLostError,
     NodeError,
     NonFiniteError,
     Origin,
@@ -35,6 +34,7 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.events import report
+from distkeras.ps.protocol.companions import Companion, split
 from distkeras.ps.protocol.compression import Codec, PeerFormat, codec_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
@@ -77,14 +77,16 @@ from distkeras.ps.protocol.messages import (
     fault_of,
     most_state_bytes,
 )
-from distkeras.ps.protocol.shared_slots import SharedSlots
+from distkeras.ps.protocol.shared_slots import SlotSizes
 from distkeras.ps.protocol.tables import Ids, block_bytes
+from distkeras.ps.server.connections import LeaseConnections, Peer
+from distkeras.ps.server.groups import Groups
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
 from distkeras.ps.server.rendezvous import Rendezvous
-from distkeras.ps.server.sharing import map_slots
 from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.sharing import map_slots
 from distkeras.ps.world.world import REAL, World
 
 
@@ -171,6 +173,11 @@ class PeerVectors:
         self._received, self._sending = [], []
 
 
+def scheduler_of(settings: ServerSettings) -> Scheduler:
+    """Return the scheduler that ``settings`` ask for."""
+    return scheduler_for(settings.rule, settings.workers, settings.staleness_bound, gather=settings.relays is not None)
+
+
 def make_center(
     settings: ServerSettings,
     vector: np.ndarray,
@@ -188,7 +195,7 @@ def make_center(
         vector,
         workers=settings.workers,
         learning_rate=settings.learning_rate,
-        scheduler=scheduler_for(settings.rule, settings.workers, settings.staleness_bound),
+        scheduler=scheduler_of(settings),
         moving_statistics=moving_statistics,
         measure_gap=settings.measure_gap,
         check_finite=True,
@@ -205,71 +212,6 @@ def _digest_of(message: Publish) -> bytes:
         digest.update(array.size.to_bytes(8, "big"))
         digest.update(array.data)
     return digest.digest()
-
-
-class Peer(Protocol):
-    """A session, as far as its answers need it."""
-
-    #: Worker and attempt whose lease was given over this connection.
-    lease: tuple[int, int] | None
-    #: When the peer last gave a sign of life (`World.monotonic`), and whether it waits for an answer now.
-    active_at: float
-    asking: bool
-
-    @property
-    def vectors(self) -> PeerVectors:
-        """The memory of its requests and their replies."""
-
-    def hung_up(self) -> bool:
-        """Return whether the peer has closed its end."""
-
-    def share(self, slots: SharedSlots | None) -> None:
-        """Find and leave the vectors of messages in ``slots``; None: no longer."""
-
-
-class LeaseConnections(dict[int, Peer]):
-    """The connection that holds each partition's lease, or held it last; the job's lock guards it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: The number of the newest connection over which each attempt (worker, attempt) has asked for a lease.
-        self._newest: dict[tuple[int, int], int] = {}
-
-    def announce(self, hello: Hello) -> None:
-        """Note that an attempt asks for a lease; what comes over its older connections is late from now on.
-
-        Raises:
-            LeaseLostError: this one is late itself.
-        """
-        attempt = (hello.worker, hello.attempt)
-        self._newest[attempt] = max(self._newest.get(attempt, 0), hello.connection)
-        self.require_newest(hello)
-
-    def clear(self) -> None:
-        """Forget all attempts: none of them gets a lease any more."""
-        super().clear()
-        self._newest.clear()
-
-    def require_newest(self, hello: Hello) -> None:
-        """Raise a LeaseLostError if the attempt has opened a newer connection since."""
-        newest = self._newest[hello.worker, hello.attempt]
-        if hello.connection < newest:
-            raise LeaseLostError(
-                f"attempt {hello.attempt} has opened connection {newest} since; "
-                f"its connection {hello.connection} is closed",
-                worker=hello.worker,
-            )
-
-    def require(self, peer: Peer, worker: int) -> None:
-        """Raise a LeaseLostError unless ``peer`` is the connection that holds the partition's lease.
-
-        The same attempt may have come back over another one.
-        """
-        if self.get(worker) is not peer:
-            raise LeaseLostError(
-                "the lease was given over another connection, and requests over this one are refused",
-                worker=worker,
-            )
 
 
 log = logging.getLogger(__name__)
@@ -324,7 +266,7 @@ class Dispatcher:
         self.states = StateMemory(settings.workers, world)
         #: The published rows of the tables, until the center is made with them.
         self._rows = TableRequests(settings.tables, self.changed)
-        self._rendezvous = Rendezvous(settings, self.changed)
+        self._groups, self._rendezvous = Groups(settings, self.changed), Rendezvous(settings, self.changed)
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
@@ -464,7 +406,9 @@ class Dispatcher:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
             report(log, "takeover", text, *where, worker=worker, attempt=attempt)
-        slots = None if welcome.finished else map_slots(message, center, peer.vectors.codec, self._world)
+        codec = peer.vectors.codec
+        sizes = SlotSizes(center.size, center.traits.parts, 0 if codec is None else codec.nbytes)
+        slots = None if welcome.finished else map_slots(message, sizes, self._world)
         peer.share(slots)  # from the next frame on that has a vector: this answer has none
         return replace(welcome, shares=slots is not None)
 
@@ -482,6 +426,8 @@ class Dispatcher:
         arrived = self._world.monotonic()
         center = self._require_sound()
         center.leases.held(commit.worker, commit.attempt)  # mistakes of a worker without the lease do not end the job
+        commit, companions = self._split(commit)
+        others = [companion.commit for companion in companions]
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
         unsure = [] if peer.vectors.known_finite(commit) else [part.array for part in parts]
@@ -489,13 +435,18 @@ class Dispatcher:
         if error is not None:
             for part in parts:
                 part.drop()
+            if companions:  # each of their movements was finite
+                raise error
             return self._skip(peer, center, commit, error)
         self._committing.add(peer)
         with self.changed:
             try:
                 self.changed.require_running()
                 self._require_holder(peer, center, commit.worker, commit.attempt)
-                if not center.commit(commit, parts, arrived):
+                if commit.grouped:
+                    self._groups.require_relay(commit.worker)
+                    self.connections.require_companions(center, commit.worker, companions)
+                if not center.commit(commit, parts, arrived, others):
                     for part in parts:
                         part.drop()
                 self._note_commit(center)
@@ -508,7 +459,14 @@ class Dispatcher:
                 window = center.next_window(commit.worker)
                 return self._acknowledge(commit.worker, commit.sequence, refused=refused, window=window)
             released = self._release(peer, center, commit.worker, commit.attempt, commit.wants)
+            center.release_companions(others, released)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
+
+    def _split(self, commit: Commit) -> tuple[Commit, list[Companion]]:
+        """Return the sender's own commit and its companions, with the shapes of their histories checked."""
+        if self._settings.relays is None and commit.grouped:
+            raise RemoteProtocolError("a job without groups must have a commit for each worker", worker=commit.worker)
+        return split(commit)
 
     def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:
@@ -541,7 +499,8 @@ class Dispatcher:
     def _on_announce(self, peer: Peer, message: Announce) -> Message:
         with self.changed:
             center = self._require_sound()
-            return self._rendezvous.announce(peer, center, lambda: self._require_lease(peer, message), message)
+            meet = self._rendezvous.announce if self._settings.relays is None else self._groups.announce
+            return meet(peer, center, lambda: self._require_lease(peer, message), message)
 
     def _on_leave(self, peer: Peer, message: Leave) -> Message:
         with self.changed:
@@ -599,7 +558,7 @@ class Dispatcher:
         with self.changed:
             center, settings = self._require_center(peer), self._settings
             self.changed.require_running()
-            scheduler = scheduler_for(settings.rule, settings.workers, settings.staleness_bound)
+            scheduler = scheduler_of(settings)
             began = begin_micro_batch(center, message.stream, message.number, scheduler)
             if began:
                 self.connections.clear()

@@ -24,7 +24,7 @@ from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.world.world import World
 
 if TYPE_CHECKING:
-    from distkeras.ps.server.dispatcher import Peer
+    from distkeras.ps.server.connections import Peer
 
 log = logging.getLogger(__name__)
 

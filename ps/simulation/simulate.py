@@ -157,6 +157,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     numbered: bool = False,
     measure_gap: bool = False,
     keep_centers: bool = False,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Trace:
     """Runs ``rule`` with virtual workers.
 
@@ -190,6 +191,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
             on. A window that a rule refuses is computed again from the same numbers.
         measure_gap: fill in the gaps.
         keep_centers: keep the center after each commit.
+        groups: the workers of each group, which compute one window each and commit together; under a `schedule`, which
+            then has the numbers of groups. Each worker is in one of them.
 
     Raises:
         ConfigurationError: arguments that cannot work or do not go together, or a schedule that lets a waiting worker
@@ -223,7 +226,9 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         measure_gap=measure_gap,
         keep_centers=keep_centers,
     )
-    if schedule is not None:
+    if groups is not None:
+        _follow_groups(job, _checked_groups(rule, workers, schedule, groups), (schedule or ())[:steps])
+    elif schedule is not None:
         _follow(job, schedule if steps is None else schedule[:steps], occupied or _never)
     else:
         assert timing is not None
@@ -257,6 +262,31 @@ def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> Non
             asks = isinstance(request, ProbeRequest)
             request = job.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
         job.exchange(worker)
+        job.release_ready()
+
+
+def _checked_groups(
+    rule: Rule, workers: int, schedule: Sequence[int] | None, groups: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    checked = [sorted(group) for group in groups]
+    if schedule is None or not rule.traits.sums or sorted(itertools.chain(*checked)) != [*range(workers)]:
+        raise ConfigurationError(
+            f"`groups` must have each of {workers} workers once, under a `schedule` and a rule whose movements add up. "
+            f"Received: groups={groups!r} with rule {rule.name!r}"
+        )
+    if not all(0 <= number < len(checked) for number in schedule):
+        raise ConfigurationError(f"`schedule` must have numbers in [0, {len(checked)}). Received: {list(schedule)}")
+    return checked
+
+
+def _follow_groups(job: VirtualJob, groups: list[list[int]], schedule: Sequence[int]) -> None:
+    """The commits of groups complete in the order of ``schedule``."""
+    for number, group in enumerate(schedule):
+        job.now = float(number)
+        for worker in groups[group]:
+            while isinstance(job.pending[worker], Compute):
+                job.resume(worker, None)
+        job.exchange_group(groups[group])
         job.release_ready()
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import Scheduler
+from distkeras.ps.protocol.companions import Companion, join
 from distkeras.ps.protocol.messages import Commit, CommitRecord, Loop, PullRequest, Reply, Request
 from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
@@ -137,6 +140,27 @@ class VirtualJob:
         self.pending[worker] = request = self._loops[worker].send(reply)
         return request
 
+    def exchange_group(self, workers: Sequence[int]) -> None:
+        """The exchange of each of the ``workers`` is due: their movements are applied as one commit."""
+        commits = [self._commit_of(worker, cast(CommitRecord, self.pending[worker])) for worker in workers]
+        taken = [self.center.pool.take() for _ in range(self.traits.parts if len(commits) > 1 else 0)]
+        own, *others = commits
+        whole = join(own, [Companion(0, commit) for commit in others], tuple([part.array for part in taken]))
+        parts = taken or self._payloads[own.worker]
+        if self._measure_gap:
+            self._norms += [math.sqrt(sum_of_squares(whole.parts[0]))] * len(commits)
+        self.center.commit(replace(whole, history=own.history), parts, companions=others)
+        for worker in workers if taken else ():
+            for buffer in self._payloads[worker]:
+                buffer.drop()
+        if self._centers is not None:
+            self._centers += [self.center.current.array.copy() for _ in commits]
+        self.waiting |= {*workers}
+
+    def _commit_of(self, worker: int, record: CommitRecord) -> Commit:
+        sequence = self.center.leases[worker].sequence + 1
+        return Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)
+
     def exchange(self, worker: int, arrived: float | None = None) -> None:
         """The exchange that is due is taken up by the server, which it reached at ``arrived``; None: now."""
         request = self.pending[worker]
@@ -163,7 +187,7 @@ class VirtualJob:
         lease, norm = self.center.leases[worker], 0.0
         if self._measure_gap:
             norm = math.sqrt(sum_of_squares(record.parts[0]))
-        commit = Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=lease.sequence + 1)
+        commit = self._commit_of(worker, record)
         staleness = lease.staleness(commit, self.center.clock)
         if not self.center.commit(commit, self._payloads[worker], arrived):
             self._refused.append((worker, self.center.clock, staleness))

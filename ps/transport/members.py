@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -27,19 +26,18 @@ from distkeras.ps.errors import (
     MemberLostError,
     RemoteProtocolError,
 )
-from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
+from distkeras.ps.protocol.framing import EndOfStream, Limits
 from distkeras.ps.protocol.messages import Hello, Members, Message, PeerLoss, PeerVector
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import total_of
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.member_listener import MemberListener
 from distkeras.ps.transport.worker_client import Posting
 from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
 
-#: Connections that may be in their handshake at a time, in addition to those of the members.
-_STRANGERS = 64
 #: Bytes of a frame in addition to its vector.
 _FRAME_ROOM = 4096
 
@@ -138,17 +136,15 @@ class MemberLinks:
         self._key, self._deadlines, self._world = key, deadlines, world
         self._hello = Hello(worker, attempt, size, 0)
         self._limits = Limits(body=4 * size + _FRAME_ROOM)
-        self._whole = False
         self._changed = world.condition()
-        #: Those that have dialed this member, by worker, and connections that are in their handshake.
+        #: Those that have dialed this member, by worker.
         self._arrived: dict[int, Channel] = {}
-        self._pending: set[Channel] = set()
         self._closed = False
         self._links: dict[int, Channel] = {}
         self._membership: Membership | None = None
         self._poster: Posting[Vector] | None = None
         self._posted = False
-        self._listener = world.listen(host, 0)
+        self._listener = MemberListener(host, key, deadlines, world)
         self.address = self._listener.address
 
     @property
@@ -164,8 +160,10 @@ class MemberLinks:
         Raises:
             MemberLostError: one cannot be reached, or does not come in time.
         """
-        self._whole, self._membership = membership.whole, membership
-        self._world.thread(self._accept, f"members-{self._hello.worker}").start()
+        self._membership = membership
+        self._listener.start(
+            self._take, most=len(membership.places), limits=self._limits, whole=membership.whole, read_ahead=False
+        )
         peers = sorted({*membership.node, *membership.group} - {membership.rank})
         for rank in [peer for peer in peers if peer < membership.rank]:
             _, host, port = membership.places[rank]
@@ -191,55 +189,20 @@ class MemberLinks:
                 self._changed.wait(left)
             return self._arrived[worker]
 
-    def _accept(self) -> None:
-        expected = len(self.membership.places)
-        while True:
-            try:
-                stream, _, _ = self._listener.accept()
-            except OSError:  # `close`; after any other one, members that are missing are found by `_await`
-                return
-            connection = Connection(
-                server=True,
-                key=self._key,
-                limits=self._limits,
-                token=self._world.token,
-                whole=self._whole,
-                read_ahead=False,
-            )
-            channel = Channel(stream, connection, frame=self._deadlines.frame, world=self._world)
-            with self._changed:
-                crowded = self._closed or len(self._pending) >= expected + _STRANGERS
-                if not crowded:
-                    self._pending.add(channel)
-            if crowded:
-                channel.close()
-            else:
-                self._world.thread(partial(self._meet, channel), "member-handshake").start()
-
-    def _meet(self, channel: Channel) -> None:
-        """Let ``channel``'s peer prove the key and say who it is; one that does not is hung up on."""
-        welcome = False
-        try:
-            channel.handshake(self._deadlines.handshake)
-            hello = channel.receive(self._deadlines.handshake, "a member's Hello")
-            workers = {worker for worker, _, _ in self.membership.places}
-            with self._changed:
-                if isinstance(hello, Hello) and hello.worker in workers and hello.size == self._hello.size:
-                    welcome = not self._closed and self._arrived.setdefault(hello.worker, channel) is channel
-        except (DistkerasError, OSError):
-            welcome = False  # a stranger; a member that is missing is found by `_await`
-        finally:
-            with self._changed:
-                self._pending.discard(channel)
-                self._changed.notify_all()
-            if not welcome:
-                channel.close()
+    def _take(self, hello: Hello, channel: Channel) -> bool:
+        """Keep the channel of a member that is expected; return whether it is kept."""
+        workers = {worker for worker, _, _ in self.membership.places}
+        with self._changed:
+            expected = hello.worker in workers and hello.size == self._hello.size and not self._closed
+            kept = expected and self._arrived.setdefault(hello.worker, channel) is channel
+            self._changed.notify_all()
+        return kept
 
     def close(self) -> None:
         """Hang up on all; may be called again."""
         with self._changed:
             self._closed = True
-            channels = {*self._links.values(), *self._arrived.values(), *self._pending}
+            channels = {*self._links.values(), *self._arrived.values()}
         self._listener.close()
         for channel in channels:
             channel.close()

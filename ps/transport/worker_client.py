@@ -13,6 +13,7 @@ from distkeras.ps.errors import (
     AuthenticationError,
     DeadlineError,
     DistkerasError,
+    RelayLostError,
     RemoteProtocolError,
     ServerLostError,
 )
@@ -45,11 +46,13 @@ from distkeras.ps.protocol.messages import (
     fault_of,
     most_state_bytes,
 )
-from distkeras.ps.protocol.shared_slots import TOKEN_BYTES, SharedSlots, SlotSizes
+from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
+from distkeras.ps.transport.group import COMMITTED, Group
+from distkeras.ps.transport.sharing import offer_slots
 from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import REAL, Lock, World
 
@@ -177,7 +180,6 @@ class Posting(Generic[_T]):
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
 #: The server cannot be reached; or a stranger has its port while it is away.
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
-_COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
 
 
 class RestartFromCenter(Exception):
@@ -232,6 +234,7 @@ class WorkerClient(Client):
         shared_parts: how many parts each payload has, if vectors may be in memory that a server on this host shares;
             0: they travel, as they do next to tables.
         micro_batch: the number of the stream's micro-batch that the partition is of; -1: the job trains no stream.
+        group: the worker's place in its group, which the caller closes; None: it commits for itself.
         world: time, threads and connections.
 
     Attributes:
@@ -257,9 +260,11 @@ class WorkerClient(Client):
         tables: Sequence[TableShape] = (),
         shared_parts: int = 0,
         micro_batch: int = -1,
+        group: Group | None = None,
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)
+        self._group = group
         self.worker, self.attempt, self.size = worker, attempt, size
         self.incarnation = self.sequence = 0
         self.stopping = False
@@ -304,6 +309,26 @@ class WorkerClient(Client):
         """Return whether vectors are in memory that this worker and its server share."""
         return self._slots is not None
 
+    @property
+    def hello(self) -> Hello:
+        """What this worker has joined with."""
+        return self._hello
+
+    def memory_of_replies(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        """Return memory for an array of a message that arrives."""
+        return self._allocate(kind, dtype, size)
+
+    def fill_payloads_in(self, slots: SharedSlots) -> None:
+        """Let the next payloads be in memory that a relay shares."""
+        self._payloads = _SpareBuffers([slots.payload(turn) for turn in (0, 1)], self._payloads.in_use)
+
+    def spare_payload(self, own: tuple[Vector, ...]) -> tuple[Vector, ...]:
+        """Return buffers for a payload that are not ``own``."""
+        self._payloads.in_use, before = own, self._payloads.in_use
+        spare = self.payload(len(own))
+        self._payloads.in_use = before
+        return spare
+
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is CenterReply:
             if dtype == np.float32 and size == self.size and self._reuses_centers:
@@ -340,6 +365,8 @@ class WorkerClient(Client):
         return self.join()
 
     def _join(self) -> Welcome:
+        if self._group is not None:
+            self._group.leave()
         timeout = self.deadlines.publish + self.reply_timeout
         answer: Message = Parked()
         self._hello = replace(self._hello, connection=self._hello.connection + 1)
@@ -364,15 +391,12 @@ class WorkerClient(Client):
         """Make memory for the vectors of this connection, and have the next Hello name it."""
         if self._sizes is None:
             return None, None
-        try:
-            memory = self.world.share(self._sizes.nbytes)
-        except OSError as error:
-            log.info("vectors travel over the connection: this process cannot share memory: %s", error)
+        offer = offer_slots(self._sizes, self.world)
+        if offer is None:
             self._hello = replace(self._hello, memory="", memory_token="")
             return None, None
-        slots, token = SharedSlots(self._sizes, memory.memory, server=False), self.world.token(TOKEN_BYTES)
-        slots.write_token(token)
-        self._hello = replace(self._hello, memory=memory.place, memory_token=token.hex())
+        memory, slots, token = offer
+        self._hello = replace(self._hello, memory=memory.place, memory_token=token)
         return memory, slots
 
     def _use(self, slots: SharedSlots | None) -> None:
@@ -403,12 +427,16 @@ class WorkerClient(Client):
 
     def close(self) -> None:
         """Close the connection."""
+        if self._group is not None:
+            self._group.leave()
         self._stop_heartbeats()
         self._use(None)
         super().close()
 
     def leave(self) -> None:
         """Report to the server that the partition's data has ended."""
+        if self._group is not None:
+            self._group.leave()
         self._reconnecting(lambda: self.request(Leave(self.worker, self.attempt, self.incarnation), Ack))
 
     def pull(self, wants: tuple[Ids, ...] = ()) -> Reply:
@@ -444,7 +472,9 @@ class WorkerClient(Client):
             applied = self.sequence == sequence
             if applied and (self._skipped or self._refused or not record.wants_center):
                 return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping, self._refused)
-            return self._pull(record.wants) if applied else self.request(commit, _COMMITTED)
+            if applied:
+                return self._pull(record.wants)
+            return self.request(commit, COMMITTED) if self._group is None else self._group.send(self, commit)
 
         reply = self._timed(lambda: self._reconnecting(once))
         self.sequence = sequence
@@ -499,6 +529,8 @@ class WorkerClient(Client):
     def _pull(self, wants: tuple[Ids, ...]) -> CenterReply:
         if not self.incarnation:
             self.join()
+        if self._group is not None:
+            self._group.require_place(self)
         return self.request(Pull(self.worker, self.attempt, self.incarnation, wants), CenterReply)
 
     def _delivered(self, reply: CenterReply) -> Reply:
@@ -621,7 +653,9 @@ class WorkerClient(Client):
                     raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
                 backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
-                if self.stands_still(error) or self.address.moves:
+                if isinstance(error, RelayLostError):
+                    backoff.begin_anew(self._commit_timeout)  # the server is there
+                elif self.stands_still(error) or self.address.moves:
                     backoff.begin_anew(self.deadlines.standstill + self.deadlines.reconnect)
                 if not backoff.pause():
                     kind = AuthenticationError if isinstance(error, AuthenticationError) else ServerLostError

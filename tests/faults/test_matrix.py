@@ -19,6 +19,7 @@ RULES = {
     "downpour": (make("downpour", window=2), 1.0),
     "aeasgd": (make("aeasgd", window=2, rho=0.25, learning_rate=1.0), None),
     "averaging": (make("averaging", window=2), 0.5),
+    "in a group": (make("downpour", window=2), 1.0),
 }
 #: Commits before the breakpoint, where there may be several such breakpoints.
 STEPS = {"mid-commit": 3, "after-commit": 3, "mid-reply": 3}
@@ -59,7 +60,7 @@ def outcome(folder: Path, name: str, faults: list[tuple[int, str, str]]) -> None
         schedule(plan, rule, *one)
     kinds = [kind for _, kind, _ in faults]
     size = LARGE if any(phase == "mid-reply" for *_, phase in faults) else SIZE
-    with Job(folder, rule, plan, size=size) as job:
+    with Job(folder, rule, plan, size=size, groups=1 if name == "in a group" else None) as job:
         job.run()
         job.check()
         if each is not None:
@@ -76,7 +77,9 @@ def test_the_storms_have_everything() -> None:
     assert {phase for *_, phase in faults} == set(PHASES)
 
 
-@pytest.mark.parametrize(("storm", "rule"), [("one", "downpour"), ("one", "averaging"), ("two", "aeasgd")])
+@pytest.mark.parametrize(
+    ("storm", "rule"), [("one", "downpour"), ("one", "averaging"), ("two", "aeasgd"), ("two", "in a group")]
+)
 def test_a_storm(tmp_path: Path, storm: str, rule: str) -> None:
     outcome(tmp_path, rule, STORMS[storm])
 

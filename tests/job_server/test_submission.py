@@ -93,6 +93,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "threads": (1, {}),
     "keep_optimizer": (False, {}),
     "shared_memory": (False, {}),
+    "relays": ("host", {"rule": "downpour"}),
     "stall_after": (None, {}),
     "tables": ("auto", {}),
 }

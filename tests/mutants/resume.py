@@ -121,8 +121,8 @@ RESUME = (
     Mutant(
         "the steps of partitions that have ended count in the average",
         CENTER_FILE,
-        "        others = (self.leases[other] for other in self.scheduler.active)\n",
-        "        others = iter(self.leases.values())\n",
+        "        others = sum(self.leases[other].steps for other in self.scheduler.active if other not in own)\n",
+        "        others = sum(self.leases[other].steps for other in self.leases if other not in own)\n",
         "moving statistics of a job's last worker hardly move any more",
         _CENTER,
     ),
@@ -153,9 +153,9 @@ RESUME = (
     Mutant(
         "a commit that is sent again is encoded again",
         "ps/transport/worker_client.py",
-        "            return self._pull(record.wants) if applied else self.request(commit, _COMMITTED)\n",
+        "            if applied:\n                return self._pull(record.wants)\n",
         "            self._format.encode(record.parts)\n"
-        "            return self._pull(record.wants) if applied else self.request(commit, _COMMITTED)\n",
+        "            if applied:\n                return self._pull(record.wants)\n",
         "with int8 it has the residual twice",
         _SIMULATED,
     ),

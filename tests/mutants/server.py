@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/dispatcher.py", "ps/server/waiting.py"
+DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/connections.py", "ps/server/waiting.py"
 _SUPERSEDED, _JOINING = ("tests/ps/server/test_superseded.py",), ("tests/ps/server/test_joining.py",)
 _SERVER = ("tests/ps/server/test_server.py",)
 _RESTART = "tests/ps/server/test_restart.py"

@@ -176,8 +176,8 @@ TABLES = (
     Mutant(
         "a pull in place of a lost reply brings the rows of the window before",
         WORKER,
-        "return self._pull(record.wants) if applied else",
-        "return self._pull(record.touched) if applied else",
+        "                return self._pull(record.wants)\n",
+        "                return self._pull(record.touched)\n",
         "a window is computed from the rows of another one",
         _SOCKETS,
     ),

@@ -87,8 +87,8 @@ TRANSPORT = (
     Mutant(
         "a server that stands still is not waited for",
         WORKER_CLIENT,
-        "                if self.stands_still(error) or self.address.moves:\n",
-        "                if self.address.moves:\n",
+        "                elif self.stands_still(error) or self.address.moves:\n",
+        "                elif self.address.moves:\n",
         "the job ends before its driver has started another one",
         ("tests/ps/transport/test_standstill.py",),
     ),

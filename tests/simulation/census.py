@@ -41,8 +41,6 @@ EXCEPTIONS = {
     "StartRequest.job": "another job's snapshots are refused before anything else happens: `training/test_resume.py`",
     "Checkpoint.uri": "a run has one checkpoint",
     "Traits.peers": "jobs here have a server, and not members that exchange: `tests/ps/worker/test_daso.py`",
-    "message Announce": "see `Traits.peers`",
-    "message Members": "see `Traits.peers`",
     "message PeerVector": "see `Traits.peers`",
     "message PeerLoss": "see `Traits.peers`",
     "PartitionLease.active_at": "it is a time, and always there",

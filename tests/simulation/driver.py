@@ -293,6 +293,7 @@ class Driver:
             deadlines=plan.deadlines,
             checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
             tables=self._shapes,
+            relays=plan.relays or None,
         )
 
     def _server_process(self) -> ServerProcess:

@@ -10,7 +10,8 @@ from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader, Seal
 from distkeras.ps.server import dispatcher, waiting
-from distkeras.ps.server.dispatcher import Dispatcher, LeaseConnections
+from distkeras.ps.server.connections import LeaseConnections
+from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.process import GOODBYE
 from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
@@ -18,6 +19,7 @@ from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.training.supervisor import Supervisor
 from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     disk_mutations,
+    group_mutations,
     rule_mutations,
     slot_mutations,
     speed_mutations,

@@ -195,6 +195,7 @@ class Plan:
         tables: tables travel by rows, next to the center's vector.
         neighbors: as many workers, the first ones, are on the server's host, and share memory with it; all of them
             offer to, unless there are none.
+        relays: how many groups the workers are in, whose relays send their commits; 0: each worker sends its own.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -236,6 +237,7 @@ class Plan:
     keeps: bool = False
     tables: bool = False
     neighbors: int = 0
+    relays: int = 0
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -334,7 +336,8 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         faults=faults,
     )
     plan = _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
-    return _as_stream(plan, random.Random(f"the stream of {seed}"), kinds)
+    plan = _as_stream(plan, random.Random(f"the stream of {seed}"), kinds)
+    return plan if plan.stream else _with_relays(plan, random.Random(f"the relays of {seed}"))
 
 
 def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
@@ -369,6 +372,15 @@ def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Pla
         tables=False,
         faults=_survivable([fault for fault in (*faults, *others) if fault.kind in kinds], standstills=True),
     )
+
+
+def _with_relays(plan: Plan, chance: random.Random) -> Plan:
+    """``plan`` with relays in place of the options that they do not go with, sometimes, where its rule takes them."""
+    rule = plan.make_rule()
+    if plan.tls or not rule.traits.sums or not isinstance(rule.window, int) or chance.random() >= _RELAYS:
+        return plan
+    plain: dict[str, Any] = {"overlap": False, "wire_format": FORMATS[0], "tables": False, "bound": None}
+    return replace(plan, relays=chance.choice((1, 1, 2)), **plain)
 
 
 def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  # noqa: C901 - an `if` an option
@@ -574,6 +586,8 @@ _CLUSTER = 0.1
 _TABLES = 0.5
 #: How many of the jobs have workers on the server's host.
 _NEIGHBORS = 0.4
+#: How many of the jobs have relays, where they may.
+_RELAYS = 0.4
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.3
 #: Those of them for which the center does what it does for few others, and the only one of its family.

@@ -7,7 +7,7 @@ any rule, as it was behind each commit; a server that goes on from a snapshot mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,8 +220,21 @@ class Formula:
         if self._outer is not None and len(self._gone) == self._workers:
             self._center = self._outer.drain(self._center)
 
-    def apply(self, row: Any, sent: Sent) -> None:
-        """The ledger's next commit, at ``row``."""
+    def apply(self, commits: Sequence[tuple[Any, Sent]]) -> None:
+        """The ledger's next commit, or the commits of a group, with their rows."""
+        if len(commits) == 1:
+            self._apply_one(*commits[0])
+            return
+        total = sum(int(row["steps"]) for row, _ in commits)
+        mean = sum(sent.statistics * (int(row["steps"]) / total) for row, sent in commits)
+        workers = {int(row["worker"]) for row, _ in commits}
+        others = sum([self._steps.get(other, 0) for other in self._here - workers])
+        self._statistics = self._statistics + (mean - self._statistics) * (total / (total + others))
+        for row, sent in commits:
+            self._move(int(row["worker"]), sent.parts[0].astype(np.float64), row)
+            self._steps[int(row["worker"])] = int(row["steps"])
+
+    def _apply_one(self, row: Any, sent: Sent) -> None:
         worker, clock = int(row["worker"]), int(row["clock"])
         if row["skipped"]:
             if self._rounds:

@@ -122,10 +122,10 @@ def _moving_statistics_are_averaged_by_workers() -> list[Patch]:
     """Those of a worker that has taken one step weigh as much as those of another's three."""
     blend = Center._blend_moving_statistics  # noqa: SLF001 - a fault within
 
-    def equal(self: Center, commit: Any, lease: PartitionLease) -> None:
+    def equal(self: Center, commits: Any) -> None:
         for other in self.leases.values():
             other.steps = min(other.steps, 1)
-        blend(self, commit, lease)
+        blend(self, commits)
 
     return [(Center, "_blend_moving_statistics", equal)]
 

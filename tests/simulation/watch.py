@@ -436,7 +436,12 @@ class Watch:
         self.let_go = {who: trained for who, trained in self.let_go.items() if who[1] in finished}
 
     def _check_rows(self, center: Center, life: _Life) -> None:
-        """The latest row continues its partition, and the lease stands behind it."""
+        """The latest rows continue their partitions, and the leases stand behind them."""
+        known = [(life.standings.setdefault(worker, _Standing()), lease) for worker, lease in center.leases.items()]
+        moved = sum(lease.sequence != standing.sequence and not lease.refusals for standing, lease in known)
+        rows = center.log.commits(len(center.log) - moved)
+        latest = {int(row["worker"]): row for row in rows}
+        sents: list[tuple[Any, Sent]] = []
         for worker, lease in center.leases.items():
             standing = life.standings.setdefault(worker, _Standing())
             if lease.sequence == standing.sequence:
@@ -444,10 +449,9 @@ class Watch:
             if lease.refusals:
                 self._check_refused(center, life, worker, lease)
                 continue
-            rows = center.log.commits(len(center.log) - 1)
-            row, life.latest = rows[0], rows.tobytes()
-            if row["worker"] != worker:
-                text = f"the commit of partition {worker} must be the ledger's last. Received: one of {row['worker']}"
+            row, life.latest = latest.get(worker), rows[-1:].tobytes()
+            if row is None:
+                text = f"the commit of partition {worker} must be the ledger's last. Received: those of {set(latest)}"
                 raise Finding("ledger", text)
             begins = (int(row["epoch"]), int(row["first_batch"]))
             if begins != standing.position or not lease.sequence == standing.sequence + 1 == row["sequence"]:
@@ -466,7 +470,7 @@ class Watch:
                     "incarnation",
                     f"a commit must be of incarnation {center.incarnation}. Received: one of {row['incarnation']}",
                 )
-            self._check_sent(center, life, worker, row)
+            sents.append((row, self._check_sent(center, life, worker, row, rows[0])))
             self._check_end(center, life)
             self._tell(
                 f"commit {lease.sequence} of partition {worker} by attempt {lease.attempt}: epoch {row['epoch']}, "
@@ -475,6 +479,10 @@ class Watch:
             )
             standing.position, standing.sequence = (lease.epoch, lease.batch), lease.sequence
             standing.refusals = 0
+        if sents:
+            if moved > 1 and max(sent.began + int(rows[0]["staleness"]) for _, sent in sents) < rows[0]["clock"]:
+                raise Finding("staleness", "a sum must be as stale as its stalest worker. Received: more")
+            life.formula.apply(sents)
 
     def _check_refused(self, center: Center, life: _Life, worker: int, lease: PartitionLease) -> None:
         """A commit was refused because it was too stale and not too often; its mini-batches remain."""
@@ -489,29 +497,30 @@ class Watch:
         standing.sequence, standing.refusals = lease.sequence, lease.refusals
         self._tell(f"commit {lease.sequence} of partition {worker} is refused, with staleness {staleness}")
 
-    def _check_sent(self, center: Center, life: _Life, worker: int, row: Any) -> None:
-        """A commit is what its worker sent, from where its window began."""
+    def _check_sent(self, center: Center, life: _Life, worker: int, row: Any, first: Any) -> Sent:
+        """A commit is what its worker sent, from where its window began; ``first`` is the first row of the same sum."""
         who = life.driver, center.incarnation, worker, int(row["attempt"]), int(row["sequence"])
         sent = self.sent.pop(who, None)
         if sent is None:
             raise Finding("nobody's", f"a commit must have been sent. Received: {who[1:]}")
-        clock, staleness = int(row["clock"]), int(row["staleness"])
+        clock, staleness = int(first["clock"]), int(row["staleness"])
         began = sent.began if sent.first else life.began.get(worker, sent.began)
         if not self._traits.pull_first:
             began = sent.began
         # Of a rule that pulls before it commits, the first pull counts: its reply may have been lost.
-        right = clock - staleness <= began if self._traits.pull_first and sent.first else clock - staleness == began
+        early = (self._traits.pull_first and sent.first) or clock < center.clock - 1
+        right = clock - staleness <= began if early else clock - staleness == began
         if not right:
             raise Finding(
                 "staleness",
                 f"the window of partition {worker} began at clock {began}. "
                 f"Received: staleness {staleness} at clock {clock}",
             )
-        life.began[worker] = clock + 1
+        life.began[worker] = int(row["clock"]) + 1
         if isinstance(center.scheduler, BoundedStaleness):
             self._check_bound(center, center.scheduler, worker)
         if self._plan.gap and not (row["skipped"] or self._plan.overlap or self._traits.pull_first):
-            self._check_gap(life, worker, row, began)
+            self._check_gap(life, worker, first, clock - staleness)
         elif not self._plan.gap and not np.isnan(row["gap"]):
             raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
         if self._traits.refuses and not row["skipped"]:
@@ -519,7 +528,7 @@ class Watch:
         if not row["skipped"]:
             now = self._surroundings.scheduler.now
             self.speeds.see_commit(center, worker, int(row["steps"]), sent.times, now)
-        life.formula.apply(row, sent)
+        return sent
 
     def _check_verdict(self, center: Center, standing: _Standing, staleness: int, *, refused: bool) -> None:
         """What is stale is refused, and as often in a row as the rule says, and nothing else is."""

@@ -36,6 +36,8 @@ from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.group import Group
+from distkeras.ps.transport.relay import RelayLink
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
@@ -91,8 +93,8 @@ class WatchedClient(WorkerClient):
     def request(self, message: Message, expected: Any, timeout: float | None = None) -> Any:
         """See `Client`."""
         asked = self._now
-        if isinstance(message, Commit):
-            self._write_down(message)
+        if isinstance(message, Commit) and not message.grouped:  # those in a sum are written down one by one
+            self.write_down(message)
         answer = super().request(message, expected, timeout)
         if isinstance(answer, CenterReply) and isinstance(message, (Commit, Pull)):
             check_reply(answer, message.wants)
@@ -108,7 +110,13 @@ class WatchedClient(WorkerClient):
             self._watch.promise(self._layout, self.worker, getattr(answer, "durable", 0))
         return answer
 
-    def _write_down(self, commit: Commit) -> None:
+    def see_reply_of_relay(self, asked: float, answer: CenterReply) -> None:
+        """A relay has handed the center down."""
+        self._began.append(answer.clock)
+        self._windows.sent(asked, self._now, answer.window)
+
+    def write_down(self, commit: Commit) -> None:
+        """Note what is sent now, or handed to a relay."""
         self._first = self._first or commit.sequence
         parts = self._account.read if commit.packed else [part.copy() for part in commit.parts]
         before = commit.overlapped and len(self._began) > 1
@@ -163,6 +171,8 @@ class WatchedClient(WorkerClient):
         now: float = self._scheduler.now
         return now
 
+    now = _now
+
     @property
     def _partition(self) -> tuple[int, int]:
         return self._layout.number, self.worker
@@ -176,6 +186,23 @@ class WatchedClient(WorkerClient):
         assert delivered.center is not None
         self._watch.check_delivered(self._driver, self.worker, reply, delivered.center)
         return delivered
+
+
+class WatchedGroup(Group):
+    """Writes down what it hands over, and what it is handed."""
+
+    def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
+        """See `Group`."""
+        assert isinstance(client, WatchedClient)
+        client.write_down(commit)
+        return super().send(client, commit)
+
+    def _hand(self, client: WorkerClient, commit: Commit, link: RelayLink) -> CenterReply:
+        assert isinstance(client, WatchedClient)
+        asked = client.now
+        reply = super()._hand(client, commit, link)
+        client.see_reply_of_relay(asked, reply)
+        return reply
 
 
 class AccountedFormat(WorkerFormat):
@@ -396,7 +423,9 @@ def run_attempt(
     epochs, settings = watch.epochs[driver], _settings(plan, layout)
     rule, windows = settings.rule, _windows(settings, world)
     options = _client_options(settings, watch.size, plan) | {"micro_batch": layout.micro_batch}
-    client = WatchedClient(plan, watch, driver, layout, address, worker=worker, attempt=attempt, world=world, **options)
+    group = WatchedGroup(lambda: world.process.host, "", settings.workers, shared=plan.neighbors > 0)
+    options |= {"worker": worker, "attempt": attempt, "world": world, "group": group if plan.relays else None}
+    client = WatchedClient(plan, watch, driver, layout, address, **options)
 
     def begin(welcome: Welcome) -> Loop:
         client.begin()
@@ -438,6 +467,7 @@ def run_attempt(
         client.report(error)
         raise
     finally:
+        group.close()
         client.close()
 
 
@@ -464,6 +494,7 @@ def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
         wire_format=plan.wire_format,
         overlap=plan.overlap,
         keep_optimizer=plan.keeps,
+        relays=plan.relays or None,
         deadlines=plan.deadlines,
     )
 

@@ -30,7 +30,7 @@ from support.training.spark_jobs import (
     total,
 )
 
-from distkeras import Trainer
+from distkeras import Network, Trainer
 from distkeras.ps.errors import (
     BadValueError,
     EmptyDataError,
@@ -224,9 +224,11 @@ class TestInsideATask:
 
 
 class TestKilledWorkers:
-    @pytest.mark.parametrize(("rule", "window"), [("downpour", 3), ("averaging", 2)])
+    @pytest.mark.parametrize(
+        ("rule", "window", "relays"), [("downpour", 3, None), ("averaging", 2, None), ("downpour", 2, "host")]
+    )
     def test_a_killed_python_worker_is_replaced_and_nothing_counts_twice(
-        self, spark: SparkSession, tmp_path: Path, rule: str, window: int
+        self, spark: SparkSession, tmp_path: Path, rule: str, window: int, relays: str | None
     ) -> None:
         rows, epochs = 41, 2
         marker = tmp_path / "killed"
@@ -239,6 +241,7 @@ class TestKilledWorkers:
             num_workers=2,
             batch_size=BATCH,
             num_epoch=epochs,
+            network=Network(relays=relays),
         )
         model = trainer.train(counting_rows(spark, rows))
         assert marker.exists()

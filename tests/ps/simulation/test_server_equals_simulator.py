@@ -22,6 +22,7 @@ from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma
 from distkeras.ps.simulation.virtual_job import Trace
+from distkeras.ps.transport.group import Group
 from distkeras.ps.world.world import World
 
 WORKERS = 3
@@ -54,11 +55,19 @@ class ScheduledWorker:
     """A worker over a socket, in a thread of its own, that makes one exchange a turn."""
 
     def __init__(
-        self, running: Running, rule: Rule, worker: int, values: np.ndarray, gradient: Callable[..., Any], paused: Any
+        self,
+        running: Running,
+        rule: Rule,
+        worker: int,
+        values: np.ndarray,
+        gradient: Callable[..., Any],
+        paused: Any,
+        group: Group | None = None,
     ) -> None:
         self._answers = occupied_answers()
+        options: dict[str, Any] = {"deadlines": PATIENT, "group": group, "shared": group is not None}
         self.client, self._loop = toy_worker(
-            running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=PATIENT
+            running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, **options
         )
         self._worker, self._paused = worker, paused
         self._turns: queue.Queue[bool] = queue.Queue()
@@ -154,6 +163,35 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
             np.testing.assert_array_equal(running.driver.center().center, expected[clock])
         for paced in workers:
             paced.stop()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in center_rules().items() if kind().traits.sums])
+def test_groups_give_the_simulators_centers_to_the_bit(name: str) -> None:
+    rule, groups, schedule = make(name, window=2), [[0, 2], [1]], [0, 1, 1, 0, 0, 1]
+    start, gradient_of, simulated = job(rule)
+    trace = simulated(learning_rate=0.05, schedule=schedule, groups=groups)
+    paused: queue.Queue[int] = queue.Queue()
+    places = [Group(lambda: "127.0.0.1", f"host {worker % 2}", WORKERS) for worker in range(WORKERS)]
+    with Running(rule, workers=WORKERS, start=start, groups="host") as running:
+        workers = [
+            ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused, places[worker])
+            for worker in range(WORKERS)
+        ]
+        for _ in workers:
+            paused.get(timeout=WAIT)
+        clock = 0
+        for number in schedule:
+            for worker in groups[number]:
+                workers[worker].turn()
+            assert sorted(paused.get(timeout=WAIT) for _ in groups[number]) == groups[number]
+            clock += len(groups[number])
+            np.testing.assert_array_equal(running.driver.center().center, present(trace.centers)[clock - 1])
+        commits = running.driver.drain().commits.view(COMMIT)
+        assert commits["worker"].tolist() == trace.worker.tolist()
+        assert commits["staleness"].tolist() == trace.staleness.tolist() == [0, 0, 2, 0, 2, 2, 0, 0, 4]
+        for paced, place in zip(workers, places, strict=True):
+            paced.stop()
+            place.close()
 
 
 @pytest.mark.parametrize("patience_limit", [None, 1])

@@ -52,6 +52,8 @@ class Attempt:
             "rule": job.rule.name,
             "hyper_parameters": job.rule.config(),
             "worker": worker,
+            "workers": job.workers,
+            "groups": job.groups,
             "attempt": number,
             "size": job.size,
             "told": job.workers * job.batches,

@@ -55,6 +55,7 @@ class Job:
         size: elements of the model. A vector of `LARGE` is longer than the buffers of its socket.
         every: commits from one snapshot to the next; None: no snapshots.
         deadlines: of server and workers.
+        groups: how many groups the workers are in; None: each commits for itself.
     """
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
@@ -70,7 +71,9 @@ class Job:
         every: int | None = 2,
         deadlines: Deadlines = DEADLINES,
         tls: bool = False,
+        groups: int | None = None,
     ) -> None:
+        self.groups = groups
         self.rule, self.plan, self.deadlines, self.folder = rule, plan or Faults(), deadlines, folder
         self.workers, self.batches, self.epochs, self.size = workers, batches, epochs, size
         gc.collect()
@@ -82,6 +85,7 @@ class Job:
                 learning_rate=1.0 if rule.traits.gradient else None,
                 deadlines=deadlines,
                 checkpoint=None if every is None else Checkpoint(str(folder), every=every),
+                relays=groups,
             ),
             tls=tls,
         )

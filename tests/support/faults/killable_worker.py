@@ -22,6 +22,7 @@ from distkeras.ps.protocol.messages import Loop, Message, Welcome
 from distkeras.ps.transport import client as transport_client
 from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.group import Group
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker, work
 from distkeras.ps.world.streams import Stream
@@ -157,7 +158,10 @@ def main() -> None:
     rule = rules.make(settings["rule"], **settings["hyper_parameters"])
     where = settings["address"]
     address = Address(where["host"], where["port"], bytes.fromhex(where["key"]), where["certificate"])
-    client = WorkerClient(address, worker=worker, attempt=settings["attempt"], size=size, deadlines=deadlines)
+    group = None if settings["groups"] is None else Group(lambda: "127.0.0.1", "", settings["workers"])
+    client = WorkerClient(
+        address, worker=worker, attempt=settings["attempt"], size=size, deadlines=deadlines, group=group
+    )
     BreakpointChannel.breakpoints = breakpoints = Breakpoints(settings["breakpoints"], settings["order_timeout"])
     breakpoints.client = client
     vars(transport_client)["Channel"] = BreakpointChannel
@@ -190,6 +194,8 @@ def main() -> None:
     except DistkerasError as error:
         tell(error=f"{type(error).__name__}: {error}")
     else:
+        if group is not None:
+            group.close()
         moved = replicas[-1].explored()[: settings["told"]].tolist() if replicas else None
         tell(done=True, begun=len(replicas), moved=moved)
 

@@ -43,6 +43,7 @@ class Running:
         world: World = REAL,
         tables: Any = None,
         publish: bool = True,
+        groups: Any = None,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
@@ -55,6 +56,7 @@ class Running:
             deadlines=deadlines,
             authenticate_vectors=authenticate_vectors,
             tables=() if tables is None else tables.shapes,
+            relays=groups,
         )
         self.server = ParameterServer(settings, KEY, world=world)
         self.address = Address(*self.server.address, KEY)

@@ -212,9 +212,11 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
     wire_format: str = "float32",
     shared: bool = False,
     micro_batch: int = -1,
+    group: Any = None,
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
     """Return a real client, the answer to its joining, and how to begin with a toy replica: for `run_worker`."""
     options: dict[str, Any] = {"deadlines": deadlines, "wire_format": wire_format, "micro_batch": micro_batch}
+    options["group"] = group
     options["shared_parts"] = rule.traits.parts if shared else 0
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, **options)
 

@@ -1,0 +1,148 @@
+"""The commits of one group in one message: a sum of movements, and what it is the sum of.
+
+The workers of a host are a group. Each computes its window; the relay, which is one of them, adds the movements up and
+sends them as its own `Commit`, whose ``companions`` say for each of the others what its commit would have said.
+
+Rules:
+
+1. Terms are added up in the order of the workers' numbers, so a sum does not depend on who came first.
+2. A companion is named by its attempt and by the number of its connection to the server: a worker that has joined
+   again since can be in no sum of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, Commit
+from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.rules.base import Vector
+
+#: One row a companion; all columns have eight bytes.
+COMPANION = np.dtype(
+    [
+        *[(name, "<i8") for name in ("worker", "attempt", "connection", "sequence", "epoch", "first", "last")],
+        *[(name, "<i8") for name in ("epoch_end", "checksum")],
+        *[(name, "<f8") for name in ("learning_rate", "scale", "waited", "passed")],
+    ]
+)
+_WIDTH = COMPANION.itemsize // 8
+
+
+class Companion(NamedTuple):
+    """A worker whose movement is in the sum of another one's commit.
+
+    Args:
+        connection: number of the worker's connection to the server, as in its `Hello`.
+        commit: what it would have sent, without parts and moving statistics.
+    """
+
+    connection: int
+    commit: Commit
+
+
+def sum_of(vectors: Sequence[Vector], out: Vector) -> None:
+    """Write the sum of one vector or more, added up in their order, into ``out``, which is none of them."""
+    out[...] = vectors[0]
+    for vector in vectors[1:]:
+        out += vector
+
+
+def is_finite(commit: Commit) -> bool:
+    """Return whether there is no NaN or infinity in what ``commit`` would add to a sum."""
+    for part in (*commit.parts, commit.moving_statistics):
+        with np.errstate(over="ignore"):  # the squares of large numbers: then each of them is looked at
+            finite = bool(np.isfinite(np.dot(part, part)))
+        if not finite and not np.isfinite(part).all():
+            return False
+    return True
+
+
+def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) -> Commit:
+    """Return the commit of a whole group.
+
+    Args:
+        own: the relay's own commit.
+        others: those of the other workers, whole.
+        parts: memory for the sum; none of theirs.
+    """
+    if not others:
+        return replace(own, grouped=True)
+    commits = sorted([own, *(other.commit for other in others)], key=lambda commit: commit.worker)
+    for number, part in enumerate(parts):
+        sum_of([commit.parts[number] for commit in commits], part)
+    rows = [
+        (
+            *(commit.worker, commit.attempt, connection, commit.sequence, commit.epoch, commit.first, commit.last),
+            *(commit.epoch_end, commit.checksum, commit.learning_rate, commit.scale, commit.waited, commit.passed),
+        )
+        for connection, commit in others
+    ]
+    histories = [own.history, *(other.commit.history for other in others)]
+    return replace(
+        own,
+        parts=parts,
+        moving_statistics=_mean_statistics(commits),
+        history=np.concatenate(histories) if all(history.size for history in histories) else NO_ROWS,
+        grouped=True,
+        companions=np.array(rows, COMPANION).view(np.int64),
+    )
+
+
+def _mean_statistics(commits: Sequence[Commit]) -> Vector:
+    """Return the mean of the moving statistics, weighted by steps."""
+    if not commits[0].moving_statistics.size:
+        return NO_FLOATS
+    total = np.zeros_like(commits[0].moving_statistics)
+    for commit in commits:
+        total += commit.moving_statistics * np.float32(commit.steps)
+    total /= np.float32(sum(commit.steps for commit in commits))
+    return total
+
+
+def split(commit: Commit) -> tuple[Commit, list[Companion]]:
+    """Return the sender's own commit, with the whole payload, and its companions; each has its own history.
+
+    Raises:
+        RemoteProtocolError: the companions are no rows, or name a worker twice, or the history does not fit.
+    """
+    if not commit.companions.size:
+        return commit, []
+    if commit.companions.size % _WIDTH:
+        raise RemoteProtocolError(
+            f"`companions` must be rows of {_WIDTH} numbers. Received: {commit.companions.size} numbers",
+            worker=commit.worker,
+        )
+    rows: Ids = commit.companions.view(COMPANION)
+    steps = [commit.steps, *(rows["last"] - rows["first"] + 1).tolist()]
+    workers = [commit.worker, *rows["worker"].tolist()]
+    if len({*workers}) < len(workers) or min(steps) < 1 or len(commit.history) not in (0, sum(steps)):
+        raise RemoteProtocolError(
+            "a commit of a group must name each worker once, with steps, and have a row of history for each step. "
+            f"Received: workers {workers}, steps {steps}, {len(commit.history)} rows",
+            worker=commit.worker,
+        )
+    ends = np.cumsum(steps).tolist() if commit.history.size else [0] * len(steps)
+    companions = [
+        _companion(commit, dict(zip(COMPANION.names or (), row, strict=True)), commit.history[begin:end])
+        for row, begin, end in zip(rows.tolist(), ends, ends[1:], strict=False)
+    ]
+    return replace(commit, history=commit.history[: ends[0]]), companions
+
+
+def _companion(commit: Commit, values: dict[str, int | float], history: np.ndarray) -> Companion:
+    connection = int(values.pop("connection"))
+    values["epoch_end"] = bool(values["epoch_end"])
+    own = Commit(
+        wants_center=True,
+        parts=(),
+        history=history,
+        incarnation=commit.incarnation,
+        **values,  # type: ignore[arg-type]  # the columns are fields of their own kinds
+    )
+    return Companion(connection, own)

@@ -1,0 +1,116 @@
+"""The groups of a job: which workers are in one, and which of them is its relay.
+
+A worker announces itself before it pulls, and again whenever it has joined again. At the beginning of a job the answer
+waits until all workers have announced themselves, so that every group is complete; later it comes at once. The relay of
+a group stays the same as long as it holds its lease and no worker reports it lost; after that, the first worker to
+announce itself is the next one. A relay that is not one any more finds that out at its next commit, which is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import PartitionLease
+from distkeras.ps.errors import ConfigurationError, RelayLostError
+from distkeras.ps.protocol.messages import Announce, Members
+from distkeras.ps.server.rendezvous import Waiter
+from distkeras.ps.server.waiting import JobCondition
+from distkeras.ps.settings import ServerSettings
+
+
+class Groups:
+    """The groups of a job; its lock guards them.
+
+    Args:
+        settings: the server's.
+        changed: the job's lock.
+    """
+
+    def __init__(self, settings: ServerSettings, changed: JobCondition) -> None:
+        self._settings, self._changed = settings, changed
+        self._announced: dict[int, Announce] = {}
+        #: The relay of each group, by the group's name.
+        self._relays: dict[str, Announce] = {}
+        #: Groups that have had one.
+        self._formed: set[str] = set()
+
+    def announce(
+        self, peer: Waiter, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
+    ) -> Members:
+        """Return the sender's group, once it is complete; the caller holds the lock.
+
+        Raises:
+            LeaseLostError: another attempt has the lease now.
+            DeadlineError: the job begins, and a worker did not come.
+        """
+        require_lease()
+        worker, deadlines = message.worker, self._settings.deadlines
+        self._announced[worker] = message
+        for name, relay in [*self._relays.items()]:
+            if message.lost == _line(relay) or (relay.worker == worker and self._name(message) != name):
+                del self._relays[name]
+        self._changed.notify_all()
+        if not center.clock:
+            self._changed.require(
+                lambda: not center.scheduler.missing() or center.stopping is not None,
+                deadlines.gather,
+                peer.hung_up,
+                lambda: center.scheduler.awaited(worker),
+                worker,
+            )
+            self._changed.require(
+                lambda: not self._awaited(center) or center.stopping is not None,
+                deadlines.reply,
+                peer.hung_up,
+                lambda: f"workers {sorted(self._awaited(center))} to announce themselves to their groups",
+                worker,
+            )
+            require_lease()
+        return self._group_of(center, message)
+
+    def require_relay(self, worker: int) -> None:
+        """Raise a RelayLostError unless ``worker`` is the relay of its group."""
+        announced = self._announced.get(worker)
+        if announced is None or self._relays.get(self._name(announced)) is not announced:
+            raise RelayLostError("the commits of a group must come from its relay", worker=worker)
+
+    def _awaited(self, center: Center) -> set[int]:
+        """Return those that have data left and have not announced themselves, when nothing is committed yet."""
+        if center.clock:
+            return set()
+        finished = {worker for worker, lease in center.leases.items() if lease.finished}
+        return set(range(center.workers)) - self._announced.keys() - finished
+
+    def _name(self, announced: Announce) -> str:
+        """Return the name of a worker's group."""
+        groups = self._settings.relays
+        if isinstance(groups, int):
+            return str(announced.worker * groups // self._settings.workers)
+        return announced.node
+
+    def _group_of(self, center: Center, message: Announce) -> Members:
+        name = self._name(message)
+        members = {
+            worker: other
+            for worker, other in sorted(self._announced.items())
+            if self._name(other) == name and _holds(center, other)
+        }
+        if message.worker not in members:
+            raise ConfigurationError("a worker must hold its lease to be in a group", worker=message.worker)
+        relay = self._relays.get(name)
+        if relay is None or members.get(relay.worker) is not relay:
+            relay = self._relays[name] = message if name in self._formed else members[min(members)]
+            self._formed.add(name)
+        lines = [_line(relay), *(_line(other) for other in members.values() if other is not relay)]
+        return Members("\n".join(lines), 1, 0, self._settings.authenticate_vectors)
+
+
+def _line(announced: Announce) -> str:
+    return f"{announced.worker} {announced.host} {announced.port}"
+
+
+def _holds(center: Center, announced: Announce) -> bool:
+    """Return whether a worker is connected, with the lease of the attempt that has announced itself."""
+    lease = center.leases.get(announced.worker)
+    return lease is not None and lease.connected and lease.attempt == announced.attempt

@@ -1,0 +1,110 @@
+"""Where a worker accepts the connections of other workers, which prove the job's key and say who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from distkeras.ps.errors import DistkerasError
+from distkeras.ps.protocol.framing import Allocate, Connection, Limits
+from distkeras.ps.protocol.messages import Hello
+from distkeras.ps.transport.client import Channel
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.world.streams import Stream
+from distkeras.ps.world.world import REAL, World
+
+#: Connections that may be in their handshake at a time, in addition to those of the members.
+_STRANGERS = 64
+
+
+class MemberListener:
+    """A port, bound by the constructor, and a thread for each connection that comes there after `start`.
+
+    Args:
+        host: where others reach this worker.
+        key: the job's.
+        deadlines: of every wait.
+        world: time, threads and connections.
+    """
+
+    def __init__(self, host: str, key: bytes, deadlines: Deadlines, world: World = REAL) -> None:
+        self._key, self._deadlines, self._world = key, deadlines, world
+        self._lock = world.lock()
+        self._pending: set[Channel] = set()
+        self._closed = False
+        self._listener = world.listen(host, 0)
+        self.address = self._listener.address
+
+    def start(
+        self,
+        take: Callable[[Hello, Channel], bool],
+        *,
+        most: int,
+        limits: Limits,
+        whole: bool,
+        allocate: Callable[[], Allocate | None] = lambda: None,
+        read_ahead: bool = True,
+    ) -> None:
+        """Begin to accept.
+
+        Args:
+            take: called in the connection's own thread with the peer's `Hello`; returns whether the channel is the
+                callee's now. It is closed otherwise, and if an error of a connection is raised.
+            most: how many members may be there at a time.
+            limits, whole, read_ahead: of the connections.
+            allocate: makes what gives memory to the arrays of one connection.
+        """
+
+        def accept() -> None:
+            while True:
+                try:
+                    stream, _, _ = self._listener.accept()
+                except OSError:  # `close`; after any other one, who does not get in is missed by deadline
+                    return
+                connection = Connection(
+                    server=True,
+                    key=self._key,
+                    limits=limits,
+                    allocate=allocate(),
+                    token=self._world.token,
+                    whole=whole,
+                    read_ahead=read_ahead,
+                )
+                self._admit(stream, connection, take, most)
+
+        self._world.thread(accept, f"members-{self.address[1]}").start()
+
+    def _admit(self, stream: Stream, connection: Connection, take: Callable[[Hello, Channel], bool], most: int) -> None:
+        channel = Channel(stream, connection, frame=self._deadlines.frame, world=self._world)
+        with self._lock:
+            crowded = self._closed or len(self._pending) >= most + _STRANGERS
+            if not crowded:
+                self._pending.add(channel)
+        if crowded:
+            channel.close()
+        else:
+            self._world.thread(partial(self._meet, channel, take), "member-handshake").start()
+
+    def _meet(self, channel: Channel, take: Callable[[Hello, Channel], bool]) -> None:
+        """Let ``channel``'s peer prove the key and say who it is; one that does not is hung up on."""
+        taken = False
+        try:
+            channel.handshake(self._deadlines.handshake)
+            hello = channel.receive(self._deadlines.handshake, "a member's Hello")
+            taken = isinstance(hello, Hello) and take(hello, channel)
+        except (DistkerasError, OSError):
+            taken = False  # a stranger, or one whose connection broke: a member that is missing is found by its peers
+        finally:
+            with self._lock:
+                self._pending.discard(channel)
+            if not taken:
+                channel.close()
+
+    def close(self) -> None:
+        """Close the port, and hang up on all that `start` has not handed over; may be called again."""
+        with self._lock:
+            self._closed = True
+            pending = [*self._pending]
+        self._listener.close()
+        for channel in pending:
+            channel.hang_up()

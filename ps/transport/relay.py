@@ -1,0 +1,341 @@
+"""The two ends of a connection between the workers of one group: the relay's, and that of another worker.
+
+They speak as a server and a worker do: a `Hello`, with memory that the relay maps where it can; then a `Commit` a
+window, answered by the center once the sum is applied, or by `Parked`: the worker must join the server again, which
+says whether its commit is applied. A connection that breaks means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from distkeras.ps.errors import DistkerasError, RelayLostError
+from distkeras.ps.protocol.companions import Companion
+from distkeras.ps.protocol.framing import Allocate, EndOfStream, Limits
+from distkeras.ps.protocol.messages import CenterReply, Commit, Hello, Message, Parked, Welcome
+from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
+from distkeras.ps.transport.client import Channel, dial
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.member_listener import MemberListener
+from distkeras.ps.transport.sharing import map_slots, offer_slots
+from distkeras.ps.world.world import REAL, World
+
+#: Seconds after which a wait looks whether its peers are still there.
+_LIVENESS = 1.0
+#: Bytes of a commit or its reply in addition to vector and statistics: its history.
+_FRAME_ROOM = 16 * 1024 * 1024
+
+
+@dataclass(eq=False)
+class _Session:
+    """The connection of one worker at the relay; the relay's lock guards it."""
+
+    hello: Hello
+    channel: Channel
+    #: What it has handed over, until that is answered.
+    commit: Commit | None = None
+    answer: Message | None = None
+
+
+class Relay:
+    """The relay's end: collects the movements of a group, and hands the center down.
+
+    The constructor binds a port. A worker has one of these whether it is the relay or not: others that come early wait
+    until it leads.
+
+    Args:
+        host: where others reach this worker.
+        key: the job's.
+        hello: as this worker joins the server.
+        parts: vectors of a payload.
+        workers: of the job.
+        deadlines: of every wait.
+        world: time, threads and connections.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        key: bytes,
+        hello: Hello,
+        *,
+        parts: int,
+        workers: int,
+        deadlines: Deadlines,
+        world: World = REAL,
+    ) -> None:
+        self._hello, self._parts, self._workers = hello, parts, workers
+        self._deadlines, self._world = deadlines, world
+        self._changed = world.condition()
+        self._leads = self._closed = False
+        self._started = False
+        #: Whose movements the next sum waits for, and those who are connected.
+        self._expected: set[int] = set()
+        self._sessions: dict[int, _Session] = {}
+        self._listener = MemberListener(host, key, deadlines, world)
+        self.address = self._listener.address
+
+    def lead(self, members: Iterable[int], *, whole: bool) -> None:
+        """Be the relay of ``members``, other workers, from now on; ``whole``: tags cover the long vectors."""
+        with self._changed:
+            self._leads = True
+            self._expected = {*members, *self._sessions}
+            self._changed.notify_all()
+        if not self._started:
+            self._started = True
+            self._listener.start(
+                self._serve,
+                most=self._workers,
+                limits=_limits(self._hello, self._parts),
+                whole=whole,
+                allocate=self._memory,
+            )
+
+    def gather(self) -> list[Companion]:
+        """Wait for the movements of the others, and return those that came, in the order of their workers.
+
+        One that does not come within a lease is left out; when it comes, it is in the sum after that.
+        """
+        deadline = self._world.monotonic() + self._deadlines.lease
+        with self._changed:
+            while True:
+                self._forget_lost()
+                handed = {
+                    worker: one.commit for worker, one in sorted(self._sessions.items()) if one.commit is not None
+                }
+                left = deadline - self._world.monotonic()
+                if self._expected <= handed.keys() or left <= 0:
+                    break
+                self._changed.wait(min(left, _LIVENESS))
+            self._expected = set(handed)
+            return [
+                Companion(self._sessions[worker].hello.connection, commit)
+                for worker, commit in handed.items()
+                if self._sessions[worker].answer is None
+            ]
+
+    def answer(self, companions: Sequence[Companion], reply: CenterReply) -> None:
+        """Hand ``reply`` down to those in the sum, and return when all have it: its memory is the caller's again."""
+        with self._changed:
+            answered: list[tuple[_Session, Commit]] = []
+            for _, commit in companions:
+                session = self._sessions.get(commit.worker)
+                if session is not None and session.commit is commit:
+                    session.answer = replace(
+                        reply, sequence=commit.sequence, durable=0
+                    )  # that of its worker is not known
+                    answered.append((session, commit))
+            self._changed.notify_all()
+            deadline = self._world.monotonic() + self._deadlines.frame
+            while any(session.commit is commit for session, commit in answered):
+                left = deadline - self._world.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            late = [session for session, commit in answered if session.commit is commit]
+        for session in late:  # its thread fails, and writes nothing more
+            session.channel.close()
+
+    def end(self) -> None:
+        """Be the relay no more: all others join the server again."""
+        with self._changed:
+            self._leads = False
+            idle = [session for session in self._sessions.values() if session.commit is None]
+            for session in self._sessions.values():
+                session.answer = session.answer or Parked()
+            self._sessions = {}
+            self._expected = set()
+            self._changed.notify_all()
+        for session in idle:
+            session.channel.hang_up()
+
+    def close(self) -> None:
+        """Hang up on all, and close the port; may be called again."""
+        with self._changed:
+            self._closed = True
+        self.end()
+        self._listener.close()
+
+    def _serve(self, hello: Hello, channel: Channel) -> bool:
+        """Serve another worker of the group until its connection ends."""
+        own = self._hello
+        fits = (hello.size, hello.moving_statistics) == (own.size, own.moving_statistics)
+        if not fits or hello.worker == own.worker or not 0 <= hello.worker < self._workers:
+            return False
+        session = _Session(hello, channel)
+        if not self._enter(session):
+            return False
+        try:
+            slots = map_slots(hello, SlotSizes(own.size, self._parts), self._world)
+            channel.send(Welcome(0, 0, 0, 0, 0, 0, finished=False, shares=slots is not None))
+            channel.connection.share(slots)
+            while self._serve_one(session):
+                pass
+        finally:
+            with self._changed:
+                session.commit = session.answer = None
+                if self._sessions.get(hello.worker) is session:
+                    del self._sessions[hello.worker]
+                    self._expected.discard(hello.worker)
+                self._changed.notify_all()
+            channel.connection.share(None)
+        return False
+
+    def _enter(self, session: _Session) -> bool:
+        """Wait until this worker leads, as the server has answered both; return whether to serve the session."""
+        deadline = self._world.monotonic() + self._deadlines.handshake
+        with self._changed:
+            while not self._leads:
+                left = deadline - self._world.monotonic()
+                if left <= 0 or self._closed or session.channel.hung_up():
+                    return False
+                self._changed.wait(min(left, _LIVENESS))
+            former = self._sessions.get(session.hello.worker)
+            if former is not None and former.hello.connection > session.hello.connection:
+                return False
+            self._sessions[session.hello.worker] = session
+            self._expected.add(session.hello.worker)
+            self._changed.notify_all()
+        if former is not None:
+            former.channel.hang_up()
+        return True
+
+    def _serve_one(self, session: _Session) -> bool:
+        """Answer one commit; return False where the connection ends."""
+        message = session.channel.receive(self._deadlines.silence, "a movement of a worker of the group")
+        if not isinstance(message, Commit) or message.worker != session.hello.worker:
+            return False
+        deadline = self._world.monotonic() + self._deadlines.silence
+        with self._changed:
+            if self._sessions.get(message.worker) is session:
+                session.commit = message
+                self._expected.add(message.worker)
+                self._changed.notify_all()
+            else:
+                session.answer = Parked()
+            while session.answer is None:
+                left = deadline - self._world.monotonic()
+                if left <= 0 or self._sessions.get(message.worker) is not session:
+                    return False
+                self._changed.wait(min(left, _LIVENESS))
+            answer = session.answer
+        try:
+            session.channel.send(answer)
+        finally:
+            with self._changed:
+                session.commit = session.answer = None
+                self._changed.notify_all()
+        return not isinstance(answer, Parked)
+
+    def _forget_lost(self) -> None:
+        """Forget those that have hung up; the caller holds the lock."""
+        lost = [worker for worker, session in self._sessions.items() if session.channel.hung_up()]
+        for worker in lost:
+            del self._sessions[worker]
+            self._expected.discard(worker)
+
+    def _memory(self) -> Allocate:
+        """Return what gives memory to the arrays of one connection, the same for each payload."""
+        payload = np.empty(self._hello.size if self._parts == 1 else 0, np.float32)
+        reused = payload.size != self._hello.moving_statistics
+
+        def allocate(kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+            if kind is Commit and reused and (dtype, size) == (payload.dtype, payload.size):
+                return payload
+            return np.empty(size, dtype)
+
+        return allocate
+
+
+class RelayLink:
+    """The other end: a worker's connection to the relay of its group, which is authenticated with the job's key.
+
+    Args:
+        address: the relay's.
+        key: the job's.
+        hello: as this worker has joined the server.
+        parts: vectors of a payload.
+        shared: offer memory for the vectors.
+        allocate: gives memory to the arrays of replies.
+        deadlines: of every wait.
+        world: time, threads and connections.
+
+    Raises:
+        RelayLostError: the relay cannot be reached, or does not answer.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        hello: Hello,
+        *,
+        parts: int,
+        shared: bool,
+        allocate: Allocate,
+        deadlines: Deadlines,
+        world: World = REAL,
+    ) -> None:
+        self._deadlines = deadlines
+        #: Where payloads are, if the relay shares memory.
+        self.slots: SharedSlots | None = None
+        self._channel: Channel | None = None
+        offer = offer_slots(SlotSizes(hello.size, parts), world) if shared else None
+        memory, slots, token = offer or (None, None, "")
+        hello = replace(hello, memory="" if memory is None else memory.place, memory_token=token)
+        try:
+            self._channel = dial(address, key, deadlines, allocate=allocate, limits=_limits(hello, parts), world=world)
+            answer = self._exchange(hello)
+        except (DistkerasError, OSError) as error:
+            self.close()
+            raise _lost(error) from None
+        finally:
+            if memory is not None:
+                memory.hide()
+        if not isinstance(answer, Welcome):
+            self.close()
+            raise RelayLostError(f"the relay must welcome its worker. Received: {type(answer).__name__}")
+        if answer.shares:
+            self.slots = slots
+            self._channel.connection.share(slots)
+
+    def hand(self, commit: Commit) -> CenterReply | None:
+        """Hand a movement over, and return the center once it is applied; None: the worker must join again.
+
+        Raises:
+            RelayLostError: the relay is lost, or does not answer.
+        """
+        try:
+            answer = self._exchange(commit)
+        except (DistkerasError, OSError) as error:
+            raise _lost(error) from None
+        if isinstance(answer, Parked):
+            return None
+        if not isinstance(answer, CenterReply):
+            raise RelayLostError(f"the relay must send the center. Received: {type(answer).__name__}")
+        return answer
+
+    def _exchange(self, message: Message) -> Message:
+        assert self._channel is not None, "a link must be connected"
+        self._channel.send(message)
+        answer = self._channel.receive(self._deadlines.reply, f"the relay's answer to a {type(message).__name__}")
+        if isinstance(answer, EndOfStream):
+            raise RelayLostError("it hung up")
+        return answer
+
+    def close(self) -> None:
+        """Close the connection; may be called again."""
+        if self._channel is not None:
+            self._channel.close()
+
+
+def _limits(hello: Hello, parts: int) -> Limits:
+    return Limits(body=4 * (parts * hello.size + hello.moving_statistics) + _FRAME_ROOM)
+
+
+def _lost(error: Exception) -> RelayLostError:
+    text = error.message if isinstance(error, DistkerasError) else str(error)
+    return RelayLostError(f"the relay of the worker's group is lost: {text}")

@@ -1,0 +1,153 @@
+"""The commit of a group at the center: for all of its workers or for none, with the staleness of the stalest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ps.center_commits import center_of, commit_of, joined, send
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.errors import LeaseLostError, LedgerError, RelayLostError, RemoteProtocolError
+from distkeras.ps.protocol.companions import Companion, is_finite, join, split
+from distkeras.ps.protocol.messages import Commit
+
+SIZE = 3
+
+
+def group_commit(center: Center, commits: Sequence[Commit]) -> None:
+    """As a server does: what the relay, which is the first, joins is split and applied, and the center handed down."""
+    total = (np.empty(SIZE, np.float32),)
+    own, companions = split(join(commits[0], [Companion(0, other) for other in commits[1:]], total))
+    others = [companion.commit for companion in companions]
+    parts = [center.pool.adopt(part.copy()) for part in own.parts]
+    assert center.commit(own, parts, companions=others)
+    center.release_companions(others, center.release(own.worker, own.attempt))
+
+
+def center_with(workers: int = 3, name: str = "dynsgd", **options: Any) -> Center:
+    center = center_of(name, workers=workers, hyper={"window": 2}, **options)
+    for worker in range(workers):
+        joined(center, worker)
+    return center
+
+
+def test_all_are_in_the_ledger_in_their_order_and_the_clock_counts_each() -> None:
+    center = center_with()
+    group_commit(center, [commit_of(2, value=4.0, last=1), commit_of(0, value=1.0), commit_of(1, value=2.0)])
+    np.testing.assert_array_equal(center.current.array, [7.0] * SIZE)
+    rows = center.log.commits()
+    assert rows[["worker", "clock", "staleness", "steps", "bytes"]].tolist() == [
+        (0, 0, 0, 1, 0),
+        (1, 1, 0, 1, 0),
+        (2, 2, 0, 2, 4 * SIZE),  # the relay's
+    ]
+    assert center.clock == 3
+    assert [(lease.sequence, lease.batch, lease.released) for lease in center.leases.values()] == [
+        (1, 1, 3),
+        (1, 1, 3),
+        (1, 2, 3),
+    ]
+    assert center.log.read().lengths.tolist() == [1, 1, 2]
+
+
+def test_the_staleness_is_that_of_the_stalest_worker() -> None:
+    center = center_with()
+    group_commit(center, [commit_of(0), commit_of(1)])
+    send(center, commit_of(2))  # staleness 2: a third of 1
+    np.testing.assert_allclose(center.current.array, 2 + 1 / 3)
+    center.release(2, 0)
+    send(center, commit_of(2, sequence=2, first=1, last=1))  # 0: all of it
+    # Worker 0 has pulled since, worker 1 has not: both are two commits stale.
+    center.release(0, 0)
+    before = center.current.array.copy()
+    group_commit(center, [commit_of(0, sequence=2, first=1, last=1), commit_of(1, sequence=2, first=1, last=1)])
+    np.testing.assert_allclose(center.current.array - before, 2 / 3, rtol=1e-6)
+    assert center.log.commits()["staleness"].tolist() == [0, 0, 2, 0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (commit_of(1), RelayLostError),  # it is applied already
+        (commit_of(1, sequence=3, first=2, last=2), RemoteProtocolError),
+        (commit_of(1, sequence=2, first=0, last=1), LedgerError),
+        (commit_of(1, attempt=1, sequence=2, first=1, last=1), LeaseLostError),
+        (commit_of(1, sequence=2, first=1, last=1, incarnation=2), RemoteProtocolError),
+    ],
+)
+def test_one_that_may_not_be_there_keeps_all_out(wrong: Commit, error: type[Exception]) -> None:
+    center = center_with()
+    group_commit(center, [commit_of(0), commit_of(1)])
+    before = center.current.array.copy()
+    # What a relay joins has one incarnation, so these are given to the center as they are.
+    with pytest.raises(error):
+        center.commit(commit_of(0, sequence=2, first=1, last=1), [center.pool.take()], companions=[wrong])
+    np.testing.assert_array_equal(center.current.array, before)
+    assert (center.clock, len(center.log)) == (2, 2)
+    assert [lease.sequence for lease in center.leases.values()] == [1, 1, 0]
+
+
+def test_moving_statistics_are_the_mean_over_all_steps() -> None:
+    center = center_with(name="downpour", moving_statistics=np.zeros(1))
+    own = commit_of(0, last=2, moving_statistics=np.full(1, 1.0, np.float32))
+    other = commit_of(1, moving_statistics=np.full(1, 5.0, np.float32))
+    group_commit(center, [own, other])
+    np.testing.assert_allclose(center.moving_statistics, 2.0)
+    send(center, commit_of(2, moving_statistics=np.full(1, 7.0, np.float32)))
+    np.testing.assert_allclose(center.moving_statistics, 3.0)  # one step of five
+
+
+def test_the_sum_does_not_depend_on_the_relay() -> None:
+    random = np.random.default_rng(0)
+    commits = [commit_of(worker, last=worker) for worker in range(4)]
+    vectors = [random.normal(size=SIZE).astype(np.float32) * 10.0**worker for worker in range(4)]
+    for commit, vector in zip(commits, vectors, strict=True):
+        vars(commit)["parts"] = (vector,)
+    sums = []
+    for relay in range(4):
+        out = (np.empty(SIZE, np.float32),)
+        others = [Companion(relay, commit) for commit in commits if commit.worker != relay]
+        sums.append(join(commits[relay], others, out).parts[0])
+    for total in sums[1:]:
+        np.testing.assert_array_equal(total, sums[0])
+
+
+def test_what_is_joined_can_be_split() -> None:
+    own, other = commit_of(3, last=1, checksum=-7), commit_of(1, attempt=1 << 40, sequence=9, epoch=2, epoch_end=True)
+    other.history[...] = 5.0
+    whole = join(own, [Companion(17, other)], (np.empty(SIZE, np.float32),))
+    assert whole.grouped
+    assert len(whole.history) == 3
+    back, ((connection, companion),) = split(whole)
+    assert connection == 17
+    names = ("worker", "attempt", "sequence", "epoch", "first", "last", "epoch_end", "checksum", "learning_rate")
+    for name in names:
+        assert getattr(companion, name) == getattr(other, name)
+        assert getattr(back, name) == getattr(own, name)
+    np.testing.assert_array_equal(companion.history, other.history)
+    assert len(back.history) == 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda whole: {"companions": whole.companions[:-1].copy()},
+        lambda whole: {"worker": 1},
+        lambda whole: {"history": whole.history[:-1]},
+    ],
+)
+def test_companions_that_make_no_sense_are_refused(spoil: Any) -> None:
+    whole = join(commit_of(0), [Companion(1, commit_of(1))], (np.empty(SIZE, np.float32),))
+    vars(whole).update(spoil(whole))
+    with pytest.raises(RemoteProtocolError, match=r"a group|`companions`"):
+        split(whole)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_found(value: float) -> None:
+    assert is_finite(commit_of(value=3e38))
+    assert not is_finite(commit_of(value=value))
+    assert not is_finite(commit_of(moving_statistics=np.full(1, value, np.float32)))

@@ -1,0 +1,193 @@
+"""Groups of workers: one commit a round, the simulator's numbers, and each mini-batch once after any death."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.patience import PATIENT, brief, patience
+from support.ps.running_server import Running
+from support.ps.toy_model import toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import RelayLostError, RemoteProtocolError
+from distkeras.ps.protocol.companions import Companion, join
+from distkeras.ps.protocol.messages import Announce, CenterReply, Commit, CommitRecord, Members, Pull
+from distkeras.ps.rules import make
+from distkeras.ps.transport.group import Group
+from distkeras.ps.worker.loop import run_worker
+
+pytestmark = pytest.mark.timeout(60)
+
+SIZE = 2003
+
+
+class GroupedWorker(threading.Thread):
+    """A worker in a thread of its own, and its error if it fails."""
+
+    def __init__(self, running: Running, worker: int, values: Sequence[Any], *, node: str = "", **options: Any) -> None:
+        super().__init__(daemon=True)
+        self.error: Exception | None = None
+        self.group = Group(lambda: "127.0.0.1", node, options.pop("workers"), shared=options.get("shared", False))
+        self._running, self._worker, self._values, self._options = running, worker, values, options
+
+    def run(self) -> None:
+        try:
+            client, welcome, begin = toy_client(
+                self._running.address,
+                self._running.rule,
+                self._values,
+                worker=self._worker,
+                size=SIZE,
+                deadlines=self._running.deadlines,
+                group=self.group,
+                **self._options,
+            )
+            run_worker(client, welcome, begin)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+        finally:
+            self.group.close()
+
+
+def values_of(workers: int, batches: int) -> list[list[np.ndarray]]:
+    random = np.random.default_rng(7)
+    return [[random.normal(size=SIZE).astype(np.float32) for _ in range(batches)] for _ in range(workers)]
+
+
+def trained(
+    rule: str, groups: Any, data: list[list[np.ndarray]], nodes: Sequence[str] = (), **options: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    workers = len(data)
+    options = dict(options)
+    settings = {"groups": groups, "max_skipped": options.pop("max_skipped", 0)}
+    with Running(make(rule, window=2), workers=workers, size=SIZE, **settings) as running:
+        threads = [
+            GroupedWorker(running, worker, values, node=nodes[worker] if nodes else "", workers=workers, **options)
+            for worker, values in enumerate(data)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patience(20))
+            assert not thread.is_alive()
+        assert [thread.error for thread in threads] == [None] * workers
+        assert running.server.fault is None
+        return running.driver.center().center.copy(), running.driver.drain().commits.view(COMMIT)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_round_is_one_commit_and_each_mini_batch_counts_once(shared: bool) -> None:
+    data = values_of(4, 5)
+    center, commits = trained("downpour", 2, data, shared=shared)
+    total = sum(np.sum(values, axis=0, dtype=np.float64) for values in data)
+    np.testing.assert_allclose(center, -0.1 * total, atol=1e-5)
+    assert np.count_nonzero(commits["bytes"]) == 6  # of two groups, three windows each
+    assert commits["clock"].tolist() == [*range(12)]
+    for worker in range(4):
+        own = commits[commits["worker"] == worker]
+        assert own[["sequence", "first_batch", "last_batch"]].tolist() == [(1, 0, 1), (2, 2, 3), (3, 4, 4)]
+
+
+def test_one_group_ends_with_the_same_bits_in_any_order() -> None:
+    data = values_of(3, 4)
+    one, _ = trained("dynsgd", "host", data)
+    other, _ = trained("dynsgd", 1, data, nodes=("a", "b", "c"), shared=True)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_workers_whose_data_ends_earlier_leave_the_others_to_go_on() -> None:
+    """The first relay is the first to leave."""
+    data = [own[: 2 * (worker + 1)] for worker, own in enumerate(values_of(3, 6))]
+    center, commits = trained("downpour", 1, data)
+    total = sum(np.sum(values, axis=0, dtype=np.float64) for values in data)
+    np.testing.assert_allclose(center, -0.1 * total, atol=1e-5)
+    assert [int((commits["worker"] == worker).sum()) for worker in range(3)] == [1, 2, 3]
+
+
+def test_a_nan_is_its_workers_alone() -> None:
+    data = values_of(3, 6)
+    data[1][2][5] = np.nan
+    center, commits = trained("downpour", 1, data, max_skipped=1)
+    assert np.isfinite(center).all()
+    skipped = commits[commits["skipped"] == 1]
+    assert skipped[["worker", "first_batch", "last_batch"]].tolist() == [(1, 2, 3)]
+    for worker in range(3):
+        own = commits[commits["worker"] == worker]
+        assert own["first_batch"].tolist() == [0, 2, 4]
+
+
+def test_a_worker_that_has_joined_again_is_in_no_sum_of_before() -> None:
+    """A relay that stood still sends what its worker has taken back."""
+    with Running(make("downpour", window=1), workers=2, size=3, groups=1) as running:
+        clients = [running.client(worker, size=3) for worker in (0, 1)]
+        with contextlib.closing(clients[0]), contextlib.closing(clients[1]):
+            for client in clients:
+                client.join()
+            for client in clients:
+                client.request(Pull(client.worker, 0, 1), CenterReply)
+            relay, other = clients
+            announcements = [Announce(client.worker, 0, 1, "127.0.0.1", 1 + client.worker, "") for client in clients]
+            with ThreadPoolExecutor(2) as pool:  # each waits for the other one
+                members = [
+                    *pool.map(lambda pair: pair[0].request(pair[1], Members), zip(clients, announcements, strict=True))
+                ]
+            assert {answer.places for answer in members} == {"0 127.0.0.1 1\n1 127.0.0.1 2"}
+            own, companion = commit_of(0), commit_of(1)
+            whole = join(own, [Companion(other.hello.connection, companion)], (np.empty(3, np.float32),))
+            other.rejoin()
+            with pytest.raises(RelayLostError, match="a sum must be of workers with leases"):
+                relay.request(whole, CenterReply)
+            assert running.driver.observe(-1, 0.0).clock == 0
+            other.request(Pull(1, 0, 1), CenterReply)
+            again = join(own, [Companion(other.hello.connection, companion)], (np.empty(3, np.float32),))
+            assert relay.request(again, CenterReply).clock == 2
+            with pytest.raises(RelayLostError, match="must come from its relay"):
+                other.request(replace(commit_of(1, sequence=2), grouped=True), CenterReply)
+
+
+def test_a_job_without_groups_takes_no_sum() -> None:
+    with (
+        Running(make("downpour", window=1), workers=1, size=3) as running,
+        contextlib.closing(running.client(size=3)) as client,
+    ):
+        client.join()
+        client.pull()
+        with pytest.raises(RemoteProtocolError, match="a job without groups"):
+            client.request(replace(commit_of(0), grouped=True), CenterReply)
+
+
+def test_a_relay_that_keeps_silent_is_followed_by_another_one() -> None:
+    """It accepts connections, and nothing more: its workers report it lost, and one of them is the relay."""
+    data = values_of(3, 4)
+    deadlines = replace(PATIENT, handshake=brief(1), lease=brief(1))
+    with Running(make("downpour", window=2), workers=3, size=SIZE, groups=1, deadlines=deadlines) as running:
+        silent = running.client(0, size=SIZE)
+        workers = [GroupedWorker(running, worker, data[worker], workers=3) for worker in (1, 2)]
+        with contextlib.closing(silent), socket.create_server(("127.0.0.1", 0)) as port:
+            silent.join()
+            for worker in workers:
+                worker.start()
+            number = int(port.getsockname()[1])
+            places = silent.request(Announce(0, 0, 1, "127.0.0.1", number, ""), Members, patience(20)).places
+            assert places.startswith(f"0 127.0.0.1 {number}")
+            for worker in workers:
+                worker.join(patience(20))
+                assert not worker.is_alive()
+                assert worker.error is None
+        commits = running.driver.drain().commits.view(COMMIT)
+        assert sorted(commits["worker"].tolist()) == [1, 1, 2, 2]
+
+
+def commit_of(worker: int, sequence: int = 1) -> Commit:
+    """A worker's commit of one mini-batch."""
+    record = CommitRecord(0, sequence - 1, sequence - 1, False, True, 0.1, 1.0, (np.ones(3, np.float32),))
+    return Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)
