@@ -47,6 +47,7 @@ def any_message() -> st.SearchStrategy[Message]:
         tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
         tuple[messages.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
         tuple[Ids, ...]: st.lists(arrays("<i8"), max_size=2).map(tuple),
+        Ids: arrays("<i8"),
     }
     kinds = [st.builds(kind, **{name: strategies[hint] for name, hint in fields_of(kind).items()}) for kind in MESSAGES]
     return st.one_of(kinds)
