@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 import typing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -73,8 +75,14 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         required = option.default is dataclasses.MISSING
         default = None if required else option.default
         text += "" if default is None else " (default: %(default)s)"
-        kind = next(kind for kind in (int, float, str) if kind in kinds)
+        kind: Callable[[str], Any] = next(kind for kind in (int, float, str) if kind in kinds)
+        if {int, str} <= {*kinds}:
+            kind = _number_or_text
         command.add_argument(flag, type=kind, required=required, default=default, help=text)
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def request_from(arguments: argparse.Namespace) -> StartRequest:

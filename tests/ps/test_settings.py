@@ -160,14 +160,23 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         authenticate_vectors=True,
     )
     assert settings == expected
-    # Every field that has a flag is tried above.
+    # Every field that has a flag is tried above, and relays, which go with none of these bounds, below.
     defaults = ServerSettings(make("adag", window=3), workers=4)
     same = {
         option.name
         for option in dataclasses.fields(settings)
         if getattr(settings, option.name) == getattr(defaults, option.name)
     }
-    assert same == {"rule", "workers", "learning_rate", "deadlines", "tables"}
+    assert same == {"rule", "workers", "learning_rate", "deadlines", "tables", "relays"}
+
+
+@pytest.mark.parametrize("relays", ["host", 2])
+def test_relays_are_a_word_or_a_number_on_the_command_line(tmp_path: Path, relays: str | int) -> None:
+    (tmp_path / "key").write_text(KEY.hex())
+    words = ["serve", "--rule", "agn", "--workers", "4", "--relays", str(relays)]
+    request = request_from(parser().parse_args([*words, "--key-file", str(tmp_path / "key")]))
+    assert request.settings == ServerSettings(make("agn"), workers=4, relays=relays)
+    assert ServerSettings.from_json(request.settings.to_json()) == request.settings
 
 
 def test_the_command_line_stands_without_docstrings() -> None:
