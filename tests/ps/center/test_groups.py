@@ -13,6 +13,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.errors import LeaseLostError, LedgerError, RelayLostError, RemoteProtocolError
 from distkeras.ps.protocol.companions import Companion, is_finite, join, split
 from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.rules import center_rules
 
 SIZE = 3
 
@@ -66,6 +67,21 @@ def test_the_staleness_is_that_of_the_stalest_worker() -> None:
     group_commit(center, [commit_of(0, sequence=2, first=1, last=1), commit_of(1, sequence=2, first=1, last=1)])
     np.testing.assert_allclose(center.current.array - before, 2 / 3, rtol=1e-6)
     assert center.log.commits()["staleness"].tolist() == [0, 0, 2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in center_rules().items() if kind().traits.sums])
+def test_a_sum_moves_the_center_as_its_movements_would(name: str) -> None:
+    """From one version, with the staleness of all: `Traits.sums`."""
+
+    def moved(*values: float) -> np.ndarray:
+        center = center_with(workers=4, name=name)
+        for worker in (2, 3):  # what makes the others stale
+            send(center, commit_of(worker, value=0.5))
+        before = center.current.array.copy()
+        group_commit(center, [commit_of(worker, value=value) for worker, value in enumerate(values)])
+        return center.current.array - before
+
+    np.testing.assert_allclose(moved(1.0, 3.0), moved(1.0) + moved(3.0), rtol=1e-6, atol=1e-6)  # of a float32 near 4
 
 
 @pytest.mark.parametrize(

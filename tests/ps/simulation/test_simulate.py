@@ -299,3 +299,17 @@ def test_bad_arguments_are_refused(change: dict[str, Any], text: str) -> None:
 def test_a_start_that_is_no_vector_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="one flat vector"):
         simulate("asgd", np.ones((2, 2)), quadratic_gradient, workers=1, learning_rate=0.1, schedule=[0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ("downpour", {"groups": [[0], [0, 1]], "schedule": [0]}, "`groups` must have each of 2 workers once"),
+        ("downpour", {"groups": [[0]], "schedule": [0]}, "`groups` must have each of 2 workers once"),
+        ("aeasgd", {"groups": [[0, 1]], "schedule": [0]}, "a rule whose movements add up"),
+        ("downpour", {"groups": [[0, 1]], "schedule": [1]}, r"`schedule` must have numbers in \[0, 1\)"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(rule: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        simulate(rule, np.ones(2), quadratic_gradient, workers=2, learning_rate=0.1, **options)
