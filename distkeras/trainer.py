@@ -498,7 +498,7 @@ class Trainer(JobResults):
         setup = TrainingSetup(
             replica.metric_names,
             plan.build_replica,
-            partial(self._read_rows, replica.model),
+            partial(self._read_rows, plan),
             outcome.facts,
             outcome.events,
             options,
@@ -618,10 +618,11 @@ class Trainer(JobResults):
         loss, *others = ((name, float(np.average(last[name].to_numpy(), weights=samples))) for name in records.metrics)
         return TrainedGroup((), int(samples.sum()), 0.0, loss[1], tuple(others), weights=weights_of(model))
 
-    def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch:
-        """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""
+    def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
+        """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""
+        plan.require_all_tables()
         require_dataframe("df", df, stream=False)
-        spec = data_spec(model, df.schema, **self.settings.data_arguments)
+        spec = data_spec(plan.replica.model, df.schema, **self.settings.data_arguments)
         return validation_rows(df, spec, count_max)
 
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:

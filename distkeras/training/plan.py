@@ -131,13 +131,17 @@ class JobPlan:
         Raises:
             ConfigurationError: the driver does not have all tables.
         """
+        self.require_all_tables()
+        return KerasReplica(self.recipe.build(self.model_file), self.cut.order)
+
+    def require_all_tables(self) -> None:
+        """Raise ConfigurationError unless the driver has all tables, as a callback needs that evaluates the center."""
         if self.cut.partial:
             raise ConfigurationError(
                 "a callback that evaluates the center, or takes a copy of the model, must not be given for a model "
                 f"with a WideEmbedding: the rows of {self.cut.partial[0][1].name!r} stay at the server. Evaluate the "
                 "model that comes back"
             )
-        return KerasReplica(self.recipe.build(self.model_file), self.cut.order)
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:
         """Return the center as the server has it now, in the order of `replica`."""

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.training.spark_jobs import step_callback_layer
 
 from distkeras import EarlyStopping, KerasEstimator, KerasModel, Network, Trainer
-from distkeras.callbacks import Callback
+from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.keras_model.stored_rows import load_rows
 from distkeras.layers import WideEmbedding, hashed_ids
 from distkeras.ps.errors import BadValueError, ConfigurationError
@@ -254,7 +254,14 @@ class TestErrors:
             model.fit(inputs_of(df), np.zeros(70), verbose=0)
 
     def test_a_callback_that_evaluates(self, spark: SparkSession, tmp_path: Path) -> None:
+        begun = []
+
+        class Next(Callback):
+            def on_begin(self, setup: TrainingSetup) -> None:
+                begun.append(setup)
+
         df = ratings(spark)
-        stop: Callback = EarlyStopping(df, every_commits=1)
+        callbacks: list[Callback] = [EarlyStopping(df, every_commits=1), Next()]
         with pytest.raises(ConfigurationError, match="a callback that evaluates the center"):
-            trainer(scored(wide(tmp_path))).train(df, callbacks=[stop])
+            trainer(scored(wide(tmp_path))).train(df, callbacks=callbacks)
+        assert not begun  # the error is from before any work
