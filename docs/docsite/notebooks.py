@@ -18,6 +18,7 @@ SHOWN = {
     "losing_executors": "an executor and the parameter server are killed while training; the tables show the effects",
     "fine_tuning_images": "PNG files, a frozen convolutional network, and a new head",
     "models_by_shop": "forty shops, a small model for each, and its loss next to the best possible one",
+    "learning_and_scoring": "one stream trains and publishes versions, another is scored with them; workers are killed",
 }
 
 _HEAD = """# Notebooks
