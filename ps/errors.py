@@ -25,7 +25,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages|python3?\.\d+t?|pyspark)[/\\]|\.zip[/\\]|^<frozen"
     r"|[/\\]distkeras[/\\](?:"
     r"(?:analysis|commands|compat|dashboard|data|groups|job_server|keras_model|ml|ps|results|spark|training|transformers)[/\\]"
-    r"|(?:__(?:init|main)__|callbacks|evaluators|flags|job_deployment|keras_callbacks|mlflow_logger|predictors"
+    r"|(?:__(?:init|main)__|callbacks|evaluators|flags|job_deployment|keras_callbacks|layers|mlflow_logger|predictors"
     r"|prometheus|settings"
     r"|trainers?|utils)\.py$)"
 )

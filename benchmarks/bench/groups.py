@@ -1,10 +1,11 @@
-"""A model for each of many small groups, compared with `keras.Model.fit` in `applyInPandas`."""
+"""A model for each of many small groups, compared with `keras.Model.fit` in `applyInPandas` and with a loop of jobs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from bench.workload import WORKERS, session
 SECTION = "groups"
 #: Rows of a group, numbers of a row, rows of a mini-batch, epochs; the model has 161 numbers.
 ROWS, FEATURES, BATCH, EPOCHS = 200, 8, 32, 5
+#: Jobs of the loop, the first of which is not timed.
+JOBS = 6
 OPTIMIZER = {"class_name": "Adam", "config": {"learning_rate": 1e-2}}
 
 
@@ -35,10 +38,10 @@ def _rows(count: int) -> pd.DataFrame:
 
 
 @contextmanager
-def _small_groups(count: int) -> Iterator[Case]:
+def _small_groups(count: int) -> Iterator[list[Case]]:
     import keras
 
-    from distkeras import Trainer
+    from distkeras import Monitoring, Trainer
 
     # Spark takes functions of this function to the executors by value, where this module is not.
     def network() -> Any:
@@ -70,6 +73,7 @@ def _small_groups(count: int) -> Iterator[Case]:
             num_workers=WORKERS,
             batch_size=BATCH,
             num_epoch=EPOCHS,
+            monitoring=Monitoring(progress=False),
         )
 
         def ours() -> float:
@@ -84,7 +88,15 @@ def _small_groups(count: int) -> Iterator[Case]:
             result.write.format("noop").mode("overwrite").save()
             return count / (time.perf_counter() - began)
 
-        yield Case(
+        def loop_of_jobs() -> float:
+            seconds = []
+            for shop in range(JOBS):
+                began = time.perf_counter()
+                trainer.train(df.where(df.shop == shop))
+                seconds.append(time.perf_counter() - began)
+            return (JOBS - 1) / sum(seconds[1:])
+
+        case = Case(
             SECTION,
             f"{count} groups of {ROWS} rows",
             "groups/s",
@@ -95,3 +107,5 @@ def _small_groups(count: int) -> Iterator[Case]:
             once=True,
             note="naive: keras.fit in applyInPandas; both with the start of the workers",
         )
+        note = f"naive: `train` on the rows of one group after another, {JOBS - 1} of them, warm"
+        yield [case, replace(case, name=f"{case.name}, and a loop of jobs", naive=loop_of_jobs, note=note)]

@@ -37,7 +37,7 @@ class Sharing(logging.Handler):
         self.said.append(record.getMessage())
 
 
-log = logging.getLogger("distkeras.ps.server.sharing")
+log = logging.getLogger("distkeras.ps.transport.sharing")
 log.setLevel(logging.INFO)
 log.addHandler(Sharing())
 

@@ -44,7 +44,7 @@ def test_these_rules_have_the_trait() -> None:
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_a_rule_by_rows_keeps_nothing_else(name: str) -> None:
     """What the center or the worker would have to keep, or know, of rows that no commit names."""
-    allowed = {"rows", "gradient", "grows", "overlaps", "refuses", "plain_sgd"}
+    allowed = {"rows", "gradient", "grows", "overlaps", "refuses", "plain_sgd", "sums"}
     traits = rules.make(name).traits
     for field in dataclasses.fields(Traits):
         if field.name not in allowed:
