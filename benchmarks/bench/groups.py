@@ -108,4 +108,5 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
             note="naive: keras.fit in applyInPandas; both with the start of the workers",
         )
         note = f"naive: `train` on the rows of one group after another, {JOBS - 1} of them, warm"
-        yield [case, replace(case, name=f"{case.name}, and a loop of jobs", naive=loop_of_jobs, note=note)]
+        loop = replace(case, name=f"{case.name}, and a loop of jobs", naive=loop_of_jobs, target_naive=None, note=note)
+        yield [case, loop]

@@ -40,7 +40,7 @@ def _rates(rates: tuple[float, ...], count: int) -> Iterator[Case]:
         df, validation = _frames(spark, count, Path(folder))
         search = _Search(df, validation, rates)
         search.run(pruned=True, seed=0)  # warm
-        seeds = iter(range(1, 1000))  # of the order of the rates: another one in each round
+        seeds = iter(range(1, 1000))  # of the order of the rates: another one in each turn
         yield Case(
             SECTION,
             _name(rates),
@@ -49,6 +49,8 @@ def _rates(rates: tuple[float, ...], count: int) -> Iterator[Case]:
             None,
             lambda: search.run(pruned=False, seed=0),
             target_naive=2.0,
+            turns=3,
+            once=True,
             note=search.note,
         )
 
@@ -83,7 +85,8 @@ class _Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruners = optuna.pruners
-        pruner = pruners.SuccessiveHalvingPruner(reduction_factor=4) if pruned else pruners.NopPruner()
+        # After each epoch: whether the trial is among the best quarter of those that came so far.
+        pruner = pruners.PercentilePruner(25.0, n_startup_trials=1) if pruned else pruners.NopPruner()
         study = optuna.create_study(direction="maximize", pruner=pruner)
         for rate in np.random.default_rng(seed).permutation(self._rates).tolist():
             study.enqueue_trial({"rate": rate})
