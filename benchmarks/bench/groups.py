@@ -37,11 +37,37 @@ def _rows(count: int) -> pd.DataFrame:
     return pd.DataFrame({"shop": shop, "features": x.tolist(), "label": label})
 
 
-@contextmanager
-def _small_groups(count: int) -> Iterator[list[Case]]:
+def _trainer(network: Any) -> Any:
     import keras
 
     from distkeras import Monitoring, Trainer
+
+    return Trainer(
+        network,
+        "agn",
+        worker_optimizer=keras.optimizers.get(OPTIMIZER),
+        loss="binary_crossentropy",
+        metrics=["accuracy"],
+        num_workers=WORKERS,
+        batch_size=BATCH,
+        num_epoch=EPOCHS,
+        monitoring=Monitoring(progress=False),
+    )
+
+
+def _loop_of_jobs(trainer: Any, df: Any) -> float:
+    """Train on one group after another; return groups a second, without the first one."""
+    seconds = []
+    for shop in range(JOBS):
+        began = time.perf_counter()
+        trainer.train(df.where(df.shop == shop))
+        seconds.append(time.perf_counter() - began)
+    return (JOBS - 1) / sum(seconds[1:])
+
+
+@contextmanager
+def _small_groups(count: int) -> Iterator[list[Case]]:
+    import keras
 
     # Spark takes functions of this function to the executors by value, where this module is not.
     def network() -> Any:
@@ -64,17 +90,7 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
         df = spark.createDataFrame(_rows(count), "shop long, features array<float>, label long")
         df = df.repartition(WORKERS).cache()
         df.count()
-        trainer = Trainer(
-            network(),
-            "agn",
-            worker_optimizer=keras.optimizers.get(OPTIMIZER),
-            loss="binary_crossentropy",
-            metrics=["accuracy"],
-            num_workers=WORKERS,
-            batch_size=BATCH,
-            num_epoch=EPOCHS,
-            monitoring=Monitoring(progress=False),
-        )
+        trainer = _trainer(network())
 
         def ours() -> float:
             began = time.perf_counter()
@@ -88,14 +104,6 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
             result.write.format("noop").mode("overwrite").save()
             return count / (time.perf_counter() - began)
 
-        def loop_of_jobs() -> float:
-            seconds = []
-            for shop in range(JOBS):
-                began = time.perf_counter()
-                trainer.train(df.where(df.shop == shop))
-                seconds.append(time.perf_counter() - began)
-            return (JOBS - 1) / sum(seconds[1:])
-
         case = Case(
             SECTION,
             f"{count} groups of {ROWS} rows",
@@ -108,5 +116,11 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
             note="naive: keras.fit in applyInPandas; both with the start of the workers",
         )
         note = f"naive: `train` on the rows of one group after another, {JOBS - 1} of them, warm"
-        loop = replace(case, name=f"{case.name}, and a loop of jobs", naive=loop_of_jobs, target_naive=None, note=note)
+        loop = replace(
+            case,
+            name=f"{case.name}, and a loop of jobs",
+            naive=partial(_loop_of_jobs, trainer, df),
+            target_naive=None,
+            note=note,
+        )
         yield [case, loop]
