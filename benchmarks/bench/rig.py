@@ -20,7 +20,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.group import Group
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 
 #: Mini-batches behind a commit, each with a row of history: timestamp, samples, loss and a metric.
@@ -70,7 +70,7 @@ class WorkerExchange:
             metrics=metrics,
             wire_format=wire_format,
             shared_parts=int(shared),
-            group=None if group is None else Group(lambda: "127.0.0.1", "", group),
+            group=None if group is None else RelayGroup(lambda: "127.0.0.1", "", group),
         )
         self._client.join()  # not yet a pull, which waits for all others where the rule needs them
         self._parts = self._client.payload(1)

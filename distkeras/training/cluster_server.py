@@ -20,7 +20,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.spark.actions import SparkAction
 from distkeras.spark.cluster import is_stopped
 from distkeras.spark.failures import named_error
-from distkeras.training.relay import RelayClient, Search, search
+from distkeras.training.remote_requests import RemoteClient, Search, search
 from distkeras.training.server_task import LOGGED, OUTPUT, REPORT, ServerTask
 from distkeras.training.supervisor import RestartLimit, Supervisor
 
@@ -63,7 +63,7 @@ class ClusterServer:
         self.news_seconds = NEWS_SECONDS
         #: Whether a request is under way that is worth a restart of the server.
         self._insists = False
-        self._driver = RelayClient(self._session, self.address, self._deadlines, self._look_while_asking)
+        self._driver = RemoteClient(self._session, self.address, self._deadlines, self._look_while_asking)
         self._end_reason: str | None = None
         self._end_sent_at = 0.0
         self._action: SparkAction | None = None
@@ -203,9 +203,9 @@ class ClusterServer:
         assert self._action is not None, "the server must have been started"
         return self._action
 
-    def connect(self) -> RelayClient:
+    def connect(self) -> RemoteClient:
         """Return another connection of the driver's."""
-        return RelayClient(self._session, self.address, self._deadlines)
+        return RemoteClient(self._session, self.address, self._deadlines)
 
     def alive(self) -> bool:
         """Return whether the server's task runs, or is to be run again."""

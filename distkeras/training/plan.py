@@ -138,9 +138,9 @@ class JobPlan:
         """Raise ConfigurationError unless the driver has all tables, as a callback needs that evaluates the center."""
         if self.cut.partial:
             raise ConfigurationError(
-                "a callback that evaluates the center, or takes a copy of the model, must not be given for a model "
-                f"with a WideEmbedding: the rows of {self.cut.partial[0][1].name!r} stay at the server. Evaluate the "
-                "model that comes back"
+                "a callback that evaluates or restores the center, or takes a copy of the model, must not be given "
+                f"for a model with a WideEmbedding: the rows of {self.cut.partial[0][1].name!r} stay at the server. "
+                "Evaluate the model that comes back"
             )
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:

@@ -90,7 +90,10 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
         center = server.ask(lambda driver: _collect(driver, plan, outcome))
     outcome.stopped = job.stopped
     _require_complete(plan, outcome, rows)
-    job.callbacks.end(center).load(plan.replica)
+    chosen = job.callbacks.end(center)
+    if chosen is not center:  # the weights of another moment, to which the tables must belong as well
+        plan.require_all_tables()
+    chosen.load(plan.replica)
     finished = time.monotonic()
     outcome.timings = {
         "start": spark_began - began,

@@ -44,8 +44,8 @@ from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.group import Group
 from distkeras.ps.transport.members import MemberLinks, Membership
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import MemberReplica
 from distkeras.ps.worker.loop import AutoWindow, ended_loop, run_worker, work
@@ -129,9 +129,9 @@ class _TaskAttempt:
         settings = task.settings
         self._task = task
         #: The worker's place among the workers of its host, if a relay sends their commits.
-        self._group: Group | None = None
+        self._group: RelayGroup | None = None
         if settings.relays is not None:
-            self._group = Group(
+            self._group = RelayGroup(
                 lambda: members_host(task.address.locate()[0]),
                 node_name(),
                 settings.workers,

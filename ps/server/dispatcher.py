@@ -80,8 +80,8 @@ from distkeras.ps.protocol.messages import (
 from distkeras.ps.protocol.shared_slots import SlotSizes
 from distkeras.ps.protocol.tables import Ids, block_bytes
 from distkeras.ps.server.connections import LeaseConnections, Peer
-from distkeras.ps.server.groups import Groups
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
+from distkeras.ps.server.relay_groups import RelayGroups
 from distkeras.ps.server.rendezvous import Rendezvous
 from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows
 from distkeras.ps.server.waiting import JobCondition
@@ -266,7 +266,7 @@ class Dispatcher:
         self.states = StateMemory(settings.workers, world)
         #: The published rows of the tables, until the center is made with them.
         self._rows = TableRequests(settings.tables, self.changed)
-        self._groups, self._rendezvous = Groups(settings, self.changed), Rendezvous(settings, self.changed)
+        self._groups, self._rendezvous = RelayGroups(settings, self.changed), Rendezvous(settings, self.changed)
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,

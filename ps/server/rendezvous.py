@@ -8,6 +8,7 @@ from typing import Protocol
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, MemberLostError
+from distkeras.ps.protocol.member_places import line_of
 from distkeras.ps.protocol.messages import Announce, Members
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.server.waiting import JobCondition
@@ -122,5 +123,5 @@ def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: b
             f"number. Received: {sizes}"
         )
     ranks = [worker for members in by_node.values() for worker in members]
-    places = [f"{worker} {announced[worker].host} {announced[worker].port}" for worker in ranks]
+    places = [line_of(announced[worker]) for worker in ranks]
     return Members("\n".join(places), len(by_node), max(one.batches for one in announced.values()), whole)

@@ -27,6 +27,7 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
 )
 from distkeras.ps.protocol.framing import EndOfStream, Limits
+from distkeras.ps.protocol.member_places import places_of
 from distkeras.ps.protocol.messages import Hello, Members, Message, PeerLoss, PeerVector
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import total_of
@@ -73,19 +74,15 @@ class Membership:
     @classmethod
     def of(cls, message: Members, worker: int) -> Membership:
         """Return what ``message`` says to ``worker``; raise a RemoteProtocolError if it makes no sense."""
-        try:
-            rows = [line.split(" ") for line in message.places.split("\n")]
-            places = tuple((int(number), host, int(port)) for number, host, port in rows)
-            rank = [number for number, _, _ in places].index(worker)
-        except ValueError:
-            raise RemoteProtocolError(
-                f"members must be worker, host and port, a line each. Received: {message.places!r}", worker=worker
-            ) from None
+        places = places_of(message, worker)
+        numbers = [number for number, _, _ in places]
+        if worker not in numbers:
+            raise RemoteProtocolError(f"members must include the worker. Received: {message.places!r}", worker=worker)
         if not 1 <= message.nodes <= len(places) or len(places) % message.nodes:
             raise RemoteProtocolError(
                 f"members must be spread evenly. Received: {len(places)} on {message.nodes} nodes", worker=worker
             )
-        return cls(places, message.nodes, rank, message.batches, message.whole)
+        return cls(places, message.nodes, numbers.index(worker), message.batches, message.whole)
 
     @property
     def devices(self) -> int:

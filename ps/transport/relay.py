@@ -124,9 +124,8 @@ class Relay:
             for _, commit in companions:
                 session = self._sessions.get(commit.worker)
                 if session is not None and session.commit is commit:
-                    session.answer = replace(
-                        reply, sequence=commit.sequence, durable=0
-                    )  # that of its worker is not known
+                    # The relay does not know which of the other workers' commits are in a snapshot.
+                    session.answer = replace(reply, sequence=commit.sequence, durable=0)
                     answered.append((session, commit))
             self._changed.notify_all()
             deadline = self._world.monotonic() + self._deadlines.frame

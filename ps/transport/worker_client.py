@@ -51,7 +51,7 @@ from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
-from distkeras.ps.transport.group import COMMITTED, Group
+from distkeras.ps.transport.relay_group import COMMITTED, RelayGroup
 from distkeras.ps.transport.sharing import offer_slots
 from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import REAL, Lock, World
@@ -260,7 +260,7 @@ class WorkerClient(Client):
         tables: Sequence[TableShape] = (),
         shared_parts: int = 0,
         micro_batch: int = -1,
-        group: Group | None = None,
+        group: RelayGroup | None = None,
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from keras import layers
 
 from distkeras.keras_model import mapped_tables
@@ -72,6 +74,34 @@ def test_the_numbers_are_those_of_the_whole_model(tmp_path: Path) -> None:
     for rows in (1, 8):
         inputs = inputs_of(draw, rows)
         assert_same(parts.outputs(inputs), model.predict_on_batch(inputs))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedModel]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped_tables, "LEAST_BYTES", 4 * ROWS * 3)
+        model = two_towers()
+        return model, mapped(model, tmp_path_factory.mktemp("tables"))
+
+
+IDS = st.integers(-ROWS, ROWS - 1)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(IDS, IDS, IDS, IDS, st.integers(-(1 << 62), 1 << 62)), min_size=1, max_size=4))
+def test_drawn_rows_have_the_numbers_of_the_whole_model(
+    both: tuple[keras.Model, MappedModel], rows: list[tuple[int, ...]]
+) -> None:
+    """Repeated ids, those that Keras counts from the end, and the first and last row among them."""
+    drawn = np.array(rows, np.int64)
+    inputs: list[np.ndarray] = [
+        drawn[:, :1].astype(np.int32),
+        drawn[:, 1:4].astype(np.int32),
+        drawn[:, [4, 0]],
+        drawn[:, 1:3].astype(np.float32),
+    ]
+    model, parts = both
+    assert_same(parts.outputs(inputs), model.predict_on_batch(inputs))
 
 
 def test_a_sequential_model_of_ids_that_are_floats(tmp_path: Path) -> None:

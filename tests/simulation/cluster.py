@@ -27,7 +27,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import Thread
 from distkeras.training import cluster_server
 from distkeras.training.cluster_server import ClusterServer
-from distkeras.training.relay import RemoteRequest, Search
+from distkeras.training.remote_requests import RemoteRequest, Search
 from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
 from simulation.scheduler import Process, Scheduler, Task
 from simulation.world import Surroundings, VirtualWorld
@@ -217,8 +217,8 @@ class VirtualAction:
             self._scheduler.kill(self._process)
 
 
-class VirtualRelay(DriverClient):
-    """The driver's connection, of tasks that carry one request each: `RelayClient`.
+class VirtualRemoteClient(DriverClient):
+    """The driver's connection, of tasks that carry one request each: `RemoteClient`.
 
     Args:
         surroundings: of the run.
@@ -239,7 +239,7 @@ class VirtualRelay(DriverClient):
         self._surroundings, self._look = surroundings, look
 
     def exchange(self, message: Message, timeout: float) -> Message:
-        """See `RelayClient`."""
+        """See `RemoteClient`."""
         assert isinstance(self.world, VirtualWorld)
         assert isinstance(self.address, AnnouncedAddress)
         request = RemoteRequest(self.address, self.deadlines, b"".join(encode(message)), timeout)
@@ -288,7 +288,7 @@ class VirtualClusterServer(ClusterServer):
         self._driver = self._connect(self._look_while_asking)
 
     def _connect(self, look: Callable[[], None]) -> Any:
-        return VirtualRelay(self._surroundings, self.address, self._deadlines, self._world, look)
+        return VirtualRemoteClient(self._surroundings, self.address, self._deadlines, self._world, look)
 
     def connect(self) -> Any:
         """See `ClusterServer`."""

@@ -36,8 +36,8 @@ from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.group import Group
 from distkeras.ps.transport.relay import RelayLink
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
@@ -188,11 +188,11 @@ class WatchedClient(WorkerClient):
         return delivered
 
 
-class WatchedGroup(Group):
+class WatchedGroup(RelayGroup):
     """Writes down what it hands over, and what it is handed."""
 
     def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
-        """See `Group`."""
+        """See `RelayGroup`."""
         assert isinstance(client, WatchedClient)
         client.write_down(commit)
         return super().send(client, commit)

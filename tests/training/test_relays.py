@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,12 @@ def test_what_does_not_fit_the_job_is_refused_before_work_starts(
     trainer = Trainer(linear_model(), "downpour", network=Network(**network), **{"num_workers": 2, **options})
     with pytest.raises(ConfigurationError, match=message):
         trainer.train(partitions(spark, 2))
+
+
+def test_a_stream_is_refused_before_work_starts(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    stream = spark.readStream.schema(partitions(spark, 2).schema).parquet(str(tmp_path / "in"))
+    trainer = Trainer(linear_model(), "downpour", network=Network(relays="host"), num_workers=2)
+    with pytest.raises(ConfigurationError, match="`df` must not be a stream"):
+        trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.training.spark_jobs import step_callback_layer
 
 from distkeras import EarlyStopping, KerasEstimator, KerasModel, Network, Trainer
-from distkeras.callbacks import Callback, TrainingSetup
+from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
 from distkeras.keras_model.stored_rows import load_rows
 from distkeras.layers import WideEmbedding, hashed_ids
 from distkeras.ps.errors import BadValueError, ConfigurationError
@@ -262,6 +262,15 @@ class TestErrors:
 
         df = ratings(spark)
         callbacks: list[Callback] = [EarlyStopping(df, every_commits=1), Next()]
-        with pytest.raises(ConfigurationError, match="a callback that evaluates the center"):
+        with pytest.raises(ConfigurationError, match="a callback that evaluates or restores the center"):
             trainer(scored(wide(tmp_path))).train(df, callbacks=callbacks)
         assert not begun  # the error is from before any work
+
+    def test_a_callback_that_restores_weights_of_another_moment(self, spark: SparkSession, tmp_path: Path) -> None:
+        class First(Callback):
+            def on_end(self, context: CallbackContext) -> None:
+                weights = context.center
+                context.restore(CenterWeights(0, np.zeros_like(weights.vector), weights.moving_statistics))
+
+        with pytest.raises(ConfigurationError, match="a callback that evaluates or restores the center"):
+            trainer(scored(wide(tmp_path))).train(ratings(spark), callbacks=[First(every_commits=1)])

@@ -22,7 +22,7 @@ from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma
 from distkeras.ps.simulation.virtual_job import Trace
-from distkeras.ps.transport.group import Group
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.world.world import World
 
 WORKERS = 3
@@ -62,7 +62,7 @@ class ScheduledWorker:
         values: np.ndarray,
         gradient: Callable[..., Any],
         paused: Any,
-        group: Group | None = None,
+        group: RelayGroup | None = None,
     ) -> None:
         self._answers = occupied_answers()
         options: dict[str, Any] = {"deadlines": PATIENT, "group": group, "shared": group is not None}
@@ -171,7 +171,7 @@ def test_groups_give_the_simulators_centers_to_the_bit(name: str) -> None:
     start, gradient_of, simulated = job(rule)
     trace = simulated(learning_rate=0.05, schedule=schedule, groups=groups)
     paused: queue.Queue[int] = queue.Queue()
-    places = [Group(lambda: "127.0.0.1", f"host {worker % 2}", WORKERS) for worker in range(WORKERS)]
+    places = [RelayGroup(lambda: "127.0.0.1", f"host {worker % 2}", WORKERS) for worker in range(WORKERS)]
     with Running(rule, workers=WORKERS, start=start, groups="host") as running:
         workers = [
             ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused, places[worker])

@@ -22,7 +22,7 @@ from distkeras.ps.protocol.messages import Loop, Message, Welcome
 from distkeras.ps.transport import client as transport_client
 from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.group import Group
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker, work
 from distkeras.ps.world.streams import Stream
@@ -158,7 +158,7 @@ def main() -> None:
     rule = rules.make(settings["rule"], **settings["hyper_parameters"])
     where = settings["address"]
     address = Address(where["host"], where["port"], bytes.fromhex(where["key"]), where["certificate"])
-    group = None if settings["groups"] is None else Group(lambda: "127.0.0.1", "", settings["workers"])
+    group = None if settings["groups"] is None else RelayGroup(lambda: "127.0.0.1", "", settings["workers"])
     client = WorkerClient(
         address, worker=worker, attempt=settings["attempt"], size=size, deadlines=deadlines, group=group
     )

@@ -21,7 +21,7 @@ from distkeras.ps.errors import RelayLostError, RemoteProtocolError
 from distkeras.ps.protocol.companions import Companion, join
 from distkeras.ps.protocol.messages import Announce, CenterReply, Commit, CommitRecord, Members, Pull
 from distkeras.ps.rules import make
-from distkeras.ps.transport.group import Group
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.worker.loop import run_worker
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +35,7 @@ class GroupedWorker(threading.Thread):
     def __init__(self, running: Running, worker: int, values: Sequence[Any], *, node: str = "", **options: Any) -> None:
         super().__init__(daemon=True)
         self.error: Exception | None = None
-        self.group = Group(lambda: "127.0.0.1", node, options.pop("workers"), shared=options.get("shared", False))
+        self.group = RelayGroup(lambda: "127.0.0.1", node, options.pop("workers"), shared=options.get("shared", False))
         self._running, self._worker, self._values, self._options = running, worker, values, options
 
     def run(self) -> None:

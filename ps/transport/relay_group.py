@@ -3,8 +3,8 @@
 Every worker keeps a connection of its own to the server, for its lease, its heartbeats and its pulls; what it computes
 goes to the relay of its group. The protocol, which is that of one worker with a detour:
 
-* **Place.** Before it pulls, a worker announces itself (`server.groups`) and learns who its relay is. It connects to
-  it, or leads.
+* **Place.** Before it pulls, a worker announces itself (`server.relay_groups`) and learns who its relay is. It connects
+  to it, or leads.
 * **Computing.** A death has no consequence for the others: the relay does not wait for one whose connection has ended.
 * **Handed over.** The relay waits for all workers that are connected, for a lease at most, adds up what it has in the
   order of the workers, and sends one commit. The server applies it for all in it or for none: each must hold its lease,
@@ -27,8 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from distkeras.ps.errors import RelayLostError, RemoteProtocolError
+from distkeras.ps.errors import RelayLostError
 from distkeras.ps.protocol.companions import is_finite, join
+from distkeras.ps.protocol.member_places import places_of
 from distkeras.ps.protocol.messages import Ack, Announce, CenterReply, Commit, Members
 from distkeras.ps.transport.relay import Relay, RelayLink
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from distkeras.ps.transport.worker_client import WorkerClient
 
 
-class Group:
+class RelayGroup:
     """A worker's place in its group; for the thread of its `WorkerClient`, but for `close`.
 
     Args:
@@ -72,19 +73,12 @@ class Group:
         message = Announce(hello.worker, hello.attempt, client.incarnation, *relay.address, self._node, lost=self._lost)
         members = client.request(message, Members, timeout)
         self._lost = ""
-        place, *others = members.places.split("\n")
-        try:
-            worker, host, port = place.split(" ")
-            numbers = [int(line.split(" ")[0]) for line in others]
-            leads, address = int(worker) == hello.worker, (host, int(port))
-        except ValueError:
-            raise RemoteProtocolError(
-                f"members must be worker, host and port, a line each. Received: {members.places!r}", worker=hello.worker
-            ) from None
-        if leads:
-            relay.lead(numbers, whole=members.whole)
+        (leader, host, port), *others = places_of(members, hello.worker)
+        place = members.places.partition("\n")[0]
+        if leader == hello.worker:
+            relay.lead([number for number, _, _ in others], whole=members.whole)
         else:
-            self._connect(client, place, address)
+            self._connect(client, place, (host, port))
         self._place = place
 
     def _own_relay(self, client: WorkerClient) -> Relay:

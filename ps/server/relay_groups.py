@@ -13,13 +13,14 @@ from collections.abc import Callable
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, RelayLostError
+from distkeras.ps.protocol.member_places import line_of
 from distkeras.ps.protocol.messages import Announce, Members
 from distkeras.ps.server.rendezvous import Waiter
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 
 
-class Groups:
+class RelayGroups:
     """The groups of a job; its lock guards them.
 
     Args:
@@ -48,7 +49,7 @@ class Groups:
         worker, deadlines = message.worker, self._settings.deadlines
         self._announced[worker] = message
         for name, relay in [*self._relays.items()]:
-            if message.lost == _line(relay) or (relay.worker == worker and self._name(message) != name):
+            if message.lost == line_of(relay) or (relay.worker == worker and self._name(message) != name):
                 del self._relays[name]
         self._changed.notify_all()
         if not center.clock:
@@ -102,12 +103,8 @@ class Groups:
         if relay is None or members.get(relay.worker) is not relay:
             relay = self._relays[name] = message if name in self._formed else members[min(members)]
             self._formed.add(name)
-        lines = [_line(relay), *(_line(other) for other in members.values() if other is not relay)]
+        lines = [line_of(relay), *(line_of(other) for other in members.values() if other is not relay)]
         return Members("\n".join(lines), 1, 0, self._settings.authenticate_vectors)
-
-
-def _line(announced: Announce) -> str:
-    return f"{announced.worker} {announced.host} {announced.port}"
 
 
 def _holds(center: Center, announced: Announce) -> bool:

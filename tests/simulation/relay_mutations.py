@@ -12,8 +12,8 @@ from distkeras.ps.errors import RelayLostError
 from distkeras.ps.protocol import companions
 from distkeras.ps.protocol.messages import CenterReply, Commit, Pull
 from distkeras.ps.protocol.tables import NO_IDS
-from distkeras.ps.transport import group
-from distkeras.ps.transport.group import Group
+from distkeras.ps.transport import relay_group
+from distkeras.ps.transport.relay_group import RelayGroup
 from simulation.planting import Patch, mutation
 
 
@@ -25,15 +25,15 @@ def _a_sum_counts_for_its_sender_alone() -> list[Patch]:
     def alone(own: Commit, others: Any, parts: Any) -> Commit:
         return replace(join(own, others, parts), history=own.history, companions=NO_IDS)
 
-    return [(group, "join", alone)]
+    return [(relay_group, "join", alone)]
 
 
 @mutation
 def _a_lost_relay_has_done_its_work() -> list[Patch]:
     """A worker whose relay is lost takes its movement for applied."""
-    hand = Group._hand  # noqa: SLF001 - a fault within
+    hand = RelayGroup._hand  # noqa: SLF001 - a fault within
 
-    def trusting(self: Group, client: Any, commit: Commit, link: Any) -> CenterReply:
+    def trusting(self: RelayGroup, client: Any, commit: Commit, link: Any) -> CenterReply:
         try:
             return hand(self, client, commit, link)
         except RelayLostError:
@@ -41,7 +41,7 @@ def _a_lost_relay_has_done_its_work() -> list[Patch]:
             reply: CenterReply = client.request(Pull(client.worker, client.attempt, client.incarnation), CenterReply)
             return reply
 
-    return [(Group, "_hand", trusting)]
+    return [(RelayGroup, "_hand", trusting)]
 
 
 @mutation

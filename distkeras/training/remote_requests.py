@@ -159,7 +159,7 @@ def search(session: SparkSession, task: Search, tasks: int) -> SparkAction:
     return SparkAction(session, lambda: map_in_arrow(rows, task.run, _FOUND).collect(), "distkeras-search")
 
 
-class RelayClient(DriverClient):
+class RemoteClient(DriverClient):
     """The driver's connection, in which Spark jobs carry the requests.
 
     Args:
@@ -198,7 +198,7 @@ class RelayClient(DriverClient):
     def _run(self, remote_request: RemoteRequest) -> list[Row]:
         one = self._session.range(0, 1, 1, 1)
         collect = map_in_arrow(one, remote_request.run, _PIECES).collect
-        action = self._action = SparkAction(self._session, collect, "distkeras-relay")
+        action = self._action = SparkAction(self._session, collect, "distkeras-request")
         patience = 2 * remote_request.timeout + self.deadlines.reply
         try:
             deadline = time.monotonic() + patience
