@@ -323,7 +323,7 @@ class DOWNPOUR(AsynchronousDistributedTrainer):
 
 
 class AGN(AsynchronousDistributedTrainer):
-    """`Trainer` under `rules.agn.AGN`: what dist-keras called ``ADAG``, with its window of 12."""
+    """`Trainer` under `rules.downpour.AGN`: what dist-keras called ``ADAG``, with its window of 12."""
 
     rule_name = "agn"
     default_window = 12
@@ -349,21 +349,21 @@ class ADAG(AsynchronousDistributedTrainer):
 
 
 class DynSGD(AsynchronousDistributedTrainer):
-    """`Trainer` under `rules.dynsgd.DynSGD`. The window is 5, as in dist-keras."""
+    """`Trainer` under `rules.downpour.DynSGD`. The window is 5, as in dist-keras."""
 
     rule_name = "dynsgd"
     positional = _DISTRIBUTED | _WINDOW | _LAST
 
 
 class EASGD(AsynchronousDistributedTrainer):
-    """`Trainer` under `rules.easgd.EASGD`, synchronous: ``rho``, ``learning_rate``, ``early_stopping``."""
+    """`Trainer` under `rules.elastic.EASGD`, synchronous: ``rho``, ``learning_rate``, ``early_stopping``."""
 
     rule_name = "easgd"
     positional = _DISTRIBUTED | _WINDOW | _LAST
 
 
 class AEASGD(AsynchronousDistributedTrainer):
-    """`Trainer` under `rules.aeasgd.AEASGD`: ``rho``, and ``learning_rate`` of the elastic move.
+    """`Trainer` under `rules.elastic.AEASGD`: ``rho``, and ``learning_rate`` of the elastic move.
 
     The worker optimizer may be any, and has a learning rate of its own.
     """
@@ -373,7 +373,7 @@ class AEASGD(AsynchronousDistributedTrainer):
 
 
 class EAMSGD(AsynchronousDistributedTrainer):
-    """`Trainer` under `rules.eamsgd.EAMSGD`: ``rho``, ``learning_rate``, ``momentum``.
+    """`Trainer` under `rules.elastic.EAMSGD`: ``rho``, ``learning_rate``, ``momentum``.
 
     The rule takes its local steps itself, so a worker optimizer can only be plain SGD. The name of another one, which
     dist-keras took, becomes ``SGD(learning_rate)``, with a warning.
@@ -395,7 +395,7 @@ class EAMSGD(AsynchronousDistributedTrainer):
 
 
 class AveragingTrainer(Trainer):
-    """`Trainer` under `rules.averaging.ModelAveraging`: the workers' mean, after every epoch by default."""
+    """`Trainer` under `rules.outer.ModelAveraging`: the workers' mean, after every epoch by default."""
 
     rule_name = "averaging"
     positional = _COMPILATION | _COLUMNS | {"num_epoch": 1, "batch_size": 32, "num_workers": 2, "loss_weights": None}

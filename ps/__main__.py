@@ -141,7 +141,7 @@ def _send_report(report: StartReport) -> None:
 def _request_of(link: DriverLink) -> StartRequest:
     line = link.line()
     if line is None:
-        raise ServerLostError("a driver must say what to serve. Received: its end")
+        raise ServerLostError("the driver ended before it had sent the request to start a server")
     return StartRequest.from_json(line)
 
 

@@ -61,5 +61,5 @@ class _Absent(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname == _NOT_NEEDED and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError("executors draw no pictures", name=fullname)
+            raise ModuleNotFoundError(f"{fullname} is not imported on executors, which draw no plots", name=fullname)
         return None

@@ -344,7 +344,9 @@ class StreamTraining:
         """Train on a micro-batch; the function for ``foreachBatch``."""
         with self._turn:
             if self._stopping.is_set():
-                raise JobStoppedError("the stream is being stopped, and this micro-batch comes again")
+                raise JobStoppedError(
+                    "the stream is stopping; Spark sends this micro-batch again when the stream is started again"
+                )
             handed_over = time.monotonic()
             try:
                 self._train_micro_batch(df, number, handed_over)

@@ -332,7 +332,10 @@ class _TaskAttempt:
             self._source = stack.enter_context(source)
         elif start != self._next:
             if not self._task.spec.rewindable:
-                raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=self._client.worker)
+                raise LeaseLostError(
+                    "this attempt cannot go back to an earlier mini-batch, because its rows are not kept",
+                    worker=self._client.worker,
+                )
             self._source.rewind(start, checksum)
         return self._source
 

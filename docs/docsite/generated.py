@@ -78,8 +78,9 @@ def rules() -> str:
 
     lines = ["| rule | paper | when to use it |", "|---|---|---|"]
     for name, when in RULES.items():
-        info = all_rules()[name].info
-        lines.append(f"| [`{name}`](ps/rules/{name}.py) | {info.paper} | {when} |")
+        rule = all_rules()[name]
+        file = rule.__module__.removeprefix("distkeras.").replace(".", "/")
+        lines.append(f"| [`{name}`]({file}.py) | {rule.info.paper} | {when} |")
     return "\n".join(lines)
 
 

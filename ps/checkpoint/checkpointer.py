@@ -208,7 +208,9 @@ class Checkpointer:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         if self._thread.is_alive():
-            raise DeadlineError(f"waited {timeout} s for thread {self._thread.name} to end")
+            raise DeadlineError(
+                f"waited {timeout:g} s for the last snapshot to be written (thread {self._thread.name})"
+            )
 
     def _run(self) -> None:
         backoff: Backoff | None = None

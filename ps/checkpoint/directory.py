@@ -351,8 +351,8 @@ class SnapshotDirectory:
         epoch = self._ownership.own_epoch(names)
         if epoch:
             raise OwnershipLostError(
-                f"another attempt at this job's server has claimed {self._store.uri!r} with epoch {epoch}, since this "
-                "one looked for claims and found none."
+                f"another attempt at this job's server has claimed {self._store.uri!r} with epoch {epoch}, after this "
+                "attempt had found no claim there"
             )
 
     def _eligible(self, names: list[Name], fresh: bool, epoch: int) -> list[Name]:

@@ -121,7 +121,7 @@ class Ownership:
     def claim(self) -> Claim:
         """The claim, once it is written."""
         if self._claim is None:
-            raise LocalProtocolError("a checkpoint directory must be claimed first. Received: a question for the claim")
+            raise LocalProtocolError("the checkpoint's directory must be claimed before its claim is read")
         return self._claim
 
     def write(
@@ -199,7 +199,7 @@ class Ownership:
             self.lost_to_own_job = highest.token == self._token
             raise OwnershipLostError(
                 f"the server with claim {own} has lost {self._store.uri!r} to claim {highest} of "
-                f"{self._owner_text(highest)}, which goes on with the job"
+                f"{self._owner_text(highest)}, which continues the job"
             )
 
     def _header(self, claim: Claim) -> Mapping[str, Any]:
@@ -290,5 +290,5 @@ def find(uri: str, world: World = REAL) -> dict[str, Any]:
     if owner is None:
         raise ServerLostError(f"{missing}: there is no server's claim")
     if owner.announced is None:
-        raise ServerLostError(f"{missing}: the one with claim {owner.claim} is not up yet")
+        raise ServerLostError(f"{missing}: the one with claim {owner.claim} has not announced its address yet")
     return owner.announced

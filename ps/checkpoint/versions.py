@@ -301,7 +301,10 @@ class VersionFolder:
                 self._store.delete(str(other) for other in own if other.batch < batch)
                 return version
             self._store.delete([str(reader)])
-        raise DeadlineError(f"{self.uri!r} had a newer version each of {_TRIES} times that one was chosen")
+        raise DeadlineError(
+            f"no version of {self.uri!r} could be chosen in {_TRIES} tries: each time, newer ones were published. "
+            "Publish less often (`Versions(every=…)`)"
+        )
 
     def load(self, version: Version, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the center and the moving statistics of a version, float32 ``(size,)`` and ``(count,)``.

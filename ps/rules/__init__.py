@@ -1,4 +1,4 @@
-"""All update rules, one file each: a file in this folder that defines a `Rule` with its `RuleInfo` is a rule."""
+"""All update rules: each `Rule` with its `RuleInfo` that a file in this folder defines."""
 
 from __future__ import annotations
 

@@ -64,11 +64,10 @@ class ADAG(Rule):
     name = "adag"
     info = RuleInfo(
         title="ADAG",
-        paper="Hermans 2017",
         equations="Alg 11-13, Eq 4.1, 4.7-4.10",
         sends="Δ / λ (12); with θ̃ sent (11); s ⊙ Δ / λ (13)",
         family="delta",
-        bibtex=THESIS,
+        **THESIS,
     )
 
     window: int | str | None = 10

@@ -28,9 +28,7 @@ class ASGD(Rule):
     """
 
     name = "asgd"
-    info = RuleInfo(
-        title="ASGD", paper="Hakimi et al. 2019", equations="Alg 1-2", sends="g", family="gradient", bibtex=DANA
-    )
+    info = RuleInfo(title="ASGD", equations="Alg 1-2", sends="g", family="gradient", **DANA)
 
     weight_decay: float = 0.0
 

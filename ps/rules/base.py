@@ -414,42 +414,57 @@ def sum_of_squares(vector: Vector) -> float:
     return total
 
 
-THESIS = """\
+THESIS = {
+    "paper": "Hermans 2017",
+    "bibtex": """\
 @mastersthesis{hermans2017,
   author = {Hermans, Joeri},
   title  = {On Scalable Deep Learning and Parallelizing Gradient Descent},
   school = {Maastricht University},
   year   = {2017},
-}"""
+}""",
+}
 
-DANA = """\
+DANA = {
+    "paper": "Hakimi et al. 2019",
+    "bibtex": """\
 @article{hakimi2019,
   author  = {Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf},
   title   = {Taming Momentum in a Distributed Asynchronous Environment},
   journal = {arXiv preprint arXiv:1907.11612},
   year    = {2019},
-}"""
+}""",
+}
 
-ORMO = """\
+ORMO = {
+    "paper": "Shi et al. 2024",
+    "bibtex": """\
 @inproceedings{shi2024,
   author    = {Shi, Chang-Wei and Yang, Yi-Rui and Li, Wu-Jun},
   title     = {Ordered Momentum for Asynchronous {SGD}},
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2024},
-}"""
+}""",
+}
 
-DELAY_COMPENSATION = """\
+DELAY_COMPENSATION = {
+    "paper": "Zheng et al. 2017",
+    "bibtex": """\
 @inproceedings{zheng2017,
   author    = {Zheng, Shuxin and Meng, Qi and Wang, Taifeng and Chen, Wei and others},
   title     = {Asynchronous Stochastic Gradient Descent with Delay Compensation},
   booktitle = {International Conference on Machine Learning},
   year      = {2017},
-}"""
+}""",
+}
 
-ASYNC_LOCAL_SGD = """\
+ASYNC_LOCAL_SGD = {
+    "paper": "Liu et al. 2024",
+    "bibtex": """\
 @article{liu2024,
   author  = {Liu, Bo and Chhaparia, Rachita and Douillard, Arthur and Kale, Satyen and others},
   title   = {Asynchronous Local-{SGD} Training for Language Modeling},
   journal = {arXiv preprint arXiv:2401.09135},
   year    = {2024},
-}"""
+}""",
+}

@@ -40,14 +40,7 @@ class DCASGD(ASGD):
     """
 
     name = "dc_asgd"
-    info = RuleInfo(
-        title="DC-ASGD",
-        paper="Zheng et al. 2017",
-        equations="Alg 1-2, Section 6",
-        sends="g",
-        family="gradient",
-        bibtex=DELAY_COMPENSATION,
-    )
+    info = RuleInfo(title="DC-ASGD", equations="Alg 1-2, Section 6", sends="g", family="gradient", **DELAY_COMPENSATION)
 
     adaptive: bool = False
     compensation: float | None = None

@@ -1,10 +1,15 @@
-"""DOWNPOUR: workers push their movement, the server adds it."""
+"""DOWNPOUR, whose workers push their movement, and its variants: normalized, scaled, refused or accumulated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from distkeras.ps.rules.base import THESIS, Rule, RuleInfo, Traits
+import numpy as np
+
+from distkeras.ps.rules.base import THESIS, Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
+from distkeras.ps.validate import check_field, invalid, require_choice, require_integer
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,276 @@ class Downpour(Rule):
 
     name = "downpour"
     info = RuleInfo(
-        title="DOWNPOUR",
-        paper="Hermans 2017",
-        equations="Alg 5, Eq 2.11-2.12",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
-        bibtex=THESIS,
+        title="DOWNPOUR", equations="Alg 5, Eq 2.11-2.12", sends="Δ = θᵏ − θ̃ sent", family="delta", **THESIS
     )
 
     @property
     def traits(self) -> Traits:
         return Traits(overlaps=True, grows=True, rows=True, sums=True)
+
+
+@dataclass(frozen=True)
+class AGN(Rule):
+    r"""Accumulated gradient normalization: DOWNPOUR whose payload is divided by the steps behind it.
+
+    .. math:: \Delta = \frac{1}{\lambda} (\theta^k_\lambda - \tilde\theta_{sent}), \qquad
+              \tilde\theta \leftarrow \tilde\theta + \Delta
+
+    The divisor is the number of steps really taken: the last window of an epoch may be shorter. (Eq 3.1 sums
+    lambda + 1 terms, Algorithm 10 lambda; lambda it is.) With ``window=1`` it is DOWNPOUR, bit for bit.
+    The dist-keras code base calls this rule ADAG; names here follow the thesis.
+
+    Args:
+        window: lambda. The thesis' rule of thumb is (workers + layers) / 2. Default 10.
+
+    Reference: Hermans 2017, Algorithm 10, Eq 3.1.
+    """
+
+    name = "agn"
+    info = RuleInfo(title="AGN", equations="Alg 10, Eq 3.1", sends="Δ / λ", family="delta", **THESIS)
+
+    window: int | str | None = 10
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(overlaps=True, rows=True, sums=True)
+
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        super().fill_payload(replica, state)
+        state.payload[0][...] /= state.steps
+
+
+@dataclass(frozen=True)
+class DynSGD(Rule):
+    r"""DynSGD: DOWNPOUR whose payload is divided by its staleness plus one.
+
+    .. math:: \tilde\theta \leftarrow \tilde\theta + \frac{\Delta}{\tau + 1}
+
+    tau counts the commits by others since this worker was last sent the center (Algorithm 8 notes the clock at the
+    pull, and divides by tau + 1; Eq 2.13 prints tau, which would divide by zero).
+
+    Args:
+        window: lambda. Default 5.
+
+    Reference: Hermans 2017, Algorithms 7-8, Eq 2.13.
+    """
+
+    name = "dynsgd"
+    info = RuleInfo(title="DynSGD", equations="Alg 7-8, Eq 2.13", sends="Δ = θᵏ − θ̃ sent", family="delta", **THESIS)
+
+    window: int | str | None = 5
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(grows=True, rows=True, sums=True)
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return (1.0 / (context.staleness + 1),)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        return scaled_add(chunk, scalars[0])
+
+
+@dataclass(frozen=True)
+class ZealousDownpour(Rule):
+    r"""DOWNPOUR that commits when the server is free, and at the latest after lambda gradients.
+
+    After each mini-batch the worker asks whether the server is incorporating commits of others. If it is not, or this
+    was the window's last step, it commits what it has and is sent the center; else it adds another gradient:
+
+    .. math:: \Delta \leftarrow \Delta - \eta\, g(\theta^k), \qquad \tilde\theta \leftarrow \tilde\theta + \Delta
+
+    As printed, :math:`\theta^k` stays where it was pulled while :math:`\Delta` grows: all gradients of a window are
+    taken at one point, on different mini-batches. Section 3.1 says of the same algorithm that it explores;
+    ``explore=True`` therefore moves :math:`\theta^k` along, which is accumulated DOWNPOUR with windows that may end
+    early. A server that is always free makes both DOWNPOUR with a window of 1.
+
+    The literal form takes eta from the worker optimizer, which must be plain SGD; exploring goes with any optimizer.
+
+    Args:
+        window: lambda, the most gradients in one commit; the thesis names no value. Default 5.
+        explore: move the worker while it accumulates. Default False.
+
+    Reference: Hermans 2017, Section 2.3.1, Algorithm 6 (after Louppe and Geurts 2010).
+    """
+
+    name = "zealous_downpour"
+    info = RuleInfo(
+        title="Zealous DOWNPOUR",
+        equations="Alg 6",
+        sends="Δ = −η Σ g at θ̃ sent; θᵏ − θ̃ sent (explore)",
+        family="delta",
+        **THESIS,
+    )
+
+    window: int | None = 5
+    explore: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("explore", self.explore, (True, False))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(plain_sgd=not self.explore, probes=True)
+
+    def steps_until_due(self, state: WorkerState) -> int:
+        return 1
+
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+        if self.explore:
+            return replica.train(batches)
+        (batch,) = batches
+        accumulated = state.payload[0]
+        first = state.steps == 0
+        step = accumulated if first else state.vectors.setdefault("step", np.empty_like(accumulated))
+        eta = replica.learning_rate  # before the gradient counts as a step of the optimizer's
+        row = replica.gradient(batch, step)
+        step *= -eta
+        if not first:
+            accumulated += step
+        return row[np.newaxis]
+
+    def due(self, state: WorkerState) -> bool:
+        return not state.occupied or super().due(state)
+
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        if self.explore:
+            super().fill_payload(replica, state)
+
+
+@dataclass(frozen=True)
+class DelayAdaptive(Rule):
+    r"""DOWNPOUR whose movements count in full up to a staleness of T, and in inverse proportion to it beyond.
+
+    .. math:: \tilde\theta \leftarrow \tilde\theta + \frac{T}{\max(T, \tau)} \Delta
+
+    Theorem 8 allows any step up to :math:`\min(\eta, 1 / (4 L \tau))` beyond the number of workers n, also none at all
+    (`Ringmaster`). With :math:`\eta = 1 / (4 L n)` that is :math:`\eta n / \tau`: hence T = n. The same scaling is in
+    Mishchenko et al. 2022. T = 1 gives :math:`1 / \max(1, \tau)`, which is not DynSGD's :math:`1 / (\tau + 1)`. Any
+    worker optimizer.
+
+    Args:
+        window: lambda. Default 1.
+        threshold: T, the largest staleness that counts in full, at least 1. Default None: the number of workers.
+
+    Reference: Koloskova, Stich, Jaggi 2022 (arXiv 2206.08307), Theorem 8; Mishchenko et al. 2022 (arXiv 2206.07638).
+    """
+
+    name = "delay_adaptive"
+    info = RuleInfo(
+        title="Delay-adaptive ASGD",
+        paper="Koloskova et al. 2022",
+        equations="Thm 8",
+        sends="Δ = θᵏ − θ̃ sent",
+        family="delta",
+        bibtex="""\
+@inproceedings{koloskova2022,
+  author    = {Koloskova, Anastasia and Stich, Sebastian U. and Jaggi, Martin},
+  title     = {Sharper Convergence Guarantees for Asynchronous {SGD} for Distributed and Federated Learning},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2022},
+}""",
+    )
+
+    window: int | str | None = 1
+    threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold is not None:
+            check_field(self, "threshold", require_integer)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(grows=True, rows=True, sums=True)
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        threshold = self.threshold or context.workers
+        return (threshold / max(threshold, context.staleness),)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        return scaled_add(chunk, scalars[0])
+
+
+def scaled_add(chunk: Chunk, scale: float) -> float | None:
+    """Writes the center plus ``scale`` times the payload. Returns what `Rule.apply` returns."""
+    delta = chunk.payload[0]
+    if scale != 1:
+        delta *= scale
+    np.add(chunk.center, delta, out=chunk.out)
+    return scale * delta.size
+
+
+@dataclass(frozen=True)
+class Ringmaster(Rule):
+    r"""DOWNPOUR that refuses movements whose staleness reaches R; their worker computes the same window again.
+
+    .. math:: \tau < R: \ \tilde\theta \leftarrow \tilde\theta + \Delta, \qquad \tau \ge R: \ \text{refused}
+
+    After P refusals of one window in a row its movement is applied, scaled:
+    :math:`\tilde\theta \leftarrow \tilde\theta + (R / \tau) \Delta`. With P = 0 that is `DelayAdaptive`; with P = None
+    a movement is refused as long as it is too stale, as in the paper. There every worker draws from all of the data;
+    here each has a partition, so that with P = None a worker that is always too slow would wait until the others have
+    no data left, and train on its own data alone after them.
+
+    A refused commit changes nothing at the server, and the ledger counts its mini-batches once, when they are applied.
+    The worker pulls the center and takes the same mini-batches again; its optimizer's state and step counter go on.
+    Algorithm 5 of the paper stops a computation at the moment that its delay reaches R; Algorithm 4, which is here,
+    refuses it when it arrives. Both apply exactly the movements with a delay below R. R cannot be known from the
+    theory; 2n lets all pass that are not twice as slow as the mean. Any worker optimizer.
+
+    Args:
+        window: lambda, a number: the rows of one window are kept for the next try. Default 1.
+        threshold: R, the staleness that is refused, at least 1. Default None: twice the number of workers.
+        patience: P, refusals of one window in a row, at least 0; None: no limit. Default 1.
+
+    Reference: Maranjyan, Tyurin, Richtárik 2025 (arXiv 2501.16168), Algorithm 4, and the authors' code.
+    """
+
+    name = "ringmaster"
+    info = RuleInfo(
+        title="Ringmaster ASGD",
+        paper="Maranjyan et al. 2025",
+        equations="Alg 4",
+        sends="Δ = θᵏ − θ̃ sent",
+        family="delta",
+        bibtex="""\
+@inproceedings{maranjyan2025,
+  author    = {Maranjyan, Artavazd and Tyurin, Alexander and Richt{\\'a}rik, Peter},
+  title     = {Ringmaster {ASGD}: The First Asynchronous {SGD} with Optimal Time Complexity},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2025},
+}""",
+    )
+
+    window: int | str | None = 1
+    threshold: int | None = None
+    patience: int | None = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is None:
+            raise invalid("window", self.window, "a number: a refused window's rows are kept for the next try")
+        if self.threshold is not None:
+            check_field(self, "threshold", require_integer)
+        if self.patience is not None:
+            check_field(self, "patience", require_integer, 0)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(grows=True, refuses=True, rows=True)
+
+    def _limit(self, context: Context) -> int:
+        return self.threshold or 2 * context.workers
+
+    def refuses(self, context: Context, refusals: int) -> bool:
+        stale = context.staleness >= self._limit(context)
+        return stale and (self.patience is None or refusals < self.patience)
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        limit = self._limit(context)
+        return (limit / max(limit, context.staleness),)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        return scaled_add(chunk, scalars[0])

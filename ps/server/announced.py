@@ -159,7 +159,9 @@ class Standby:
                 return sign
             self._active_at = self._world.monotonic()
             if self._active_at - self._moved_at >= self._deadlines.silence:
-                raise DeadlineError(f"waited {self._deadlines.silence:g} s for the job to move, as a server's standby")
+                raise DeadlineError(
+                    f"waited {self._deadlines.silence:g} s for a commit, as the standby of a server without progress"
+                )
             self._world.sleep(_AGAIN)
 
     def _ask(self, owner: Owner) -> _Sign:
@@ -258,7 +260,9 @@ def _build(
     directory = SnapshotDirectory(uri, token=request.token, world=world)
     epoch = directory.own_epoch()
     if again and not epoch and directory.is_superseded():
-        raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
+        raise OwnershipLostError(
+            f"another job has taken over the checkpoint {uri!r}; this one ends, and the other continues"
+        )
     listener = world.listen(request.settings.host, request.settings.port)
     checked_at, starting = -math.inf, True
 
@@ -337,5 +341,7 @@ def _state_of(owner: Owner) -> str | None:
 
 def _uri_of(request: StartRequest) -> str:
     if request.settings.checkpoint is None:
-        raise LocalProtocolError("a server that announces itself needs a checkpoint to do it in. Received: none")
+        raise LocalProtocolError(
+            "a server that workers find through the checkpoint needs a `checkpoint`. Received: none"
+        )
     return request.settings.checkpoint.uri

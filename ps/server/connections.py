@@ -63,8 +63,8 @@ class LeaseConnections(dict[int, Peer]):
         newest = self._newest[hello.worker, hello.attempt]
         if hello.connection < newest:
             raise LeaseLostError(
-                f"attempt {hello.attempt} has opened connection {newest} since; "
-                f"its connection {hello.connection} is closed",
+                f"attempt {hello.attempt} has opened connection {newest}, which replaces its connection "
+                f"{hello.connection}; requests over the older one are refused",
                 worker=hello.worker,
             )
 
@@ -88,6 +88,6 @@ class LeaseConnections(dict[int, Peer]):
         """
         if self.get(worker) is not peer:
             raise LeaseLostError(
-                "the lease was given over another connection, and requests over this one are refused",
+                "the worker has its lease over another connection; requests over this one are refused",
                 worker=worker,
             )

@@ -72,7 +72,7 @@ class DriverLink:
     def require_driver(self) -> None:
         """Raise a ServerLostError unless the driver's process lives; do not read from its pipe."""
         if self._driver in [descriptor for descriptor, _ in self._poller.poll(0)] or os.getppid() != self._parent:
-            raise ServerLostError("a server's driver must live. Received: its end")
+            raise ServerLostError("the driver of this server has ended")
 
     def wait_until_over(self, over: Callable[[], bool] = lambda: False) -> None:
         """Return when the driver has said goodbye or ended, or when ``over()``."""
@@ -221,7 +221,7 @@ class ServerProcess:
     def address(self) -> Address:
         """The server's address, once it was started."""
         if self._address is None:
-            raise LocalProtocolError("the server's process must be started first. Received: a question for its address")
+            raise LocalProtocolError("the server has no address before `start`")
         return self._address
 
     @property
@@ -245,7 +245,7 @@ class ServerProcess:
     @property
     def _started_child(self) -> Child:
         if self._child is None:
-            raise LocalProtocolError("the server's process must be started first. Received: a question about it")
+            raise LocalProtocolError("the server has no process before `start`")
         return self._child
 
     def kill(self) -> None:

@@ -263,7 +263,9 @@ class ParameterServer:
             SnapshotError: that cannot be written.
         """
         if self._snapshots is None:
-            raise LocalProtocolError("a server needs a checkpoint to announce itself in. Received: none")
+            raise LocalProtocolError(
+                "a server that workers find through the checkpoint needs a `checkpoint`. Received: none"
+            )
         self._snapshots.announce(place)
 
     def start(self) -> None:

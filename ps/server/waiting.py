@@ -146,9 +146,9 @@ class JobCondition:
         if self.fault is not None:
             raise JobStoppedError(f"the job was ended: {self.fault.message}")
         if self.closing and self.over:
-            raise JobStoppedError("the job is over: its driver has said goodbye")
+            raise JobStoppedError("the job is over: its driver has closed the server")
         if self.closing:  # the job may go on with another server
-            raise ServerLostError("the server closes before its driver has said goodbye")
+            raise ServerLostError("the server is closing, and its job has not ended")
 
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
         """Wait for ``condition``, under the lock; return False if it did not come true in ``timeout`` seconds.
@@ -183,7 +183,7 @@ class JobCondition:
             return False
         self.wait(min(remaining, _LIVENESS))
         if hung_up():
-            raise ServerLostError("the waiting peer hung up")
+            raise ServerLostError("the peer closed its connection while it waited for an answer")
         return True
 
     def require(

@@ -358,7 +358,7 @@ class Client:
             raise ServerLostError(f"the server has not answered {type(message).__name__}: {error}") from error
         if isinstance(answer, EndOfStream):
             self.close()
-            raise ServerLostError(f"the server hung up instead of answering {type(message).__name__}")
+            raise ServerLostError(f"the server closed the connection instead of answering {type(message).__name__}")
         return answer
 
     def lost(self, error: Exception) -> bool:

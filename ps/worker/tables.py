@@ -82,7 +82,7 @@ class TableWindows:
         """
         if self._present is None or self._left:
             raise LocalProtocolError(
-                f"a window must be committed at its end. Received: one with {self._left} mini-batches left"
+                f"a window must be committed at its end. Received: a commit with {self._left} mini-batches left in it"
             )
         return self._present.rows
 

@@ -100,7 +100,7 @@ class TcpStream:
         sock = context.wrap_socket(self.sock, server_side=server, do_handshake_on_connect=False)
         self.sock = sock
         if self._ended:  # on the plain socket, which is an empty shell now
-            raise ConnectionAbortedError("the connection was ended here")
+            raise ConnectionAbortedError("this process has closed the connection")
         sock.do_handshake()
         self._pipe = _Encrypted(sock)
         self.read, self.write = self._pipe.read, self._pipe.write

@@ -306,7 +306,7 @@ def test_a_job_from_the_command_line(
     assert run("cancel", again)[0] == run("remove", again)[0] == 0
     assert run("remove", job)[0] == 0
     status, _, err = run("show", job)
-    assert (status, err) == (2, f"distkeras: NotThereError: there must be such a job. Received: {job}\n")
+    assert (status, err) == (2, f"distkeras: NotThereError: there is no job {job}, or it belongs to another user\n")
 
 
 def test_a_predict_job_from_the_command_line(

@@ -151,7 +151,7 @@ TABLES = (
     ),
     Mutant(
         "a momentum at the workers goes with rows",
-        "ps/rules/dana_slim.py",
+        "ps/rules/dana.py",
         "Traits(gradient=True, overlaps=True)",
         "Traits(gradient=True, overlaps=True, rows=True)",
         "a row inherits the momentum of another one",

@@ -312,7 +312,7 @@ class VirtualClusterServer(ClusterServer):
 
         def require_driver() -> None:
             if not driver.alive:
-                raise ServerLostError("a server's driver must live. Received: its end")
+                raise ServerLostError("the driver of this server has ended")
 
         driver = self._world.process
         action: Any = ServerAction(self._surroundings, driver, serve)

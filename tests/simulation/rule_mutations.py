@@ -8,8 +8,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.checkpoint import snapshot
 from distkeras.ps.protocol.compression import WorkerFormat
-from distkeras.ps.rules.fadas import FADAS
-from distkeras.ps.rules.fedbuff import FedBuff
+from distkeras.ps.rules.federated import FADAS, FedBuff
 from distkeras.ps.transport.worker_client import WorkerClient
 from simulation.planting import Patch, mutation, nothing
 

@@ -322,7 +322,7 @@ def _serve(child: VirtualChild) -> int:
     def request() -> StartRequest:
         line = child.input_line()
         if line is None:
-            raise ServerLostError("a driver must say what to serve. Received: its end")
+            raise ServerLostError("the driver ended before it had sent the request to start a server")
         return StartRequest.from_json(line.decode())
 
     def tell(report: StartReport) -> None:

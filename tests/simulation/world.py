@@ -208,7 +208,7 @@ class VirtualChild:
     def require_driver(self) -> None:
         """Whether its driver lives."""
         if not self.driver.alive:
-            raise ServerLostError("a server's driver must live. Received: its end")
+            raise ServerLostError("the driver of this server has ended")
 
     def tell(self, line: bytes) -> None:
         """Write a line to its output, and wait first while many lines there are unread."""

@@ -111,7 +111,7 @@ def resubmit_job(path: JobPath) -> Any:
         try:
             shutil.copyfile(sent, place)
         except FileNotFoundError:
-            raise StateError(f"a job's model must still exist to submit it again. Received: {job.id}") from None
+            raise StateError(f"job {job.id} cannot be submitted again: its model was removed") from None
 
     if job.kind == TRAIN:
         training = JobDescription.from_json(job.submitted)
@@ -297,7 +297,7 @@ def save_page(path: JobPath) -> Response:
     job = _job(path)
     entries = read_since(_folder(path).journal)
     if not entries:
-        raise StateError(f"a job must have begun to train for its page. Received: {job.id}, which is {job.state}")
+        raise StateError(f"job {job.id} has no page yet: it is {job.state}, and has not begun to train")
     html = saved_page([entries], [job.name or job.id[:8]], [{name: _view(job)[name] for name in _SHOWN}])
     return Response(
         html, mimetype="text/html", headers={"Content-Disposition": f"attachment; filename={job.id[:8]}.html"}
@@ -312,7 +312,7 @@ def _view(job: StoredJob) -> dict[str, Any]:
 
 def _job(path: JobPath) -> StoredJob:
     if _ID.fullmatch(path.job) is None:
-        raise NotThereError("there must be such a job. Received: another text than an id")
+        raise NotThereError("there is no such job: the path has no job's id")
     return services().jobs.get(g.account, path.job)
 
 
@@ -325,10 +325,10 @@ def _file(path: JobPath, file: Path, name: str) -> Response:
     job = _job(path)
     kind = next(iter((_MODEL if name.endswith(".keras") else _TABLE)[200]["content"]))
     if job.kind != TRAIN:
-        raise StateError(f"a job must be for training to have a {name}. Received: {job.id}, which is to {job.kind}")
+        raise StateError(f"job {job.id} has no {name}: it does not train a model, but is to {job.kind}")
     if job.state is not JobState.DONE or not file.exists():
-        raise StateError(f"a job must be done for its {name}. Received: {job.id}, which is {job.state}")
+        raise StateError(f"job {job.id} has no {name}: it must be done, and is {job.state}")
     try:
         return send_file(file, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
     except FileNotFoundError:
-        raise NotThereError(f"there must be such a job. Received: {job.id}") from None  # removed meanwhile
+        raise NotThereError(f"there is no job {job.id}: it was removed meanwhile") from None

@@ -58,7 +58,7 @@ class Account:
             ForbiddenError: they may not.
         """
         if not self.is_admin:
-            raise ForbiddenError(f"the role must be {ADMIN}. Received: {self.role}")
+            raise ForbiddenError(f"only administrators may do this; the role of the caller is {self.role}")
 
 
 class TokenInfo(BaseModel, frozen=True):
@@ -126,7 +126,7 @@ class Accounts:
             with self._engine.begin() as connection:
                 connection.execute(insert(USERS).values(added))
         except IntegrityError:
-            raise StateError(f"the name of a new user must be free. Received: {name}") from None
+            raise StateError(f"there is already a user {name}; choose another name") from None
         return UserInfo.model_validate(added)
 
     def users(self) -> list[UserInfo]:
@@ -143,14 +143,14 @@ class Accounts:
             StateError: it is the last administrator.
         """
         if NAME.fullmatch(name) is None:
-            raise NotThereError("there must be such a user. Received: another text than a name")
+            raise NotThereError("there is no such user: the text is not a name of a user")
         with self._engine.begin() as connection:
             gone = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
             admins = select(func.count()).where(USERS.c.role == ADMIN, USERS.c.active)
             if not gone:
-                raise NotThereError(f"there must be such a user. Received: {name}")
+                raise NotThereError(f"there is no user {name}")
             if not connection.execute(admins).scalar_one():
-                raise StateError(f"an administrator must stay. Received: the removal of {name}")
+                raise StateError(f"{name} is the last administrator and cannot be removed; add another one first")
 
     def add_token(self, user: str, note: str = "", expires: float | None = None) -> str:
         """Return a new token, which is shown only here.
@@ -167,7 +167,7 @@ class Accounts:
         with self._engine.begin() as connection:
             user_id = connection.execute(user_ids).scalar()
             if user_id is None:
-                raise NotThereError(f"there must be such a user. Received: {user}")
+                raise NotThereError(f"there is no user {user}, or they were removed")
             values = {"id": token_id, "user_id": user_id, "digest": _digest(secret), "note": note[:200]}
             connection.execute(insert(TOKENS).values(values | {"created": self._clock(), "expires": expires}))
         return f"dk_{token_id}_{secret}"
@@ -191,13 +191,13 @@ class Accounts:
             NotThereError: the viewer sees no such token.
         """
         if _TOKEN_ID.fullmatch(token_id) is None:
-            raise NotThereError("there must be such a token. Received: another text than an id")
+            raise NotThereError("there is no such token: the text is not the id of a token")
         change = update(TOKENS).where(TOKENS.c.id == token_id).values(revoked=self._clock())
         if not viewer.is_admin:
             change = change.where(TOKENS.c.user_id == viewer.id)
         with self._engine.begin() as connection:
             if not connection.execute(change).rowcount:
-                raise NotThereError(f"there must be such a token. Received: {token_id}")
+                raise NotThereError(f"there is no token {token_id}, or it belongs to another user")
 
     def authenticate(self, token: str) -> Account | None:
         """Return the user of a token; None if it is not valid."""

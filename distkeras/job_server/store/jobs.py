@@ -185,7 +185,7 @@ class JobStore:
         """
         for job in self._read(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))):
             return job
-        raise NotThereError(f"there must be such a job. Received: {job_id}")
+        raise NotThereError(f"there is no job {job_id}, or it belongs to another user")
 
     def page(
         self,

@@ -99,7 +99,7 @@ def test_a_removed_users_tokens_do_not_count_and_no_new_ones_come(
 
 
 def test_the_last_administrator_stays(accounts: Accounts, people: dict[str, Account]) -> None:
-    with pytest.raises(StateError, match="administrator must stay"):
+    with pytest.raises(StateError, match="is the last administrator"):
         accounts.remove_user("admin")
     assert accounts.authenticate(accounts.add_token("admin")) is not None
     with pytest.raises(NotThereError):

@@ -64,7 +64,7 @@ def test_workers_look_for_another_server_where_one_closes_without_a_goodbye() ->
     """Another attempt may own the checkpoint, and a worker that received `JobStoppedError` would end a sound job."""
     condition = JobCondition()
     condition.close()
-    with pytest.raises(ServerLostError, match="before its driver has said goodbye"):
+    with pytest.raises(ServerLostError, match="is closing, and its job has not ended"):
         condition.require_running()
     condition.release()
     with pytest.raises(JobStoppedError, match="the job is over"):

@@ -22,7 +22,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 pytestmark = pytest.mark.timeout(60)
 
 SIZE = 3
-OLDER = "the lease was given over another connection"
+OLDER = "has its lease over another connection"
 
 
 def record(batch: int) -> CommitRecord:
@@ -88,7 +88,7 @@ def test_a_late_hello_is_refused() -> None:
             attempt.close()
             attempt.join()
             hello = Hello(worker=0, attempt=1, size=SIZE, moving_statistics=0, metrics="loss", connection=1)
-            with pytest.raises(LeaseLostError, match="has opened connection 2 since"):
+            with pytest.raises(LeaseLostError, match="has opened connection 2, which replaces"):
                 late.request(hello, (Welcome, Parked))
             attempt.pull()
 
