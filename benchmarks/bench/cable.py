@@ -42,11 +42,13 @@ class Link:
     Args:
         device: its near end.
         host: address of the near end.
+        far: address of the far end.
         namespace: path of the network namespace of the far end.
     """
 
     device: str
     host: str
+    far: str
     namespace: str
 
 
@@ -72,7 +74,9 @@ def shaped(gbps: int) -> Iterator[Link]:
             _tool(*within, "ip", "route", "change", str(net), "dev", end, "src", address, "congctl", "cubic")
             bucket = ("rate", f"{gbps}gbit", "burst", BURST[gbps], "latency", QUEUE)
             _tool(*within, "tc", "qdisc", "add", "dev", end, "root", "tbf", *bucket)
-        yield Link(device, near, namespace)
+        # What the processes of the far end say to each other does not pass the cable, as at the near end.
+        _tool("nsenter", f"--net={namespace}", "ip", "link", "set", "lo", "up")
+        yield Link(device, near, far, namespace)
 
 
 @contextmanager

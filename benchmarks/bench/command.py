@@ -32,6 +32,7 @@ SECTIONS = (
     "safety",
     "goodput",
     "link",
+    "hosts",
     "simulator",
 )
 

@@ -19,12 +19,12 @@ from bench.measure import Case, Factory
 from bench.processes import ExchangeClient, Fleet, Where, serving
 from bench.ps import MEDIUM
 from bench.rig import WorkerExchange, elements
-from bench.workload import CLASSES, INPUTS, WORKERS, build
+from bench.workload import CLASSES, INPUTS, PATIENCE, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.compression import FORMATS, codec_of
 from distkeras.ps.protocol.messages import CommitRecord, Loop, PullRequest, Reply
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
@@ -36,8 +36,8 @@ SECTION = "link"
 WINDOW = 10
 RULE = make("agn", window=WINDOW)
 ROWS = 128
+METRICS = ("loss", "accuracy")
 _SIZE = elements(MEDIUM)
-_PATIENCE = 60.0
 #: Shorter than any exchange: a fleet that runs so long does exactly one.
 _ONCE = 1e-9
 
@@ -70,7 +70,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
         except NoLinkError as error:
             yield replace(case, missing=str(error))
             return
-        overlapping, waiting = (stack.enter_context(_server(link, RULE.name, WORKERS)) for _ in range(2))
+        overlapping, waiting = (stack.enter_context(serving_center(link, RULE, WORKERS)) for _ in range(2))
         trainee = partial(PacedTrainee, namespace=link.namespace)
         connect = {
             "overlapping": partial(trainee, address=overlapping, overlap=True),
@@ -91,29 +91,44 @@ def _overlap(seconds: float) -> Iterator[Case]:
 
 
 @contextmanager
-def _server(link: Link, rule: str, workers: int) -> Iterator[Address]:
-    with ServerProcess(ServerSettings(make(rule), workers=workers, host=link.host)) as server:
+def serving_center(link: Link, rule: Rule, workers: int, size: int = _SIZE) -> Iterator[Address]:
+    """A server at the near end of ``link``, with a center of zeros."""
+    with ServerProcess(ServerSettings(rule, workers=workers, host=link.host)) as server:
         driver = DriverClient(server.address)
-        driver.publish(np.zeros(_SIZE, np.float32))
+        driver.publish(np.zeros(size, np.float32))
         driver.close()
         yield server.address
 
 
 class PacedTrainee:
-    """A worker that trains on the same rows again and again, one window for each request.
+    """A worker that trains on the same rows again and again, ``pace`` mini-batches for each request.
 
     Args:
         number: of the worker.
-        namespace: where its end of the link is.
+        namespace: where its end of the link is; None: here.
         address: of its server; None: it exchanges nothing.
         overlap: go on while an exchange is under way.
+        rule: what it trains with.
+        model: which of `workload.HIDDEN` it trains.
+        pace: a multiple of the rule's window.
     """
 
-    def __init__(self, number: int, *, namespace: str, address: Address | None = None, overlap: bool = False) -> None:
-        enter(namespace)
+    def __init__(
+        self,
+        number: int,
+        *,
+        namespace: str | None,
+        address: Address | None = None,
+        overlap: bool = False,
+        rule: Rule = RULE,
+        model: str = "M",
+        pace: int = WINDOW,
+    ) -> None:
+        if namespace is not None:
+            enter(namespace)
         for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
             os.environ[variable] = "1"
-        self._number = number
+        self._number, self._rule, self._model, self._pace = number, rule, model, pace
         self._told, self._ready = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._train, args=(address, overlap), daemon=True)
         self._thread.start()
@@ -125,34 +140,41 @@ class PacedTrainee:
         self._await()
 
     def _await(self) -> None:
-        if not self._ready.acquire(timeout=_PATIENCE):
-            raise TimeoutError(f"a worker must train a window within {_PATIENCE:g} s")
+        if not self._ready.acquire(timeout=PATIENCE):
+            raise TimeoutError(f"a worker must train a window within {PATIENCE:g} s")
+
+    def _wait_at(self, index: int) -> None:
+        """Wait for the next request, before the mini-batch that begins it."""
+        if index % self._pace == 0:
+            self._ready.release()
+            self._told.acquire()
 
     def _train(self, address: Address | None, overlap: bool) -> None:
-        replica = KerasReplica(build("M"))
+        replica = KerasReplica(build(self._model))
         if address is None:
-            own = (np.empty(_SIZE, np.float32),)
-            _answer_at_once(work(RULE, replica, self._batches(), lambda: own))
+            own = (np.empty(replica.size, np.float32),)
+            _answer_at_once(work(self._rule, replica, self._paced(), lambda: own), replica.size)
             return
-        client = WorkerClient(address, worker=self._number, attempt=0, size=_SIZE, metrics=("loss", "accuracy"))
-        run_worker(
-            client,
-            client.join(),
-            lambda welcome: work(RULE, replica, self._batches(), lambda: client.payload(1), overlap=overlap),
-        )
+        client = WorkerClient(address, worker=self._number, attempt=0, size=replica.size, metrics=METRICS)
+        run_worker(client, client.join(), lambda _: self._loop(client, replica, overlap))
+
+    def _loop(self, client: WorkerClient, replica: KerasReplica, overlap: bool) -> Loop:
+        return work(self._rule, replica, self._paced(), lambda: client.payload(1), overlap=overlap)
+
+    def _paced(self) -> Iterator[Batch]:
+        for batch in self._batches():
+            self._wait_at(batch.index)
+            yield batch
 
     def _batches(self) -> Iterator[Batch]:
         rng = np.random.default_rng(self._number)
         x, y = rng.random((ROWS, INPUTS), np.float32), rng.integers(0, CLASSES, ROWS, np.int32)
         for index in count():
-            if index % WINDOW == 0:
-                self._ready.release()
-                self._told.acquire()
             yield Batch(0, index, False, (x,), (y,), None)
 
 
-def _answer_at_once(loop: Loop) -> None:
-    center = np.zeros(_SIZE, np.float32)
+def _answer_at_once(loop: Loop, size: int) -> None:
+    center = np.zeros(size, np.float32)
     request = next(loop)
     while True:
         request = loop.send(Reply(center=center) if isinstance(request, PullRequest | CommitRecord) else None)
@@ -178,7 +200,7 @@ def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
         except NoLinkError as error:
             yield [replace(case, missing=str(error)) for case in found.values()]
             return
-        address = stack.enter_context(_server(link, "downpour", len(FORMATS)))
+        address = stack.enter_context(serving_center(link, make("downpour"), len(FORMATS)))
         connect: dict[str, Callable[[int], ExchangeClient]] = {
             name: partial(_exchange, namespace=link.namespace, worker=worker, address=address, wire_format=name)
             for worker, name in enumerate(FORMATS)

@@ -57,7 +57,7 @@ class Job:
 
 JOBS = (
     Job("M", "agn", 10, 128, 4, 0.90, 1.0),
-    Job("M", "downpour", 1, 128, 4, 0.50, None),
+    Job("M", "downpour", 1, 128, 4, 0.75, None),
     Job("S", "agn", 10, 32, 6, None, 2.0),
     Job("S", "downpour", 1, 32, 6, None, 1.2),
 )

@@ -443,8 +443,10 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
     """
     while not welcome.finished:
         client.forget_residuals()  # they belong to steps that are forgotten
-        loop = ended_loop() if welcome.stopping else begin(welcome)
+        loop = ended_loop()
         try:
+            if not welcome.stopping:
+                loop = begin(welcome)  # which may ask the server, and find another one
             return _drive(client, loop)
         except RestartFromCenter as restart:
             welcome = restart.welcome

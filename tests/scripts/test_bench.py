@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from bench import bare, cable, echo, link, naive, scale
+from bench import bare, cable, echo, hosts, link, naive, scale
 from bench.command import main
 from bench.kernels import Bare, Whole
 from bench.measure import Case, Row, measure, measured
@@ -236,8 +236,8 @@ def test_real_servers_and_clients() -> None:
 
 def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no tools
-    rows = list(measured(link.cases(True), 1))
-    assert len(rows) == 1 + 2 * 2
+    rows = list(measured([*link.cases(True), *hosts.cases(True)], 1))
+    assert len(rows) == 1 + 2 * 2 + 2 * 3
     assert {(one.ours, one.refused) for one in rows} == {(None, "not measured: unshare: No such file or directory")}
 
 

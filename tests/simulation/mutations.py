@@ -19,6 +19,7 @@ from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.training.supervisor import Supervisor
 from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     disk_mutations,
+    member_mutations,
     relay_mutations,
     rule_mutations,
     slot_mutations,

@@ -85,6 +85,19 @@ _STOP_WORKERS = ("stop worker", "stop and rival")
 NEED_CHECKPOINT = (*DEATHS, "second driver")
 
 
+#: Kinds that members of a job do not notice: all of them come through without an error.
+HARMLESS_TO_MEMBERS = {
+    "disk full",
+    "disk slow",
+    "store crawls",
+    "no memory",
+    "clock jump",
+    "slow start",
+    "snapshot rot",
+    "log rot",
+}
+
+
 #: Short ones, but in the proportions that real ones have.
 DEADLINES = Deadlines(
     connect=10.0,
@@ -196,6 +209,7 @@ class Plan:
         neighbors: as many workers, the first ones, are on the server's host, and share memory with it; all of them
             offer to, unless there are none.
         relays: how many groups the workers are in, whose relays send their commits; 0: each worker sends its own.
+        hosts: how many hosts the workers of a rule with peers are on, in turns; 0: the rule says which are a node.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -238,6 +252,7 @@ class Plan:
     tables: bool = False
     neighbors: int = 0
     relays: int = 0
+    hosts: int = 0
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -337,7 +352,19 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     )
     plan = _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
     plan = _as_stream(plan, random.Random(f"the stream of {seed}"), kinds)
-    return plan if plan.stream else _with_relays(plan, random.Random(f"the relays of {seed}"))
+    return plan if plan.stream else _with_peers(plan, kinds)
+
+
+def _with_peers(plan: Plan, kinds: tuple[str, ...]) -> Plan:
+    """``plan``, in which workers have relays or exchange with each other, sometimes."""
+    plan = _with_relays(plan, random.Random(f"the relays of {plan.seed}"))
+    chance = random.Random(f"the members of {plan.seed}")
+    return _as_members(plan, chance, kinds) if chance.random() < _MEMBERS else plan
+
+
+def draw_members(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
+    """The plan of ``seed``, if all jobs had members."""
+    return _as_members(draw(seed, kinds=kinds), random.Random(f"all members of {seed}"), kinds)
 
 
 def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
@@ -381,6 +408,41 @@ def _with_relays(plan: Plan, chance: random.Random) -> Plan:
         return plan
     plain: dict[str, Any] = {"overlap": False, "wire_format": FORMATS[0], "tables": False, "bound": None}
     return replace(plan, relays=chance.choice((1, 1, 2)), **plain)
+
+
+def _as_members(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
+    """Return a job of DASO, in the surroundings of ``plan``, with faults of its own."""
+    nodes, devices = chance.choice(((1, 2), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)))
+    hosts, warm_up, cool_down = chance.choice((0, nodes)), chance.choice((0, 1)), chance.choice((0, 1))
+    interval = chance.choice((1, 2, 3, 4))
+    hyper_parameters = {
+        "nodes": None if hosts else nodes,
+        "interval": interval,
+        "wait": chance.choice((None, interval)),
+        "warm_up": warm_up,
+        "cool_down": cool_down,
+        "momentum": chance.choice((0.0, 0.5)),
+        "cast": chance.random() < 0.5,
+        "patience": 1,
+    }
+    possible = [kind for kind in kinds if (plan.every or kind not in NEED_CHECKPOINT) and kind != "speculate"]
+    count = chance.choice((0, 0, 1, 1, 2, 3)) if possible else 0
+    faults = []
+    for fault in [_fault(chance, tuple(possible), "", nodes * devices) for _ in range(count)]:
+        faults.append(replace(fault, at=1 + int(chance.random() * (60 if fault.scope else 250))))
+    return replace(
+        Plan(plan.seed),
+        workers=nodes * devices,
+        epochs=max(1, warm_up + cool_down + chance.choice((0, 1, 2, 4))),
+        batches=tuple(chance.choice((1, 2, 3, 3)) for _ in range(nodes * devices)),
+        rule="daso",
+        hyper_parameters=hyper_parameters,
+        hosts=hosts,
+        compute=chance.choice((0.01, 0.1, 1.0)),
+        enough=chance.choice((1, 5)) if chance.random() < 0.1 else 0,
+        faults=_survivable(faults, standstills=plan.every > 0),
+        **{name: getattr(plan, name) for name in _OF_MEMBERS},
+    )
 
 
 def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  # noqa: C901 - an `if` an option
@@ -588,6 +650,9 @@ _TABLES = 0.5
 _NEIGHBORS = 0.4
 #: How many of the jobs have relays, where they may.
 _RELAYS = 0.4
+#: How many of the jobs have workers that exchange with each other, and what those have of other jobs.
+_MEMBERS = 1 / 12
+_OF_MEMBERS = ("every", "keep", "latency", "capacity", "yielding", "disk", "statistics", "rounding", "whole", "lists")
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.3
 #: Those of them for which the center does what it does for few others, and the only one of its family.

@@ -25,6 +25,8 @@ _ADDING = ("downpour", "zealous_downpour", "agn", "aeasgd", "eamsgd")
 _SUBTRACTING = ("asgd",)
 _MEAN = ("ssgd",)
 _MOMENTUM = ("dana_zero", "multi_asgd")
+#: Those whose center is the mean of what workers had at the end of a round.
+_AVERAGE = ("averaging", "daso")
 #: By how much of a number (and of 1) float32 arithmetic may be off after all commits of a run.
 _TOLERANCE = 1e-4
 #: By how much of a number (and of 1) that may be off which a coarse wire format gives a worker.
@@ -184,7 +186,7 @@ class Formula:
 
     def __init__(self, plan: Plan, center: Center, *, exact: bool) -> None:
         self._rule = plan.rule
-        self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM, *OUTER)
+        self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM, *_AVERAGE, *OUTER)
         self._workers = center.workers
         self._outer = Outer(center.rule, center.workers, center.model, center.counters) if plan.rule in OUTER else None
         self._rounds, self._momentum = center.traits.synchronous, getattr(center.rule, "momentum", 0.0)
@@ -277,6 +279,8 @@ class Formula:
             mean = self._total / (len(self._arrived) - self._skipped)
             if self._outer is not None:
                 self._center = self._outer.end_round(self._center, mean)
+            elif self._rule in _AVERAGE:
+                self._center = mean
             elif self._keeps_rounds_average:
                 assert self._rate is not None
                 self._center = self._center - self._rate(self._began) * mean

@@ -15,6 +15,7 @@ from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
+from simulation.members import Course
 from simulation.plan import Layout, Plan
 from simulation.reference import Formula, Sent, Standing, close, difference, standing_of, with_other_workers
 from simulation.scheduler import Finding, Process
@@ -142,6 +143,8 @@ class Watch:
         self._coarse = plan.wire_format != FORMATS[0]
         self._views_known = plan.rule == "dana_zero" or not plan.make_rule().traits.view
         self._traits = plan.make_rule().traits
+        #: What members must have after each step; None: workers do not exchange with each other.
+        self.course = Course(plan, plan.layout(0).element, self.amounts) if self._traits.peers else None
         #: Whether the leases say what the ledger counts: nothing is skipped, and all partitions stay as they were.
         self._plain = not plan.skipped and not plan.resized
 

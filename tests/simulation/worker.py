@@ -43,6 +43,7 @@ from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.training import task
+from simulation.members import Member, loss_of
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
@@ -299,6 +300,7 @@ class CountingReplica:
         compute: takes the time of a step; returns what it adds, for an element: its amount, or NaN.
         statistics: elements of its moving statistics, which follow the numbers of the elements.
         owner: numbers of layout, partition and attempt.
+        loss: of each sample of an epoch, where gradients are asked for.
     """
 
     def __init__(
@@ -308,10 +310,11 @@ class CountingReplica:
         compute: Callable[[int], float],
         statistics: int = 0,
         owner: tuple[int, ...] = (),
+        loss: Callable[[int], float] = float,
     ) -> None:
         self.size = size
         self.learning_rate = 1.0
-        self._element, self._compute = element, compute
+        self._element, self._compute, self._loss = element, compute, loss
         self._theta = np.zeros(size, np.float32)
         self._statistics = np.zeros(statistics, np.float32)
         #: Who took the first of them, how many there were, and a number that each of them has changed.
@@ -372,7 +375,7 @@ class CountingReplica:
         self._move(batch, out, element, -step)
         self._count(element)
         self._statistics += (element + 1 - self._statistics) / 4
-        return np.zeros(1)
+        return np.array([self._loss(batch.epoch)])
 
 
 class TableReplica(CountingReplica):
@@ -426,23 +429,22 @@ def run_attempt(
     group = WatchedGroup(lambda: world.process.host, "", settings.workers, shared=plan.neighbors > 0)
     options |= {"worker": worker, "attempt": attempt, "world": world, "group": group if plan.relays else None}
     client = WatchedClient(plan, watch, driver, layout, address, **options)
+    member = None if watch.course is None else Member(plan, watch.course, client, world)
 
     def begin(welcome: Welcome) -> Loop:
         client.begin()
         replica = _replica(plan, layout, watch, world, worker, attempt)
-        keeper: OptimizerKeeper | None = None
-        if settings.keep_optimizer and not rule.traits.gradient:
-            keeper = OptimizerKeeper(replica, client.interval, welcome, at_end=bool(plan.stream))
+        kept = settings.keep_optimizer and not rule.traits.gradient
+        keeper = OptimizerKeeper(replica, client.interval, welcome, at_end=bool(plan.stream)) if kept else None
         batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
-        payload: Callable[[], tuple[np.ndarray, ...]] = partial(client.payload, rule.traits.parts)
+        if member is not None:
+            return member.begin(welcome, replica, batches)
         tables = _table_windows(plan, layout, watch, worker, batches)
-        if tables is not None:
-            batches, payload = iter(tables), tables.payload
         return work(
             rule,
             replica,
-            batches,
-            payload,
+            batches if tables is None else iter(tables),
+            partial(client.payload, rule.traits.parts) if tables is None else tables.payload,
             moving_statistics=plan.statistics,
             overlap=settings.overlap,
             windows=windows,
@@ -455,20 +457,21 @@ def run_attempt(
         welcome = client.join()
         if welcome.finished and plan.stream:
             count = layout.batches[worker]
-            checksum = layout.checksum(worker, count - 1)
-            task.require_same_rows(welcome, count, checksum, epochs=epochs, stream=True, worker=worker)
+            task.require_same_rows(
+                welcome, count, layout.checksum(worker, count - 1), epochs=epochs, stream=True, worker=worker
+            )
         if not welcome.finished:
             client.fetch_model()
             run_worker(client, welcome, begin)
         watch.note_let_go(layout, worker, epochs)
-    except _UNREPORTED:
-        raise
     except DistkerasError as error:
-        client.report(error)
+        if not isinstance(error, _UNREPORTED):
+            client.report(error)
         raise
     finally:
-        group.close()
-        client.close()
+        for end in (member, group, client):
+            if end is not None:
+                end.close()
 
 
 def _replica(
@@ -483,6 +486,7 @@ def _replica(
         lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
         plan.statistics,
         (layout.number, worker, attempt),
+        partial(loss_of, plan.workers, worker),
     )
 
 

@@ -1,0 +1,170 @@
+"""Two hosts of two workers each, whose only link is a shaped `cable`: DASO, synchronous SGD and DOWNPOUR in turns.
+
+The first host is here, with the server of each side; the second one is behind the cable. Workers of one host reach each
+other, and those of the first one their server, without it. All take real training steps, on the same cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.cable import BURST, QUEUE, Link, NoLinkError, shaped
+from bench.link import ROWS, PacedTrainee, serving_center
+from bench.measure import Case, Factory
+from bench.processes import ExchangeClient, Fleet
+from bench.ps import MEDIUM, SMALL
+from bench.rig import elements
+from distkeras.data.batches import Batch
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.protocol.messages import Loop
+from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.daso import Daso
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.members import MemberLinks, Membership
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.daso import MemberReplica
+from distkeras.ps.worker.loop import work
+
+if TYPE_CHECKING:
+    import keras
+
+SECTION = "hosts"
+_HOSTS, _WORKERS, _GBPS = 2, 4, 1
+_SIZES = {"M": elements(MEDIUM), "S": elements(SMALL)}
+#: Mini-batches of a run, by the model.
+_BATCHES = {"M": 24, "S": 200}
+#: No epoch of a run ends.
+_EPOCHS, _ENDLESS = 1, 1 << 40
+_CYCLING = Daso(nodes=_HOSTS, warm_up=0, cool_down=0)
+#: What each side trains with. Blocking at every batch and without a cast, DASO is synchronous SGD.
+_RULES: dict[str, Rule] = {
+    "DASO": _CYCLING,
+    "synchronous SGD": Daso(nodes=_HOSTS, warm_up=_EPOCHS, cool_down=0, cast=False),
+    "DOWNPOUR at every batch": make("downpour", window=1),
+    f"DOWNPOUR at every {_CYCLING.interval} batches": make("downpour", window=_CYCLING.interval),
+}
+#: Of those that exchange nothing.
+_ALONE = make("downpour", window=_CYCLING.interval)
+#: Of DASO's rate over each: the paper's conclusion has a training in 34 % less time than with blocking exchanges.
+_TARGETS = {"synchronous SGD": 1 / (1 - 0.34)}
+
+
+def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
+    return [partial(_compared, model, _CYCLING.interval if quick else _BATCHES[model]) for model in _SIZES]
+
+
+def _never() -> float:
+    raise AssertionError("without a link there is nothing to run")
+
+
+@contextmanager
+def _compared(model: str, batches: int) -> Iterator[list[Case]]:
+    """DASO's steps compared with those of each other side, and with steps that exchange nothing."""
+    size = _SIZES[model]
+    found = {
+        side: Case(
+            SECTION,
+            f"{4e-6 * size:.3g} MB, {_HOSTS} hosts of {_WORKERS // _HOSTS} workers, {_GBPS} Gbps, DASO and {side}",
+            "steps/s",
+            _never,
+            None,
+            target_naive=_TARGETS.get(side) if model == "M" else None,
+        )
+        for side in _RULES
+        if side != "DASO"
+    }
+    with ExitStack() as stack:
+        try:
+            link = stack.enter_context(shaped(_GBPS))
+        except NoLinkError as error:
+            yield [replace(case, missing=str(error)) for case in found.values()]
+            return
+        connect: dict[str, Callable[[int], ExchangeClient]] = {"alone": partial(_trainee, link=link, model=model)}
+        for side, rule in _RULES.items():
+            address = stack.enter_context(serving_center(link, rule, _WORKERS, size))
+            connect[side] = partial(_trainee, link=link, model=model, rule=rule, address=address)
+        fleet = stack.enter_context(Fleet(_WORKERS, connect))
+
+        def rate(side: str) -> float:
+            """Of the steps of one worker, in the mean."""
+            fleet.run(side, 0.0, count=1)  # what it leaves under way is so when the clock starts and when it stops
+            cycles = batches // _CYCLING.interval
+            return fleet.run(side, 0.0, count=cycles).rate * _CYCLING.interval / _WORKERS
+
+        yield [
+            replace(
+                case,
+                ours=partial(rate, "DASO"),
+                limit=partial(rate, "alone"),
+                naive=partial(rate, side),
+                note=f"batches of {ROWS}; DASO with its defaults, while cycling; limit: no exchange; naive: {side}; "
+                f"the server is on the first host (burst {BURST[_GBPS]}, queue {QUEUE})",
+            )
+            for side, case in found.items()
+        ]
+
+
+def _trainee(
+    number: int, *, link: Link, model: str, rule: Rule = _ALONE, address: Address | None = None
+) -> PacedTrainee:
+    """The worker of a number: those of the first half are on the first host."""
+    far = number >= _WORKERS // _HOSTS
+    kind = partial(PacedMember, host=link.far if far else link.host) if isinstance(rule, Daso) else PacedTrainee
+    namespace = link.namespace if far else None
+    return kind(number, namespace=namespace, address=address, rule=rule, model=model, pace=_CYCLING.interval)
+
+
+class PacedMember(PacedTrainee):
+    """A worker that exchanges with others.
+
+    Args:
+        number: of the worker.
+        host: where others reach it.
+        options: see `PacedTrainee`.
+    """
+
+    def __init__(self, number: int, *, host: str, **options: object) -> None:
+        self._host = host
+        super().__init__(number, **options)  # type: ignore[arg-type]  # they are its own
+
+    def _loop(self, client: WorkerClient, replica: KerasReplica, overlap: bool) -> Loop:
+        assert isinstance(self._rule, Daso)
+        links = MemberLinks(
+            self._host,
+            client.address.key,
+            worker=client.worker,
+            attempt=client.attempt,
+            size=replica.size,
+            deadlines=Deadlines(),
+        )
+        members = client.announce(*links.address, self._host, _ENDLESS)
+        links.connect(Membership.of(members, client.worker))
+        member = MemberReplica(self._rule, _PacedReplica(replica.model, self._wait_at), links, _EPOCHS)
+        return work(self._rule, member, self._batches(), lambda: client.payload(1))
+
+
+class _PacedReplica(KerasReplica):
+    """A replica whose gradients wait for requests: a member's loop reads mini-batches ahead.
+
+    Args:
+        model: built and compiled.
+        wait_at: called with the number of each mini-batch before its gradient.
+    """
+
+    def __init__(self, model: keras.Model, wait_at: Callable[[int], None]) -> None:
+        super().__init__(model)
+        self._wait_at = wait_at
+
+    def gradient(self, batch: Batch, out: Vector) -> np.ndarray:
+        """See `KerasReplica`."""
+        self._wait_at(batch.index)
+        return super().gradient(batch, out)

@@ -1,0 +1,80 @@
+"""Faults in what members exchange, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.errors import MemberLostError
+from distkeras.ps.protocol.messages import PeerVector
+from distkeras.ps.rules.daso import Turns, merge, total_of
+from distkeras.ps.transport import members
+from distkeras.ps.transport.members import MemberLinks, Purpose
+from distkeras.ps.worker import daso
+from simulation.planting import Patch, mutation, nothing
+
+
+@mutation
+def _the_first_of_a_sum_counts_twice() -> list[Patch]:
+    """A member that adds up has its own vector in the sum twice."""
+    return [(members, "total_of", lambda vectors: total_of([vectors[0], *vectors]))]
+
+
+@mutation
+def _a_lost_member_has_sent_nothing() -> list[Patch]:
+    """A node goes on without the gradient of a member that is lost."""
+    vector, send = MemberLinks._vector, MemberLinks._send  # noqa: SLF001 - a fault within
+
+    def patient(self: MemberLinks, rank: int, purpose: Purpose, step: int, **options: Any) -> PeerVector:
+        try:
+            return vector(self, rank, purpose, step, **options)
+        except MemberLostError:
+            if purpose != Purpose.GRADIENT:
+                raise
+            return PeerVector(purpose, step, np.empty(0, np.float32), members=0)
+
+    def silent(self: MemberLinks, rank: int, message: Any) -> None:
+        try:
+            send(self, rank, message)
+        except MemberLostError:
+            return
+
+    return [(MemberLinks, "_vector", patient), (MemberLinks, "_send", silent)]
+
+
+@mutation
+def _an_exchange_begins_before_the_last_one_has_ended() -> list[Patch]:
+    """Two threads read from the connections of a group."""
+    collect, settle = MemberLinks.collect, MemberLinks.settle
+
+    def settling(self: MemberLinks, step: int) -> Any:
+        settle(self, step)
+        return collect(self, step)
+
+    return [(MemberLinks, "settle", nothing), (MemberLinks, "collect", settling)]
+
+
+@mutation
+def _groups_take_no_turns() -> list[Patch]:
+    """The same members exchange each time."""
+    return [(Turns, "_next_group", lambda self: 0)]
+
+
+@mutation
+def _a_merge_counts_another_step() -> list[Patch]:
+    """The own parameters have more weight than the steps since they were sent give them."""
+    return [(daso, "merge", lambda local, total, count, wait: merge(local, total, count, wait + 1))]
+
+
+@mutation
+def _blocking_exchanges_are_not_cast() -> list[Patch]:
+    """Parameters are sent as they are where the rule has them cast."""
+    exact = MemberLinks.sum_parameters
+    return [(MemberLinks, "sum_parameters", lambda self, step, theta, cast: exact(self, step, theta, cast=False))]
+
+
+@mutation
+def _a_plateau_is_each_members_own() -> list[Patch]:
+    """A member judges the loss of its own rows."""
+    return [(MemberLinks, "mean_loss", lambda self, step, total, samples: total / samples)]
