@@ -31,8 +31,8 @@ FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
 FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
-#: Of these, the pages that fit a model many times; `ml/test_conventions` searches, too.
-SEARCHES = ("spark-ml", "tuning")
+#: Of these, the pages that are run by default; README and "Getting started" are, too.
+QUICK = ("failures", "inference")
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 
@@ -84,7 +84,7 @@ def test_the_readme_runs(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem in SEARCHES else ()) for path in FURTHER],
+    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow) for path in FURTHER],
     ids=lambda path: path.stem,
 )
 def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ def check(job: Job, each: float = 1.0) -> None:
     job.counts(each)
 
 
+@pytest.mark.slow  # the server's part is in `ps/server/test_joining`
 def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_then_gets_the_end(tmp_path: Path) -> None:
     """The holder waits in its round, and says nothing for longer than a lease; but it is the server's turn to speak."""
     plan = Faults()
@@ -105,6 +106,7 @@ def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wake
         assert set(job.ended) == {holder.number, newcomer.number}
 
 
+@pytest.mark.slow
 def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Path) -> None:
     """And what it still had to say is refused: the ledger has none of it."""
     plan = Faults()
@@ -128,6 +130,7 @@ def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Pa
         assert job.ended[holder.number]["begun"] == 1  # it never began again
 
 
+@pytest.mark.slow
 def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path: Path) -> None:
     plan = Faults()
     held = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
@@ -147,7 +150,9 @@ def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_
         assert job.ended[holder.number]["begun"] == 2
 
 
-@pytest.mark.parametrize("rival", [False, True], ids=["alone", "with a rival"])
+@pytest.mark.parametrize(
+    "rival", [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="with a rival")]
+)
 def test_a_window_that_outlasts_a_restart_of_the_server_and_a_lease(tmp_path: Path, rival: bool) -> None:
     """Its worker finds out at its next request. Until then a later attempt may take over, and keeps the partition."""
     plan = Faults()
@@ -167,6 +172,7 @@ def test_a_window_that_outlasts_a_restart_of_the_server_and_a_lease(tmp_path: Pa
         assert set(job.ended) == ({0, 1} if rival else {0})
 
 
+@pytest.mark.slow
 def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Path) -> None:
     """Otherwise no worker would be left to repeat what a server forgot that died before it could save."""
     plan, folder = Faults(), tmp_path / "snapshots"

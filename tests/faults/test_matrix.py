@@ -78,7 +78,13 @@ def test_the_storms_have_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("storm", "rule"), [("one", "downpour"), ("one", "averaging"), ("two", "aeasgd"), ("two", "in a group")]
+    ("storm", "rule"),
+    [
+        ("one", "downpour"),
+        pytest.param("one", "averaging", marks=pytest.mark.slow),
+        pytest.param("two", "aeasgd", marks=pytest.mark.slow),
+        ("two", "in a group"),
+    ],
 )
 def test_a_storm(tmp_path: Path, storm: str, rule: str) -> None:
     outcome(tmp_path, rule, STORMS[storm])

@@ -53,7 +53,7 @@ def trained(groups: ReplicaOfGroups, columns: tuple[np.ndarray, ...]) -> tuple[b
     return weights_of(used.model), means.tolist()
 
 
-@hypothesis.settings(max_examples=4)
+@hypothesis.settings(max_examples=2)
 @hypothesis.given(
     st.sampled_from(sorted(OPTIMIZERS)),
     st.lists(st.sampled_from(sorted(LAYERS)), max_size=2, unique=True),

@@ -110,6 +110,7 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> No
         assert row["error"] is None
 
 
+@pytest.mark.slow
 def test_weights_are_rows(spark: SparkSession) -> None:
     groups = trainer().train_groups(rows_of(spark, 3), by="shop")
     weights = {row["shop"]: bytes(row["weights"]) for row in groups.weights.collect()}
@@ -151,6 +152,7 @@ def test_a_bad_group_is_a_row_with_its_error(spark: SparkSession) -> None:
         groups.model("s9")
 
 
+@pytest.mark.slow
 def test_a_large_group_is_trained_as_a_job(spark: SparkSession) -> None:
     df = rows_of(spark, 4)
     small = trainer().train_groups(df, by="shop")

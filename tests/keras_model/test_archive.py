@@ -68,7 +68,10 @@ archive.from_bytes(data)
 """
 
 
-@pytest.mark.parametrize("assets", [[], ["vocabulary"]], ids=["", "with a vocabulary"])
+@pytest.mark.parametrize(
+    "assets",
+    [pytest.param([], id="", marks=pytest.mark.slow), pytest.param(["vocabulary"], id="with a vocabulary")],
+)
 def test_a_process_that_is_killed_while_it_loads_a_model_leaves_no_file(tmp_path: Path, assets: list[str]) -> None:
     """But for what Keras unpacks: that is in Spark's own folder, which goes with the application."""
     ours, sparks = tmp_path / "ours", tmp_path / "sparks"
@@ -145,6 +148,7 @@ def test_only_the_custom_objects_of_a_model_are_taken_along() -> None:
         assert archive.custom_objects()["mine"] is Unused
 
 
+@pytest.mark.slow  # as workers do in `training/test_models`
 def test_custom_objects_load_in_a_process_that_has_never_seen_them() -> None:
     data = archive.to_bytes(keras.Sequential([keras.layers.Input((3,)), Scaled()]))
     source = "\n".join(

@@ -175,7 +175,13 @@ SOUND: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("make_layers", SOUND.values(), ids=SOUND)
+@pytest.mark.parametrize(
+    "make_layers",
+    [
+        pytest.param(make, id=name, marks=() if name in ("a frozen layer", "recurrent") else pytest.mark.slow)
+        for name, make in SOUND.items()
+    ],
+)
 def test_sound_models_pass_new_and_used_and_loaded(make_layers: Callable[[], list[Any]]) -> None:
     model = keras.Sequential([keras.Input((6,)), *make_layers(), layers.Dense(3)])
     model.compile(keras.optimizers.AdamW(), "mse", metrics=["mae", keras.metrics.CosineSimilarity()])

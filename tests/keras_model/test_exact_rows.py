@@ -22,15 +22,11 @@ pytestmark = [
 
 #: The cases of the default suite. The others are slow: they combine what these show.
 BY_DEFAULT = {
-    *("a table called three times", "slices", "a mask for pooling", "lookups", "mixed precision with a loss scale"),
-    *(
-        "names, two outputs, moving statistics",
-        "adagrad, two tables",
-        "used again",
-        "a gradient rule",
-        "drawn ids",
-        "steps of keras itself",
-    ),
+    "a table called three times",
+    "names, two outputs, moving statistics",
+    "adagrad, two tables",
+    "a gradient rule",
+    "drawn ids",
 }
 PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in exact_rows.cases()]
 

@@ -23,7 +23,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 
 #: Pairs over all chains where `--pairs` does not say: by default, and among the slow tests.
-FEW, MANY = 28, 420
+FEW, MANY = 14, 420
 #: Wrappers: one that is drawn as an option, and one that no worker takes.
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 OPTIMIZERS = [

@@ -90,6 +90,7 @@ class Counting(Callback):
 
 
 class TestFits:
+    @pytest.mark.slow
     def test_each_has_its_own_callbacks(self, df: DataFrame) -> None:
         given = [Counting(), EarlyStopping(df)]
         made = estimator(linear(), callbacks=given)

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
@@ -71,6 +70,7 @@ class TestSearches:
             .build()
         )
 
+    @pytest.mark.slow  # the next one is fitted, too
     def test_one_over_optimizers_models_and_rules_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator()
         search = CrossValidator(
@@ -269,8 +269,8 @@ class TestClassifiers:
         ("kernel", "loss", "activation"),
         [
             ([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], SPARSE, "softmax"),
-            ([[1.0], [-2.0]], "binary_crossentropy", "sigmoid"),
-            ([[1.0], [-2.0]], "mse", None),
+            pytest.param([[1.0], [-2.0]], "binary_crossentropy", "sigmoid", marks=pytest.mark.slow),
+            pytest.param([[1.0], [-2.0]], "mse", None, marks=pytest.mark.slow),
         ],
     )
     def test_one_row_at_a_time(self, df: DataFrame, kernel: list[list[float]], loss: str, activation: str) -> None:
@@ -294,8 +294,3 @@ class TestClassifiers:
         assert functions(out.select("prediction")) == 1
         assert functions(out.select("prediction", "rawPrediction")) == 2
         assert functions(out.select("id")) == 0
-
-    def test_in_a_pipeline_with_params_by_sparks_names(self, df: DataFrame) -> None:
-        made = estimator(featuresCol="features", labelCol="label", predictionCol="guess")
-        fitted = Pipeline(stages=[made]).fit(df)
-        assert "guess" in fitted.transform(df).columns

@@ -72,6 +72,7 @@ def test_from_files_to_predictions(files: DataFrame, tmp_path: Path) -> None:
     assert watched.evaluations[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.slow  # as the fitted model does above
 def test_the_predictor_decodes_too(files: DataFrame, tmp_path: Path) -> None:
     model = network()
     expected = model.predict(IMAGES, verbose=0)

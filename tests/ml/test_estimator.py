@@ -138,6 +138,7 @@ class TestFit:
         np.testing.assert_array_equal(column(out, "prediction"), positive > 0.5)
         assert BinaryClassificationEvaluator().evaluate(out) > 0.95
 
+    @pytest.mark.slow  # `test_conventions` has the logits of both activations
     def test_logits_of_several_classes_become_probabilities(self, df: DataFrame) -> None:
         model = classifier(None)
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -181,6 +182,7 @@ class TestFit:
         assert last["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert last["accuracy"] == pytest.approx(expected["accuracy"])
 
+    @pytest.mark.slow
     def test_a_share_of_the_rows_is_the_same_share_each_time(self, df: DataFrame) -> None:
         counts = {
             estimator(validation_split=0.25, num_epoch=1).fit(df).summary.history.agg(F.sum("samples")).first()
@@ -229,6 +231,7 @@ class TestEvaluate:
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-5), name
 
+    @pytest.mark.slow
     def test_counts_of_several_thresholds_add_up(self, df: DataFrame) -> None:
         model = classifier("sigmoid", 1)
         model.compile(loss="binary_crossentropy", metrics=[keras.metrics.AUC(), keras.metrics.Precision()])
@@ -333,6 +336,7 @@ class TestPersistence:
         assert loaded.value("executors") == Executors(threads=2)
         assert loaded.value("batch_size") == made.value("batch_size")
 
+    @pytest.mark.slow
     def test_a_model_comes_back_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:
         fitted = estimator(worker_optimizer="adam", num_epoch=1).fit(df)
         fitted.write().overwrite().save(str(tmp_path / "m"))

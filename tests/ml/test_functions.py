@@ -38,7 +38,9 @@ def results(spark: SparkSession, call: str) -> list[Any]:
     return [row["y"] for row in spark.sql(f"SELECT id, {call} AS y FROM functions_rows ORDER BY id").collect()]
 
 
-@pytest.mark.parametrize("arguments", ["list", "vector", "a, b, c"])
+@pytest.mark.parametrize(
+    "arguments", ["list", *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in ("vector", "a, b, c"))]
+)
 def test_what_the_model_predicts(spark: SparkSession, rows: DataFrame, arguments: str) -> None:
     model = classifier()
     register_function(spark, "class_of", model)

@@ -73,6 +73,7 @@ def test_each_row_has_the_prediction_of_its_groups_model(fitted: KerasGroupModel
     assert AccuracyEvaluator(prediction_col="prediction", label_col="label").evaluate(one) < 0.7
 
 
+@pytest.mark.slow
 def test_unknown_keys_are_invalid_rows(fitted: KerasGroupModel, df: DataFrame) -> None:
     strange = df.withColumn("shop", F.when(F.col("shop") == "s1", F.lit("new")).otherwise(F.col("shop")))
     with pytest.raises(BadValueError, match="there is no model for shop='new'"):
@@ -127,6 +128,7 @@ def test_saved_and_loaded_in_a_pipeline(fitted: KerasGroupModel, df: DataFrame, 
     assert str(tmp_path) in again.groups.path
 
 
+@pytest.mark.slow
 def test_as_a_function_of_sql(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession) -> None:
     register_function(spark, "of_shop", fitted, returns="probability")
     df.createOrReplaceTempView("shops")
@@ -137,6 +139,7 @@ def test_as_a_function_of_sql(fitted: KerasGroupModel, df: DataFrame, spark: Spa
         assert row["p"][1] == pytest.approx(by_row[tuple(row["features"])], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_on_a_stream(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession, tmp_path: Path) -> None:
     df.write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema(df.schema).parquet(str(tmp_path / "rows"))
@@ -151,6 +154,7 @@ def test_on_a_stream(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession
     assert all(row["prediction"] == float(by_row[tuple(row["features"])] > 0.5) for row in rows)
 
 
+@pytest.mark.slow
 def test_one_row_at_a_time_and_keys_that_are_features(df: DataFrame) -> None:
     features = estimator().setParams(features_col=["year", "label"], label_col="label")
     fitted = features.fitGroups(df, by=["shop", "year"])

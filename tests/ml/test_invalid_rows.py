@@ -73,7 +73,7 @@ class TestTraining:
         assert caught.value.column == "a"
         assert "distkeras" not in str(caught.value)
 
-    @pytest.mark.parametrize("handle", ["skip", "keep"])
+    @pytest.mark.parametrize("handle", ["skip", pytest.param("keep", marks=pytest.mark.slow)])
     def test_such_rows_are_left_out_and_shown(self, df: DataFrame, handle: str) -> None:
         fitted = estimator(handle_invalid=handle, num_epoch=2).fit(df)
         counted = fitted.summary.history.agg(F.sum("samples")).first()
@@ -93,11 +93,13 @@ class TestTraining:
         for left, right in zip(one.keras_model.get_weights(), other.keras_model.get_weights(), strict=True):
             np.testing.assert_array_equal(left, right)
 
+    @pytest.mark.slow
     def test_the_rows_to_validate_on_too(self, df: DataFrame) -> None:
         held = df.withColumn("held", F.col("id") % 3 == 0)
         fitted = estimator(handle_invalid="skip", validation_indicator_col="held").fit(held)
         assert all(math.isfinite(point["loss"]) for point in fitted.summary.validation)
 
+    @pytest.mark.slow
     def test_vectors_and_arrays_of_other_sizes(self, spark: SparkSession) -> None:
         vectors = [Vectors.dense([i, -i]) if i != 7 else None for i in range(20)]
         arrays = [[0.5] * (1 if i == 9 else 2) for i in range(20)]
@@ -137,7 +139,9 @@ class TestPrediction:
         assert rows_of(out) == expected
         assert out.count() == 57
 
-    @pytest.mark.parametrize("size", [1, 4, 1024])
+    @pytest.mark.parametrize(
+        "size", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(1024, marks=pytest.mark.slow)]
+    )
     def test_keep(self, df: DataFrame, expected: dict[int, Row], size: int) -> None:
         model = KerasModel(
             classifier(),
@@ -158,6 +162,7 @@ class TestPrediction:
                 np.testing.assert_allclose(values[2], expected[number]["probability"], atol=1e-6)
                 assert values[0] == expected[number]["prediction"]
 
+    @pytest.mark.slow
     def test_a_partition_of_such_rows_alone(self, df: DataFrame) -> None:
         out = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="keep").transform(df.where("id = 3"))
         ((prediction, probability),) = out.select("prediction", "probability").collect()
@@ -172,7 +177,7 @@ class TestPrediction:
         with pytest.raises(ConfigurationError, match="`handle_invalid`"):
             estimator(handle_invalid="drop")
 
-    @pytest.mark.parametrize("output_type", ["array", "vector"])
+    @pytest.mark.parametrize("output_type", ["array", pytest.param("vector", marks=pytest.mark.slow)])
     def test_the_predictor(self, df: DataFrame, output_type: str) -> None:
         arrays = df.withColumn("x", F.when(F.col("id") != 5, F.array("a", "b")))
         predictor = ModelPredictor(classifier(), "x", output_type=output_type, handle_invalid="keep", invalid_col="why")
@@ -193,19 +198,21 @@ class TestPrediction:
         assert {number for number, row in found.items() if row["prediction"] is None} == {2}
         assert "JSONDecodeError" in found[2]["why"]
 
+    @pytest.mark.slow
     def test_evaluation(self, df: DataFrame) -> None:
         good = df.where(~F.col("id").isin(*BAD))
         model = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="skip")
         plain = KerasModel(classifier(), features_col=["a", "b"])
         assert model.evaluate(df) == pytest.approx(plain.evaluate(good), rel=1e-6)
 
-    @pytest.mark.parametrize("returns", ["prediction", "probability"])
+    @pytest.mark.parametrize("returns", ["prediction", pytest.param("probability", marks=pytest.mark.slow)])
     def test_sql(self, spark: SparkSession, df: DataFrame, returns: str) -> None:
         model = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="keep")
         register_function(spark, "scored", model, returns)
         found = rows_of(df.select("id", F.expr("scored(a, b)").alias("value")))
         assert {number for number, row in found.items() if row["value"] is None} == {3, 17, 18}
 
+    @pytest.mark.slow
     def test_a_stream_goes_on_after_a_null(self, spark: SparkSession, df: DataFrame, tmp_path: Path) -> None:
         model = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="keep", invalid_col="why")
         df.write.parquet(str(tmp_path / "in"))

@@ -109,6 +109,7 @@ def test_an_estimator_learns_from_a_stream_and_its_model_scores_it(spark: SparkS
     assert {"prediction", "probability"} < set(fitted.transform(files).columns)
 
 
+@pytest.mark.slow  # as the fitted model does above
 def test_the_predictor_scores_a_stream_too(spark: SparkSession, tmp_path: Path) -> None:
     model, arriving = classifier(), tmp_path / "arriving"
     arriving.mkdir()

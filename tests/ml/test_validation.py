@@ -66,12 +66,14 @@ def test_the_last_point_is_of_all_rows(df: DataFrame) -> None:
     assert {name: last[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_few_rows_are_evaluated_once(df: DataFrame) -> None:
     few = df.where("id < 200")
     fitted = estimator(num_epoch=1, validation_rows=51).fit(few)
     assert fitted.summary.validation[-1]["rows"] == 50
 
 
+@pytest.mark.slow
 def test_by_commits(df: DataFrame, tmp_path: Path) -> None:
     evaluated = tmp_path / "evaluated"
 
@@ -96,6 +98,7 @@ def test_what_cannot_be_between_two_points(option: str) -> None:
         estimator(**{option: 0})
 
 
+@pytest.mark.slow
 def test_a_metric_that_does_not_add_up_stays_that_of_the_sample(
     df: DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -294,6 +294,7 @@ def test_every_case_of_the_link_runs() -> None:
     assert all(one.ours and one.limit and one.naive for one in rows)
 
 
+@pytest.mark.slow
 def test_a_rule_that_does_more_than_add_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.ps.MEDIUM", ((300,),))
     with other_rule("lwp", 2, 0.02, 0.5) as case:

@@ -116,7 +116,7 @@ def test_ctrl_c_in_a_terminal(files: Path, tmp_path: Path, saved: bool) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
     train: ModuleType,
     spark: SparkSession,

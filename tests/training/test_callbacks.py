@@ -176,6 +176,7 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_search_ends_the_job_of_a_pruned_trial(spark: SparkSession) -> None:
     """The first trial's loss falls a million times as fast; the second one would not end by itself."""
     study = optuna.create_study(pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4))
@@ -262,6 +263,7 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
     assert timings == {"start", "spark", "finish", "total"}
 
 
+@pytest.mark.slow
 def test_the_end_includes_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.training.spark_job._STATUS_SECONDS", 1000.0)  # no news after the first
     trainer = Trainer(

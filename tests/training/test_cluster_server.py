@@ -67,6 +67,7 @@ def center(driver: DriverClient) -> list[float]:
     return driver.center().center.tolist()
 
 
+@pytest.mark.slow
 def test_one_that_stands_still_while_it_is_asked_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
     with stopped_server(spark, tmp_path) as (server, events, _):
         assert server.ask(center) == START.tolist()
@@ -83,6 +84,7 @@ def test_one_that_stands_still_between_requests_is_started_again(spark: SparkSes
         assert server.restarts == 1
 
 
+@pytest.mark.slow
 def test_one_that_dies_more_often_than_spark_lets_a_task_fail_is_started_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_dashboard_is_a_callback(clouds: DataFrame, tmp_path: Path) -> None:
     assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_page_that_is_asked_for_afterwards_has_it_all(clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of()
     trainer.train(clouds)
@@ -101,6 +102,7 @@ def test_a_page_that_is_asked_for_afterwards_has_it_all(clouds: DataFrame, tmp_p
     assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_second_job_takes_the_page_over(clouds: DataFrame) -> None:
     trainer = trainer_of(num_epoch=1)
     with trainer.dashboard():
@@ -161,6 +163,7 @@ def test_the_page_is_live_and_tells_of_a_worker_that_died(spark: SparkSession, t
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_says_why(clouds: DataFrame, spark: SparkSession) -> None:
     def fail(step: int) -> None:
         raise ValueError("<b>no</b> more")

@@ -133,6 +133,7 @@ class StopAtOnce(Callback):
         context.stop("enough")
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_early_ends_for_all_after_the_same_epoch(spark: SparkSession) -> None:
     trainer = job(Daso(nodes=2, warm_up=1, cool_down=1), workers=2, epochs=500)
     trainer.train(partitions(spark, 2), callbacks=[StopAtOnce()])

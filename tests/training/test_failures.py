@@ -56,7 +56,7 @@ def nothing_left(spark: SparkSession) -> Iterator[None]:
     assert_no_jobs(spark)
 
 
-@pytest.mark.parametrize("rule", ["downpour", "averaging"])
+@pytest.mark.parametrize("rule", ["downpour", pytest.param("averaging", marks=pytest.mark.slow)])
 def test_empty(spark: SparkSession, rule: str) -> None:
     with pytest.raises(EmptyDataError, match="`df` must have rows"):
         train(frame(spark, []), rule=rule)
@@ -79,7 +79,7 @@ BAD_ROWS = {
 
 
 #: The others differ from these in what the unit tests of columns and mini-batches show.
-FIRST = {"null feature", "ragged", "label above"}
+FIRST = {"label above"}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in FIRST else pytest.mark.slow) for k in BAD_ROWS])
@@ -127,6 +127,7 @@ class TestInsideATask:
         assert "Traceback (most recent call last)" in present(caught.value.remote_traceback)
         assert "distkeras/training/task.py" in present(caught.value.remote_traceback)
 
+    @pytest.mark.slow
     def test_what_the_others_learned_before_is_left(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
             if step == 3:
@@ -225,7 +226,8 @@ class TestInsideATask:
 
 class TestKilledWorkers:
     @pytest.mark.parametrize(
-        ("rule", "window", "relays"), [("downpour", 3, None), ("averaging", 2, None), ("downpour", 2, "host")]
+        ("rule", "window", "relays"),
+        [("downpour", 3, None), pytest.param("averaging", 2, None, marks=pytest.mark.slow), ("downpour", 2, "host")],
     )
     def test_a_killed_python_worker_is_replaced_and_nothing_counts_twice(
         self, spark: SparkSession, tmp_path: Path, rule: str, window: int, relays: str | None

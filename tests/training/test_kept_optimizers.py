@@ -102,6 +102,7 @@ def test_the_successor_of_a_killed_worker_begins_with_the_state_that_was_sent(
     assert had.index(second[:size]) == steps  # the state when its next step began
 
 
+@pytest.mark.slow
 def test_an_undisturbed_job_is_the_same_to_the_bit_without_it(spark: SparkSession) -> None:
     weights = []
     for keep in (True, False):

@@ -45,6 +45,7 @@ class TestModels:
         assert figures["accuracy"] > 0.9
         assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
 
+    @pytest.mark.slow
     def test_what_the_model_is_compiled_with_is_the_default(self, clouds: DataFrame) -> None:
         model = wrong_model()
         model.compile(sgd(0.1), SPARSE, metrics=["accuracy"])
@@ -67,7 +68,7 @@ class TestModels:
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert int(trained.optimizer.iterations) == 0  # each worker has a state of its own
 
-    @pytest.mark.parametrize("rule", ["downpour", "averaging"])
+    @pytest.mark.parametrize("rule", ["downpour", pytest.param("averaging", marks=pytest.mark.slow)])
     def test_moving_statistics_arrive(self, clouds: DataFrame, rule: str) -> None:
         inputs = keras.Input((2,))
         normalized = keras.layers.BatchNormalization(momentum=0.5)(inputs)

@@ -68,7 +68,11 @@ def options(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "loss", [{"price": "mse", "amount": "mae"}, ["mae", "mse"], pytest.param(None, marks=pytest.mark.slow)]
+    "loss",
+    [
+        {"price": "mse", "amount": "mae"},
+        *(pytest.param(loss, marks=pytest.mark.slow) for loss in (["mae", "mse"], None)),
+    ],
 )
 def test_a_mapping_trains_each_part_on_its_own_column(rows: DataFrame, loss: Any) -> None:
     """Of a list of losses Keras itself takes the first for the output whose key is sorted first."""
@@ -163,7 +167,7 @@ def of_ids(dtype: str) -> keras.Model:
     return keras.Model(inputs, keras.ops.sum(keras.ops.subtract(inputs, 2**24), axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("kind", ["int", "bigint"])
+@pytest.mark.parametrize("kind", [pytest.param("int", marks=pytest.mark.slow), "bigint"])
 def test_integer_columns_for_one_input_stay_integers(spark: SparkSession, kind: str) -> None:
     ids = spark.createDataFrame([(ID, ID + 2)], f"first {kind}, second {kind}")
     model = KerasModel(of_ids("int32"), features_col=["first", "second"])

@@ -65,6 +65,7 @@ def test_another_number_of_workers_finds_other_rows_before_any_work(
     assert again.resumed.exact
 
 
+@pytest.mark.slow
 def test_an_empty_partition_hides_no_other_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Equal rows share a partition: of four, two have none."""
     x, y = np.repeat([[0.0, 1.0], [2.0, 3.0]], 16, axis=0).astype(np.float32), np.repeat([0, 1], 16).astype(np.int32)

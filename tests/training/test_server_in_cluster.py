@@ -65,6 +65,7 @@ def test_a_job_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) 
     assert counts(model) == [EPOCHS] * ROWS
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_the_job_with_its_error(spark: SparkSession, tmp_path: Path) -> None:
     def broken(value: Any) -> Any:
         raise RuntimeError("it is broken")

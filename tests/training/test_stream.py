@@ -105,6 +105,7 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
         training.awaitTermination(patience(120))
 
 
+@pytest.mark.slow
 def test_the_optimizers_state_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """A step a micro-batch, with momentum one half, over a restart: sums of halves, which are exact."""
     size, folder = 3, tmp_path / "in"

@@ -132,6 +132,7 @@ def test_they_live_as_long_as_the_stream_and_stop_it(
         assert clocks[-1] <= clock
 
 
+@pytest.mark.slow
 def test_their_errors_end_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     stream = arriving(spark, tmp_path / "in")

@@ -104,7 +104,7 @@ def test_the_trajectory_is_that_of_the_dense_exchange_to_the_bit(spark: SparkSes
     np.testing.assert_array_equal(*losses)
 
 
-@pytest.mark.parametrize(("rule", "window"), [("downpour", 2), ("asgd", 1)])
+@pytest.mark.parametrize(("rule", "window"), [pytest.param("downpour", 2, marks=pytest.mark.slow), ("asgd", 1)])
 def test_each_row_counts_as_often_as_it_was_trained_on(spark: SparkSession, rule: str, window: int) -> None:
     assert_exact(counter(counted(ROWS), rule, window).train(ids(spark, ROWS)))
 
@@ -151,6 +151,7 @@ def test_a_server_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     assert_exact(trained)
 
 
+@pytest.mark.slow
 def test_a_server_in_the_cluster_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "checkpoint")
 
@@ -181,7 +182,8 @@ class StopAt(Callback):
             context.stop("enough")
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])  # 3: other rows at each worker, too
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])  # 3: other rows at each worker, too
 def test_a_job_that_is_resumed(spark: SparkSession, tmp_path: Path, workers: int) -> None:
     df, place = ids(spark, ROWS), str(tmp_path)
     counter(counted(ROWS)).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
@@ -229,6 +231,7 @@ class TestErrors:
             counter(counted(ROWS), tables=3)
 
 
+@pytest.mark.slow
 def test_by_itself_only_tables_with_enough_rows_travel(spark: SparkSession) -> None:
     for rows, expected in ((12, "too few"), (4000, "by rows: 'counts' (4000 rows of 1)")):
         trainer = counter(counted(rows), tables="auto")

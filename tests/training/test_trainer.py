@@ -81,9 +81,6 @@ class TestEqualToPlainKeras:
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
             assert np.abs(got - before).max() > 1e-3  # it went somewhere
 
-    def test_downpour(self, clouds: DataFrame) -> None:
-        self.assert_close(self.trained(clouds, make("downpour", window=5), sgd(0.1)), self.plain(clouds, sgd(0.1)))
-
     def test_downpour_with_an_optimizer_that_has_state(self, clouds: DataFrame) -> None:
         adam = keras.optimizers.Adam
         self.assert_close(self.trained(clouds, "downpour", adam(0.01)), self.plain(clouds, adam(0.01)))
@@ -91,6 +88,7 @@ class TestEqualToPlainKeras:
     def test_gradients_applied_at_the_server(self, clouds: DataFrame) -> None:
         self.assert_close(self.trained(clouds, "asgd", learning_rate=0.1), self.plain(clouds, sgd(0.1)))
 
+    @pytest.mark.slow  # `ps/worker/test_overlap` has the steps, a count below the job
     def test_downpour_that_computes_while_commits_travel(self, clouds: DataFrame) -> None:
         # A lone worker knows what is under way: it is missing in no step.
         overlapped = self.trained(clouds, make("downpour", window=1), sgd(0.1), overlap=True)
@@ -121,14 +119,12 @@ class TestEveryRowOnce:
         # The numbers are exact in float32, so that the workers' turns, which cannot be repeated, play no part.
         assert counts(counter(make("agn", window=1)).train(ones)) == [EPOCHS] * ROWS
 
-    def test_zealous_downpour(self, ones: DataFrame) -> None:
-        assert counts(counter(make("zealous_downpour", window=3)).train(ones)) == [EPOCHS] * ROWS
-
     def test_more_workers_than_slots_train_in_waves(self, ones: DataFrame) -> None:
         trainer = counter(workers=5)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
         assert {row["worker"] for row in trainer.commits.collect()} == set(range(5))
 
+    @pytest.mark.slow
     def test_a_partition_smaller_than_a_batch_trains(self, spark: SparkSession) -> None:
         trainer = counter(rows=3, workers=2, batch_size=64, num_epoch=2)
         assert counts(trainer.train(counting_rows(spark, 3))) == [2, 2, 2]
@@ -150,6 +146,7 @@ class TestEveryRowOnce:
             if row["clock"] < min(ends.values()):
                 assert started[worker] - started[1 - worker] <= bound + 1
 
+    @pytest.mark.slow
     def test_partitioned_already(self, ones: DataFrame) -> None:
         spec = DataSpec(features=(Column("features", (ROWS,)),), labels=(Column("label"),), batch_size=BATCH)
         laid_out = partitioned(ones, spec, 2).cache()
@@ -172,7 +169,8 @@ class TestEveryRowOnce:
             assert [row["steps"] for row in commits[:6]] == [4] * 6
             assert max(row["steps"] for row in commits[8:]) == min(window, 4)
 
-    @pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("overlap", [False, True])
     def test_windows_that_follow_the_workers_speeds(self, ones: DataFrame, overlap: bool) -> None:
         rule = make("downpour", window="by_speed", window_max=3)
         trainer = counter(rule, num_epoch=6, overlap=overlap)
@@ -190,9 +188,9 @@ class TestEveryRowOnce:
 
 #: Of rules whose step at the server is as long as its rate, however far the workers move; there are few steps here.
 SERVER_RATES = {"fadas": {"server_rate": 0.5}, "fedopt": {"server_rate": 0.5}}
-#: One for each way in which a rule takes part in a job: its workers send the sum of their steps, or gradients; they
-#: keep their own parameters; they commit in rounds; the server keeps something for each of them.
-FEW = ("downpour", "asgdm", "eamsgd", "easgd", "dana_dc")
+#: One for each way in which a rule takes part in a job: its workers send gradients; they keep parameters of their own; it
+#: has rounds; the server keeps something for each worker. Most tests here send the sum of the steps.
+FEW = ("asgdm", "eamsgd", "easgd", "dana_dc")
 
 
 @pytest.mark.parametrize(
@@ -287,6 +285,7 @@ class TestSeveralTrainers:
         assert [row["names"] for row in found] == ["", ""]
 
 
+@pytest.mark.slow
 def test_default_workers_are_sparks_parallelism(ones: DataFrame) -> None:
     trainer = counter(workers=None, num_epoch=1)
     trainer.train(ones)

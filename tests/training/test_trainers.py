@@ -109,6 +109,7 @@ def test_single_trainer_is_plain_keras(clouds: DataFrame) -> None:
     assert {row["worker"] for row in trainer.history.collect()} == {0}
 
 
+@pytest.mark.slow
 def test_shuffle_of_train_overrides_the_constructors(clouds: DataFrame) -> None:
     spec = DataSpec((Column("features", (2,)),), (Column("label", (), "int32"),), batch_size=64, shuffle=False)
     plain = wrong_model()
@@ -120,6 +121,7 @@ def test_shuffle_of_train_overrides_the_constructors(clouds: DataFrame) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_averaging_trainer_is_the_mean_of_the_workers(spark: SparkSession) -> None:
     # Each row moves its own weight by 1 at its worker only; the mean of two workers' moves is a half.
     rows = 40

@@ -86,7 +86,14 @@ def test_wide_tables_stay_in_files(rows: DataFrame, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize(("column", "batch_size"), [("features", 1), ("features", 1024), ("vector", 7)])
+@pytest.mark.parametrize(
+    ("column", "batch_size"),
+    [
+        pytest.param("features", 1, marks=pytest.mark.slow),
+        pytest.param("features", 1024, marks=pytest.mark.slow),
+        ("vector", 7),
+    ],
+)
 def test_predictions_are_those_of_keras(rows: DataFrame, model: keras.Model, column: str, batch_size: int) -> None:
     out = ModelPredictor(model, features_col=column, batch_size=batch_size).transform(rows)
     assert out.schema["prediction"].dataType.simpleString() == "array<float>"
@@ -102,7 +109,9 @@ def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: ke
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize(("column", "output_type"), [("features", "array"), ("vector", "vector")])
+@pytest.mark.parametrize(
+    ("column", "output_type"), [pytest.param("features", "array", marks=pytest.mark.slow), ("vector", "vector")]
+)
 def test_a_table_in_parquet(rows: DataFrame, model: keras.Model, tmp_path: Path, column: str, output_type: str) -> None:
     """Which Spark reads in batches of columns, vectors among them."""
     rows.write.parquet(str(tmp_path / "rows"))
@@ -120,6 +129,7 @@ def test_empty_partitions_and_no_rows(spark: SparkSession, rows: DataFrame, mode
     assert stage.transform(rows.limit(0)).collect() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_small_arrow_batches_are_joined(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "3")
@@ -142,7 +152,7 @@ def branched(named: bool) -> keras.Model:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
     model = branched(named)
     ids = np.arange(N, dtype="int32")
@@ -160,6 +170,7 @@ def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
     np.testing.assert_allclose(values(out, "total"), total, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_vectors_among_several_outputs(rows: DataFrame) -> None:
     x = keras.Input((4,))

@@ -210,7 +210,7 @@ def kill(server: subprocess.Popen[bytes]) -> None:
     server.wait(patience(20))
 
 
-@pytest.mark.parametrize("end", ["go on", "die", "done meanwhile"])
+@pytest.mark.parametrize("end", ["go on", "die", pytest.param("done meanwhile", marks=pytest.mark.slow)])
 def test_the_next_server_knows_the_truth_about_jobs_that_ran(
     office: Office, other_server: subprocess.Popen[bytes], end: str
 ) -> None:
@@ -289,6 +289,7 @@ def unseen(office: Office, monkeypatch: pytest.MonkeyPatch, todo: str) -> tuple[
     return job, driver
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     job, driver = unseen(office, monkeypatch, "wait")
     runner = office.open(lease=brief(3.0))
@@ -305,7 +306,9 @@ def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, mon
     office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # its parent is the first runner
 
 
-@pytest.mark.parametrize("end", ["dies", "stands still", "cancelled"])
+@pytest.mark.parametrize(
+    "end", ["dies", *(pytest.param(end, marks=pytest.mark.slow) for end in ("stands still", "cancelled"))]
+)
 def test_a_driver_that_is_not_visible_is_never_doubled(
     office: Office, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
@@ -336,6 +339,7 @@ def drivers_of(folder: Path) -> int:
     )
 
 
+@pytest.mark.slow  # two servers of one database are above
 def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: Office, tmp_path: Path) -> None:
     """Each server in a PID namespace of its own; the second sees the first one's end only by its silent lease."""
     isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -377,6 +381,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_server_whose_clock_was_set_finds_the_living_driver(
     office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -412,7 +417,7 @@ def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch)
     assert ProcessId.of(os.getpid()) == me
 
 
-@pytest.mark.parametrize("said", [b"", b"no\n"])
+@pytest.mark.parametrize("said", [b"", pytest.param(b"no\n", marks=pytest.mark.slow)])
 def test_a_driver_without_the_order_to_go_does_nothing(tmp_path: Path, said: bytes) -> None:
     command = [
         sys.executable,
