@@ -199,6 +199,7 @@ class TestEvents:
         assert 0.0 <= evaluator.evaluate(indexed) <= 1.0
         assert trainer.get_averaged_history()[:, 0].ndim == 1
 
+    @pytest.mark.slow
     def test_a_factor_of_parallelism_makes_more_partitions_of_the_same_workers(self, dataset: DataFrame) -> None:
         standing = keras.optimizers.SGD(0.0)
         trainer = DOWNPOUR(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -169,6 +170,7 @@ def test_a_command_names_what_is_there(name: str, command: str) -> None:
         assert ran.returncode == 0, ran.stderr.decode()
 
 
+@functools.cache
 def helped(script: str) -> str:
     """What a script says about its options; a shell script hands them on to the Python one of its name."""
     stem = ROOT / Path(script).with_suffix("")

@@ -119,6 +119,7 @@ def test_weights_are_rows(spark: SparkSession) -> None:
     assert len(set(weights.values())) == 3
 
 
+@pytest.mark.slow
 def test_keys_of_several_columns_and_nulls(spark: SparkSession) -> None:
     year = F.when(F.col("label") == 0, F.lit(None)).otherwise(F.lit(2020)).cast("int")
     df = rows_of(spark, 2).withColumn("year", year)

@@ -178,7 +178,7 @@ SOUND: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize(
     "make_layers",
     [
-        pytest.param(make, id=name, marks=() if name in ("a frozen layer", "recurrent") else pytest.mark.slow)
+        pytest.param(make, id=name, marks=() if name == "a frozen layer" else pytest.mark.slow)
         for name, make in SOUND.items()
     ],
 )

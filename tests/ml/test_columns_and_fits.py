@@ -68,6 +68,7 @@ class TestColumns:
 
 
 class TestCustomObjects:
+    @pytest.mark.slow
     def test_classes_that_are_not_registered(self, df: DataFrame) -> None:
         class Halved(keras.layers.Layer):
             def call(self, x: Any) -> Any:

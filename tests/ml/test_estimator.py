@@ -201,6 +201,7 @@ class TestFit:
         with pytest.raises(ConfigurationError, match="`model`"):
             KerasEstimator().fit(df)
 
+    @pytest.mark.slow
     def test_params_of_a_fit(self, df: DataFrame) -> None:
         made = estimator(num_epoch=1)
         first, second = made.fit(df, [{made.getParam("batch_size"): 60}, {made.getParam("batch_size"): 20}])

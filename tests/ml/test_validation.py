@@ -36,6 +36,7 @@ def estimator(*hooks: keras.Layer, **keywords: Any) -> KerasEstimator:
     return KerasEstimator(model, "agn", **given | options | keywords)
 
 
+@pytest.mark.slow
 def test_a_point_for_each_epoch(df: DataFrame, tmp_path: Path) -> None:
     class Release(Callback):
         def on_center(self, context: CallbackContext) -> None:

@@ -69,6 +69,7 @@ def core(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.slow
 def test_a_run_is_counted(core: Callable[[str], str]) -> None:
     text = """
         import os, pytest, warnings

@@ -194,6 +194,7 @@ def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert len(running.kept(path)) == 2
 
 
+@pytest.mark.slow
 def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--only", "dynsgd", "--out", str(tmp_path), "--processes", "1"]
     assert command.main([*options, "--criteria", "first"]) == 0
@@ -218,7 +219,7 @@ def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
     assert "Revised criteria: not run at the tiny scale" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.slow  # what an interval decides, and claims by both sets of criteria, are above
+@pytest.mark.slow  # what an interval decides is above
 def test_criteria_that_are_decided_by_intervals(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--criteria", "first", "--only", "slow-worker", "--out", str(tmp_path)]
     assert command.main([*options, "--processes", "1"]) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 from support.patience import patience
 
 from distkeras import Trainer
@@ -233,20 +235,20 @@ def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[s
     assert end.value.code == 2
 
 
-# ---- spark-submit
+# ---- whole jobs
 
 
-def test_spark_submit(files: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(
+def words_of_a_job(files: Path, folder: Path, out: Path) -> list[str]:
+    """The words of a command whose flags win over the file that it names."""
+    (folder / "job.toml").write_text(
         f'rule = "downpour"\nset = {{window = 5}}\nepochs = 9\nworkers = 2\nloss = "{LOSS}"\nmetrics = ["accuracy"]\n'
     )
-    done = submit(
-        tmp_path,
-        *["--config", "job.toml", *needed(files), "--rule", "agn", "--set", "window=4"],
-        *["--epochs", "2", "--batch-size", "32", "--optimizer", "adam"],
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    out = tmp_path / "out"
+    words = ["--config", str(folder / "job.toml"), *needed(files), "--out", str(out), "--rule", "agn"]
+    return [*words, "--set", "window=4", "--epochs", "2", "--batch-size", "32", "--optimizer", "adam"]
+
+
+def check_job(out: Path, printed: str) -> None:
+    """The files and the report of such a job."""
     names = {path.name for path in out.iterdir()}
     tables = {"history.parquet", "commits.parquet", "summary.json"}
     assert names == tables | {"model.keras", "loss.png", "accuracy.png", "staleness.png"}
@@ -260,14 +262,36 @@ def test_spark_submit(files: Path, tmp_path: Path) -> None:
     for row, (_, part) in zip(summary["epochs"], history.to_pandas().groupby("epoch"), strict=True):
         assert row["loss"] == pytest.approx(np.average(part["loss"], weights=part["samples"]))
         assert row["accuracy"] == pytest.approx(np.average(part["accuracy"], weights=part["samples"]))
-    said = done.stdout.splitlines()
+    said = printed.splitlines()
     (start,) = [place for place, line in enumerate(said) if line.startswith("agn: 600 samples and ")]
     assert [line.split()[:2] for line in said[start + 1 : start + 4]] == [
         ["epoch", "samples"],
         ["1", "300"],
         ["2", "300"],
     ]
-    assert said[start + 4] == "Model, history and commits are in out"
+    assert said[start + 4] == f"Model, history and commits are in {out}"
+
+
+def test_a_job_leaves_its_model_its_tables_and_a_report(
+    train: ModuleType,
+    spark: SparkSession,
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(train, "spark_session", lambda: contextlib.nullcontext(spark))  # it must go on afterwards
+    out = tmp_path / "out"
+    assert train.main(words_of_a_job(files, tmp_path, out)) == 0
+    check_job(out, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_spark_submit(files: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = submit(tmp_path, *words_of_a_job(files, tmp_path, out))
+    assert done.returncode == 0, done.stderr[-5000:]
+    check_job(out, done.stdout)
 
 
 @pytest.mark.slow

@@ -335,6 +335,7 @@ class TestBadNumbers:
         assert list(events.worker) == list(skipped.sort_values("clock").worker)
         assert "(1 of at most 100)" in events.text[0]
 
+    @pytest.mark.slow
     def test_too_many_name_the_layer(self, rows: DataFrame) -> None:
         with pytest.raises(NonFiniteError, match=r"in dense\w*/kernel \(element \d+\).*after 1 commits") as caught:
             counter(epochs=3, max_skipped=1).train(rows)

@@ -71,6 +71,7 @@ def test_the_page_tells_what_the_tables_have(spark: SparkSession, clouds: DataFr
     assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_dashboard_is_a_callback(clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of(num_epoch=1)
     with Dashboard() as dashboard:

@@ -173,6 +173,7 @@ class TestInsideATask:
         assert caught.value.step is not None
         assert "Traceback" in present(caught.value.remote_traceback)
 
+    @pytest.mark.slow
     def test_a_rule_that_fails_at_the_server(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -81,6 +81,7 @@ class TestModels:
         np.testing.assert_allclose(moving_variance, x.var(0), rtol=0.4)
         assert accuracy(trained, x + 10, y) > 0.95
 
+    @pytest.mark.slow
     def test_frozen_layers_stay(self, clouds: DataFrame) -> None:
         model = deep_model()
         model.layers[0].trainable = False
@@ -134,6 +135,7 @@ class TestModels:
         )
         assert counts(trainer.train(rows)) == list(range(8))
 
+    @pytest.mark.slow
     def test_class_weights_multiply_sample_weights(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
             [(np.eye(8)[number].tolist(), number % 2, 2.0) for number in range(8)],

@@ -188,8 +188,8 @@ class TestEveryRowOnce:
 
 #: Of rules whose step at the server is as long as its rate, however far the workers move; there are few steps here.
 SERVER_RATES = {"fadas": {"server_rate": 0.5}, "fedopt": {"server_rate": 0.5}}
-#: One for each way in which a rule takes part in a job: its workers send gradients; they keep parameters of their own; it
-#: has rounds; the server keeps something for each worker. Most tests here send the sum of the steps.
+#: One for each way in which a rule takes part in a job: its workers send gradients; they keep their own parameters;
+#: they meet in rounds; the server keeps something for each worker. Most tests here send the sum of the steps.
 FEW = ("asgdm", "eamsgd", "easgd", "dana_dc")
 
 

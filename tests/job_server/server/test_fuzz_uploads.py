@@ -24,7 +24,7 @@ from distkeras.job_server.server.views import PREFIX
 #: Statuses of the answers that refuse what a client has sent.
 REFUSALS = {400, 401, 404, 405, 409, 413, 415, 422, 431, 501}
 #: The server is there for all examples of a test.
-FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+FUZZ = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 UPLOADS = ["/jobs", "/predictions"]
 
 
