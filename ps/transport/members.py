@@ -249,7 +249,11 @@ class MemberLinks:
         return self._poster.outcome()
 
     def settle(self, step: int) -> None:
-        """Wait until the posted sum, if there is one, has ended: the group's connections are this thread's again."""
+        """Wait until the posted sum, if there is one, has ended: the group's connections are this thread's again.
+
+        Raises:
+            MemberLostError: they are lost; without this, a wait at one of them would last until its deadline.
+        """
         if self._poster is None or not self._posted:
             return
         timeout = 2 * self._deadlines.reply
@@ -258,6 +262,7 @@ class MemberLinks:
                 f"waited {timeout:g} s for the exchange between nodes", worker=self._hello.worker, step=step
             )
         self._posted = False
+        self._poster.outcome()
 
     def sum_parameters(self, step: int, theta: Vector, *, cast: bool) -> Vector:
         """Return the sum of the parameters of this member's group; ``cast``: each through bfloat16 on its way."""

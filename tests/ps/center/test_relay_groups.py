@@ -133,12 +133,14 @@ def test_the_sum_does_not_depend_on_the_relay() -> None:
 
 def test_what_is_joined_can_be_split() -> None:
     own, other = commit_of(3, last=1, checksum=-7), commit_of(1, attempt=1 << 40, sequence=9, epoch=2, epoch_end=True)
-    other.history[...] = 5.0
-    whole = join(own, [Companion(17, other)], (np.empty(SIZE, np.float32),))
+    third = commit_of(0, last=2)
+    other.history[...], third.history[...] = 5.0, 6.0
+    whole = join(own, [Companion(17, other), Companion(4, third)], (np.empty(SIZE, np.float32),))
     assert whole.grouped
-    assert len(whole.history) == 3
-    back, ((connection, companion),) = split(whole)
+    assert len(whole.history) == 6
+    back, ((connection, companion), (_, last)) = split(whole)
     assert connection == 17
+    np.testing.assert_array_equal(last.history, third.history)
     names = ("worker", "attempt", "sequence", "epoch", "first", "last", "epoch_end", "checksum", "learning_rate")
     for name in names:
         assert getattr(companion, name) == getattr(other, name)

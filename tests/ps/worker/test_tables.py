@@ -99,7 +99,7 @@ def test_a_window_is_committed_at_its_end() -> None:
     with pytest.raises(LocalProtocolError, match="a window must be committed at its end"):
         _ = windows.touched
     next(iter(windows))
-    with pytest.raises(LocalProtocolError, match="Received: one with 1 mini-batches left"):
+    with pytest.raises(LocalProtocolError, match="Received: a commit with 1 mini-batches left"):
         windows.moved(windows.payload()[0])
 
 
