@@ -1,7 +1,7 @@
-"""The driver's connection to a server that it cannot reach: each request travels within a Spark job of one task.
+"""The driver's connection to a server that it cannot reach: requests travel within a Spark job of one task.
 
-So it takes a free slot, and what Spark takes for a small job. A request may arrive twice, as over a connection that
-breaks: none of the driver's does harm then.
+So each takes a free slot, and what Spark takes for a small job; the blocks of a table share a job. A request may arrive
+twice, as over a connection that breaks: none of the driver's does harm then.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -28,9 +29,9 @@ from distkeras.ps.errors import (
     headline,
 )
 from distkeras.ps.protocol.framing import decode, encode
-from distkeras.ps.protocol.messages import Fault, Message, error_of, fault_of
+from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows, error_of, fault_of
 from distkeras.ps.server.start import StartReport
-from distkeras.ps.transport.client import Client
+from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
@@ -41,13 +42,15 @@ if TYPE_CHECKING:
 
 #: Bytes of an answer in one row: Spark Connect sends none that is much larger than four times this.
 _PIECE = 1 << 20
+#: Bytes of a table that one job brings: driver and executor hold them, and several answers in addition.
+_JOB_BYTES = 64 << 20
 #: Seconds between two tries to reach the server, at most.
 _LONGEST_PAUSE = 2.0
 #: Seconds from one look at what else happens to the next, while a job runs.
 _LOOK = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
-_PIECES = "lost boolean, part long, data binary"
+_PIECES = "answer long, lost boolean, part long, data binary"
 _FOUND = "host string, incarnation long, place string, error string"
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _R = TypeVar("_R")
@@ -66,40 +69,57 @@ def _patiently(call: Callable[[], _R], timeout: float, world: World) -> _R:
 
 @dataclass(frozen=True)
 class RemoteRequest:
-    """A request that a task takes to the server, and brings the answer back.
+    """Requests that a task takes to the server, one after the other, and brings the answers back.
 
     Args:
         address, deadlines: of the server, and of every wait.
-        request: its frame.
-        timeout: seconds for the answer; to reach the server it has as many, and `Deadlines.reconnect` at most: it
-            keeps a slot while it tries.
+        requests: their frames, one or more.
+        timeout: seconds for an answer; to reach the server there are as many, and `Deadlines.reconnect` at most: the
+            task keeps a slot while it tries. After as many, no further request is sent.
     """
 
-    address: AnnouncedAddress
+    address: Address
     deadlines: Deadlines
-    request: bytes
+    requests: Sequence[bytes]
     timeout: float
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the answer's frame in pieces; the function for ``mapInArrow``."""
+        """Yield the answers' frames in pieces; the function for ``mapInArrow``."""
         _read_to_end(records)
-        lost, answer = self.fetch()
-        frame = b"".join(encode(answer))
-        for part, start in enumerate(range(0, len(frame), _PIECE)):
-            yield pa.RecordBatch.from_pylist([{"lost": lost, "part": part, "data": frame[start : start + _PIECE]}])
+        for number, (lost, answer) in enumerate(self.fetch()):
+            frame = b"".join(encode(answer))
+            for part, start in enumerate(range(0, len(frame), _PIECE)):
+                piece = {"answer": number, "lost": lost, "part": part, "data": frame[start : start + _PIECE]}
+                yield pa.RecordBatch.from_pylist([piece])
 
-    def fetch(self, world: World = REAL) -> tuple[bool, Message]:
-        """Return whether the server could not be reached, and its answer or that failure."""
-        client, message = Client(self.address, self.deadlines, world), decode(self.request)
+    def fetch(self, world: World = REAL) -> Iterator[tuple[bool, Message]]:
+        """Yield whether the server could not be reached, and its answer or that failure; then the other answers.
+
+        Only the first request is repeated while the server cannot be reached. Where another one has no answer, the
+        answers end before it, as they do after an error: the driver sends it first in another task.
+        """
+        client, deadline = Client(self.address, self.deadlines, world), world.monotonic() + self.timeout
+        first, *others = map(decode, self.requests)
 
         def once() -> Message:
             client.close()
-            return client.exchange(message, self.timeout)
+            return client.exchange(first, self.timeout)
 
         try:
-            return False, _patiently(once, min(self.timeout, self.deadlines.reconnect), world)
+            answer = _patiently(once, min(self.timeout, self.deadlines.reconnect), world)
+            lost = False
         except _UNREACHED as error:
-            return True, fault_of(error)
+            answer, lost = fault_of(error), True
+        try:
+            yield lost, answer
+            for message in others:
+                if isinstance(answer, Fault) or world.monotonic() >= deadline:
+                    return
+                try:
+                    answer = client.exchange(message, self.timeout)
+                except _UNREACHED:
+                    return
+                yield False, answer
         finally:
             client.close()
 
@@ -165,16 +185,18 @@ class RemoteClient(DriverClient):
     Args:
         deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
         meanwhile: called now and then while a request is under way; what it raises ends the request.
+        world: the driver's.
     """
 
     def __init__(
         self,
         session: SparkSession,
-        address: AnnouncedAddress,
+        address: Address,
         deadlines: Deadlines,
         meanwhile: Callable[[], object] = lambda: None,
+        world: World = REAL,
     ) -> None:
-        super().__init__(address, deadlines, met=True)
+        super().__init__(address, deadlines, world, met=True)
         self._meanwhile = meanwhile
         self._session = session
         self._announced = address
@@ -187,13 +209,39 @@ class RemoteClient(DriverClient):
             ServerLostError: the server is not there, or no task could be run to its end.
             DeadlineError: no slot was free in time.
         """
-        rows = self._run(RemoteRequest(self._announced, self.deadlines, b"".join(encode(message)), timeout))
-        pieces = sorted(rows, key=lambda row: int(row["part"]))
-        answer = decode(b"".join(bytes(row["data"]) for row in pieces))
-        if pieces[0]["lost"] and isinstance(answer, Fault):
-            error = error_of(answer)
+        return self._exchange([message], timeout)[0]
+
+    def read_blocks(self, messages: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
+        """See `DriverClient`; as many as `_JOB_BYTES` have room for share a job."""
+        left, pending = iter(messages), list[InspectRows]()
+        while True:
+            pending += islice(left, max(1, _JOB_BYTES // nbytes) - len(pending))
+            if not pending:
+                return
+            with self._requesting:
+                answers = self._exchange(pending, self.reply_timeout)
+            for message, answer in zip(pending, answers, strict=False):
+                yield message, self._checked(message, answer, TableRows)
+            del pending[: len(answers)]
+
+    def _exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
+        """Return the answers to the first of ``messages``, to one at least."""
+        requests = [b"".join(encode(message)) for message in messages]
+        answers = self._fetch(RemoteRequest(self._announced, self.deadlines, requests, timeout))
+        lost, first = answers[0]
+        if lost and isinstance(first, Fault):
+            error = error_of(first)
             raise ServerLostError(f"an executor cannot reach the parameter server: {error.message}") from error
-        return answer
+        return [answer for _, answer in answers]
+
+    def _fetch(self, remote_request: RemoteRequest) -> list[tuple[bool, Message]]:
+        """Return what `RemoteRequest.fetch` yields in a task."""
+        rows = sorted(self._run(remote_request), key=lambda row: (int(row["answer"]), int(row["part"])))
+        answers = []
+        for _, group in groupby(rows, key=lambda row: int(row["answer"])):
+            pieces = list(group)
+            answers.append((bool(pieces[0]["lost"]), decode(b"".join(bytes(row["data"]) for row in pieces))))
+        return answers
 
     def _run(self, remote_request: RemoteRequest) -> list[Row]:
         one = self._session.range(0, 1, 1, 1)

@@ -334,6 +334,11 @@ class Client:
         """
         with self._requesting:
             answer = self.exchange(message, self.reply_timeout if timeout is None else timeout)
+        return self._checked(message, answer, expected)
+
+    @staticmethod
+    def _checked(message: Message, answer: Message, expected: type[_Answer] | tuple[type[_Answer], ...]) -> _Answer:
+        """Return the ``answer`` to ``message``, which must be one of ``expected``."""
         if isinstance(answer, Fault):
             raise error_of(answer)
         if not isinstance(answer, expected):

@@ -30,7 +30,7 @@ from distkeras.ps.protocol.messages import (
     TableRows,
     WorkerTable,
 )
-from distkeras.ps.protocol.tables import Ids, TableShape, block_rows
+from distkeras.ps.protocol.tables import Ids, TableShape, block_bytes, block_rows
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Client
 
@@ -95,11 +95,8 @@ class DriverClient(Client):
         It is read in blocks: while workers commit, they are not of one clock.
         """
         out = np.empty((shape.rows, shape.width), np.float32) if out is None else out
-        step = block_rows(shape)
-        for start in range(0, shape.rows, step):
-            stop = min(start + step, shape.rows)
-            answer = self.request(InspectRows(number, start, stop - start), TableRows)
-            out[start:stop] = answer.rows.reshape(stop - start, shape.width)
+        for asked, answer in self._blocks(number, shape):
+            out[asked.start : asked.start + asked.count] = answer.rows.reshape(asked.count, shape.width)
         return out
 
     def publish_touched(self, number: int, shape: TableShape, blocks: Iterable[tuple[Ids, np.ndarray]]) -> None:
@@ -124,15 +121,22 @@ class DriverClient(Client):
 
         While workers commit, they are not of one clock.
         """
-        start = 0
-        while start < shape.rows:
-            count = min(block_rows(shape), shape.rows - start)
-            answer = self.request(InspectRows(number, start, count), TableRows)
+        for asked, answer in self._blocks(number, shape):
             if len(answer.ids):
                 yield answer.ids, answer.rows.reshape(-1, shape.width)
-            if len(answer.ids) < count:
+            if len(answer.ids) < asked.count:
                 return
-            start += count
+
+    def _blocks(self, number: int, shape: TableShape) -> Iterator[tuple[InspectRows, TableRows]]:
+        """Yield what is asked for, block by block of table ``number``, and the answer to it."""
+        step = block_rows(shape)
+        asked = (InspectRows(number, start, min(step, shape.rows - start)) for start in range(0, shape.rows, step))
+        return self.read_blocks(asked, block_bytes(shape))
+
+    def read_blocks(self, messages: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
+        """Yield each of ``messages`` with the answer to it, of ``nbytes`` bytes at most, in their order."""
+        for message in messages:
+            yield message, self.request(message, TableRows)
 
     def begin_micro_batch(self, stream: str, number: int) -> MicroBatchBegun:
         """Let the partitions begin with micro-batch ``number`` of ``stream``; it may be repeated.

@@ -21,6 +21,7 @@ from bench.processes import Fleet, Service, cpu_seconds, serving, status
 from bench.ps import exchanges, other_rule
 from bench.report import load, regressions, table
 from bench.rig import rig
+from bench.tables import BareRows, RowsAtCenter
 from support.patience import patience
 
 from distkeras.ps.rules import center_rules, make
@@ -379,6 +380,15 @@ def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
     if whole.center.traits.synchronous:
         result = np.concatenate([chunk.out for chunk in bare.applied[0]])
         np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
+
+
+def test_the_arithmetic_on_rows_is_that_of_numpy() -> None:
+    center, bare = RowsAtCenter("downpour", 20_000), BareRows(20_000)
+    for number in range(3):
+        center.prepare(number)()
+        bare.prepare(number)()
+    np.testing.assert_array_equal(center.table.array, bare.array)
+    assert bare.array.any()
 
 
 @pytest.mark.parametrize("name", center_rules())

@@ -18,16 +18,15 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Fault, Message, Publish
+from distkeras.ps.protocol.messages import Message, Publish
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import Thread
 from distkeras.training import cluster_server
 from distkeras.training.cluster_server import ClusterServer
-from distkeras.training.remote_requests import RemoteRequest, Search
+from distkeras.training.remote_requests import RemoteClient, RemoteRequest, Search
 from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
 from simulation.scheduler import Process, Scheduler, Task
 from simulation.world import Surroundings, VirtualWorld
@@ -217,8 +216,8 @@ class VirtualAction:
             self._scheduler.kill(self._process)
 
 
-class VirtualRemoteClient(DriverClient):
-    """The driver's connection, of tasks that carry one request each: `RemoteClient`.
+class VirtualRemoteClient(RemoteClient):
+    """The driver's connection, with Spark's jobs replaced by tasks in memory.
 
     Args:
         surroundings: of the run.
@@ -235,30 +234,24 @@ class VirtualRemoteClient(DriverClient):
         world: VirtualWorld,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(address, deadlines, world, met=True)
+        super().__init__(None, address, deadlines, look, world)  # type: ignore[arg-type]  # it starts no job of Spark
         self._surroundings, self._look = surroundings, look
 
-    def exchange(self, message: Message, timeout: float) -> Message:
+    def _fetch(self, remote_request: RemoteRequest) -> list[tuple[bool, Message]]:
         """See `RemoteClient`."""
         assert isinstance(self.world, VirtualWorld)
-        assert isinstance(self.address, AnnouncedAddress)
-        request = RemoteRequest(self.address, self.deadlines, b"".join(encode(message)), timeout)
-        action = VirtualAction(self._surroundings, self.world.process, request.fetch)
+        action = VirtualAction(self._surroundings, self.world.process, lambda world: list(remote_request.fetch(world)))
         try:
             while not action.ended(_LOOK):
                 self._look()
-            lost: bool
-            answer: Message
-            lost, answer = action.rows()[0]
+            answers: list[tuple[bool, Message]] = action.rows()[0]
         except DistkerasError:
             raise
         except Exception as error:
             raise ServerLostError(f"the Spark task that asks the parameter server has failed: {error}") from error
         finally:
             action.cancel(0.0)
-        if lost and isinstance(answer, Fault):
-            raise ServerLostError(f"an executor cannot reach the parameter server: {answer.message}")
-        return answer
+        return answers
 
 
 class VirtualClusterServer(ClusterServer):

@@ -1,0 +1,148 @@
+"""Requests that travel in one task, to a real server: the tasks run in the test's own process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.patience import PATIENT, patience
+from support.ps.running_server import Running
+from support.ps.toy_tables import ToyTables
+
+from distkeras.ps.errors import RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol import tables
+from distkeras.ps.protocol.framing import encode
+from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows
+from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.rules import make
+from distkeras.ps.transport.client import Address
+from distkeras.ps.world.world import World
+from distkeras.training import remote_requests
+from distkeras.training.remote_requests import RemoteClient, RemoteRequest
+
+SHAPE = TableShape("table", 50, 4, 8)
+#: Rows of a block, and blocks of a task, with the sizes that `small_blocks` sets.
+BLOCK, TASK = 4, 5
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = BLOCK * SHAPE.width * 4
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", nbytes)
+    monkeypatch.setattr(remote_requests, "_JOB_BYTES", TASK * nbytes)
+
+
+def running(*, publish: bool = True, **partial: Any) -> Running:
+    rows = np.random.default_rng(1).normal(size=(SHAPE.rows, SHAPE.width)).astype(np.float32)
+    shape = TableShape(SHAPE.name, SHAPE.rows, SHAPE.width, SHAPE.most, **partial)
+    toy = ToyTables(np.zeros(3, np.float32), (shape,), (rows,))
+    return Running(make("downpour"), tables=toy, start=toy.dense, publish=publish)
+
+
+class OwnProcess(RemoteClient):
+    """The driver's connection, whose tasks are calls; it counts what each was given and has returned."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(cast("Any", SimpleNamespace()), address, PATIENT)
+        self.given = list[int]()
+        self.returned = list[int]()
+
+    def _fetch(self, remote_request: RemoteRequest) -> list[tuple[bool, Message]]:
+        answers = list(remote_request.fetch())
+        self.given.append(len(remote_request.requests))
+        self.returned.append(len(answers))
+        return answers
+
+
+def blocks(address: Address, *starts: int) -> RemoteRequest:
+    frames = [b"".join(encode(InspectRows(0, start, BLOCK))) for start in starts]
+    return RemoteRequest(address, PATIENT, frames, patience(60))
+
+
+def test_the_blocks_of_a_table_share_a_task() -> None:
+    with running() as server:
+        client = OwnProcess(server.address)
+        np.testing.assert_array_equal(client.table(0, SHAPE), server.driver.table(0, SHAPE))
+        assert client.given == client.returned == [TASK, TASK, 3]
+
+
+def test_touched_rows_end_where_a_block_is_not_full() -> None:
+    ids = np.array([40, 2, 31, 7, 9, 11], np.int64)
+    partial: dict[str, Any] = {"seed": 3, "scale": 0.5}
+    shape = TableShape(SHAPE.name, SHAPE.rows, SHAPE.width, SHAPE.most, **partial)
+    rows = initial_rows(shape, ids) + 1
+    with running(publish=False, **partial) as server:
+        server.driver.publish_touched(0, shape, [(ids, rows)])
+        server.driver.publish(np.zeros(3, np.float32))
+        client = OwnProcess(server.address)
+        found = list(client.touched(0, shape))
+    np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), ids)
+    np.testing.assert_array_equal(np.concatenate([own for _, own in found]), rows)
+    assert client.given == [TASK * BLOCK * 4 * SHAPE.width // tables.block_bytes(shape)] == [3]
+
+
+def test_the_answers_end_before_a_request_that_has_none() -> None:
+    with running() as server:
+        request = blocks(server.address, 0, 4, 8)
+        answers = request.fetch()
+        for _ in range(2):
+            lost, answer = next(answers)
+            assert isinstance(answer, TableRows)
+            assert not lost
+        server.server.close()
+        assert list(answers) == []
+        impatient = RemoteRequest(request.address, PATIENT, request.requests, 0.01)
+        ((lost, answer),) = impatient.fetch()
+        assert lost
+        assert isinstance(answer, Fault)
+
+
+def test_what_has_no_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is read once, in its order, also where tasks bring less than they were asked for."""
+    with running() as server:
+        client = OwnProcess(server.address)
+        whole = RemoteRequest.fetch
+        monkeypatch.setattr(RemoteRequest, "fetch", lambda self: list(whole(self))[:2])
+        np.testing.assert_array_equal(client.table(0, SHAPE), server.driver.table(0, SHAPE))
+        assert client.returned == [2] * 6 + [1]
+
+
+def test_an_error_of_the_server_ends_the_answers() -> None:
+    with running() as server:
+        answers = [answer for _, answer in blocks(server.address, 0, 4, 99, 8).fetch()]
+        assert [type(answer) for answer in answers] == [TableRows, TableRows, Fault]
+        client = OwnProcess(server.address)
+        read = client.read_blocks([InspectRows(0, start, BLOCK) for start in (0, 99, 4)], 1)
+        assert next(read)[0].start == 0
+        with pytest.raises(RemoteProtocolError, match=r"rows of table 'table' .* Received: 4 from row 99 on"):
+            next(read)
+
+
+def test_a_server_that_is_not_there_is_lost() -> None:
+    with running() as server:
+        client = OwnProcess(server.address)
+        server.server.close()
+        with pytest.raises(ServerLostError, match="an executor cannot reach the parameter server"):
+            client.exchange(InspectRows(0, 0, BLOCK), 0.01)
+
+
+class Late(World):
+    """The real world, whose clock can be set ahead, by so many seconds."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+def test_after_its_time_a_task_sends_no_further_request() -> None:
+    world = Late()
+    with running() as server:
+        answers = blocks(server.address, 0, 4, 8).fetch(world)
+        next(answers)
+        next(answers)
+        world.ahead = patience(61)
+        assert list(answers) == []
