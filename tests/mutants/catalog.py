@@ -7,6 +7,7 @@ from mutants.checkpoint import CHECKPOINT
 from mutants.driver import DRIVER
 from mutants.mutant import Mutant
 from mutants.optimizers import OPTIMIZERS
+from mutants.peers import PEERS
 from mutants.protocol import PROTOCOL
 from mutants.resume import RESUME
 from mutants.server import SERVER
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *RESUME,
     *OPTIMIZERS,
     *SPEEDS,
+    *PEERS,
 )
