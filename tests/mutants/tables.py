@@ -248,10 +248,18 @@ TABLES = (
     Mutant(
         "a driver reads all blocks into the first one's place",
         DRIVER_FILE,
-        "            out[start:stop] = answer.rows",
-        "            out[: stop - start] = answer.rows",
+        "            out[asked.start : asked.start + asked.count] = answer.rows",
+        "            out[: asked.count] = answer.rows",
         "a table is read as its last block",
         _SOCKETS,
+    ),
+    Mutant(
+        "what a job has not brought is not asked for again",
+        "distkeras/training/remote_requests.py",
+        "            del pending[: len(answers)]\n",
+        "            pending.clear()\n",
+        "rows of a table of a server in the cluster are missing",
+        ("tests/training/test_remote_requests.py",),
     ),
     Mutant(
         "what was behind a window's rows stays",
