@@ -534,7 +534,7 @@ class Trainer(JobResults):
         host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
         slots = facts.slots(settings.resources)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
-        require_members(server, settings)
+        require_members(server, settings, stream=df.isStreaming)
         require_relays(server, settings, stream=df.isStreaming)
         require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         worker = replace(self.worker_settings, workers=workers)

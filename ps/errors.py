@@ -235,7 +235,12 @@ class JobStoppedError(DistkerasError):
 
 
 class MemberLostError(DistkerasError, ConnectionError):
-    """A worker that others exchange with has died or keeps silent, and no successor can take its place."""
+    """A worker that others exchange with has died or keeps silent: they begin the round again, with its successor.
+
+    The job ends with this error if no successor comes, or if the workers lose each other again and again.
+    """
+
+    origin = Origin.NETWORK
 
 
 class LedgerError(DistkerasError, RuntimeError):

@@ -415,7 +415,7 @@ def require_relays(server: ServerSettings, training: TrainSettings, *, stream: b
             raise ConfigurationError(f"{reason}. Received: another value, with relays={server.relays!r}")
 
 
-def require_members(server: ServerSettings, training: TrainSettings) -> None:
+def require_members(server: ServerSettings, training: TrainSettings, *, stream: bool) -> None:
     """Raise ConfigurationError unless the options of a job go with workers that exchange with each other."""
     rule = server.rule
     if not isinstance(rule, Daso):
@@ -427,10 +427,10 @@ def require_members(server: ServerSettings, training: TrainSettings) -> None:
             f"Received: num_workers={server.workers}"
         )
     reasons = {
-        "`checkpoint` must be None: a job does not go on after a death": server.checkpoint is not None,
-        "`server` must be 'driver': a server in the cluster needs a checkpoint": training.server == "cluster",
+        "`server` must be 'driver': a server that moves is not supported with members": training.server == "cluster",
         "`max_skipped` must be 0: what one worker skips is in the parameters of all": server.max_skipped > 0,
         "`tls` must be False: connections between workers are authenticated, and not encrypted": training.tls,
+        "`df` must not be a stream: the steps of an epoch must be known before the first one": stream,
     }
     for reason, applies in reasons.items():
         if applies:

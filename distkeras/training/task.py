@@ -35,7 +35,6 @@ from distkeras.ps.errors import (
     EmptyDataError,
     LeaseLostError,
     LedgerError,
-    MemberLostError,
     Origin,
     sorted_error,
 )
@@ -47,8 +46,8 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.daso import MemberReplica
-from distkeras.ps.worker.loop import AutoWindow, ended_loop, run_worker, work
+from distkeras.ps.worker.daso import member_work
+from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
@@ -160,8 +159,6 @@ class _TaskAttempt:
             self._auto_window = AutoWindow(settings.rule, overlap=settings.overlap)
         self._optimizer_due = SaveInterval.of(settings.rule, settings.workers)
         self._source: BatchSource | None = None
-        #: To the workers that this one exchanges with; None: the rule has none, or they are not known yet.
-        self._links: MemberLinks | None = None
         self._model_file = b""
         self._began = time.monotonic()
         self._ready: float | None = None
@@ -178,8 +175,6 @@ class _TaskAttempt:
                 raise
             raise error_text from error
         finally:
-            if self._links is not None:  # after the report: others find a lost connection, and report that
-                self._links.close()
             if self._group is not None:
                 self._group.close()
             self._client.close()
@@ -258,21 +253,33 @@ class _TaskAttempt:
     def _begin_as_member(self, rule: Daso, replica: KerasReplica, source: BatchSource, welcome: Welcome) -> Loop:
         """Return the loop of a worker that exchanges with others, once all of them are ready."""
         client, task = self._client, self._task
-        if self._links is not None or welcome.sequence:
-            raise MemberLostError(
-                f"rule {rule.name!r} does not go on after the death of a worker. Received: attempt {client.attempt} of "
-                f"a partition that is at mini-batch {welcome.batch} of epoch {welcome.epoch}",
-                worker=client.worker,
-                step=welcome.batch,
-            )
         source.read_to_end()  # all members must know how many steps an epoch has
         if not source.rows:
             raise EmptyDataError(
                 f"rule {rule.name!r} needs rows in every partition. Received: none. Use fewer workers",
                 worker=client.worker,
             )
-        source.rewind((0, 0))
-        self._links = MemberLinks(
+        source.rewind((welcome.epoch, welcome.batch), None if welcome.checksum < 0 else welcome.checksum)
+        return member_work(
+            rule,
+            replica,
+            self._following(source, self._read(source)),
+            lambda: client.payload(rule.traits.parts),
+            welcome=welcome,
+            worker=client.worker,
+            node=node_name(),
+            epochs=task.spec.epochs,
+            meet=partial(self._meet, source.batches_per_epoch),
+            moving_statistics=task.moving_statistics,
+        )
+
+    def _meet(self, batches: int, node: str) -> MemberLinks | None:
+        """Announce this worker as a member, with that many mini-batches an epoch; return its connections to others.
+
+        None: the job ends early.
+        """
+        client, task = self._client, self._task
+        links = MemberLinks(
             members_host(task.address.locate()[0]),
             task.address.key,
             worker=client.worker,
@@ -280,18 +287,17 @@ class _TaskAttempt:
             size=task.size,
             deadlines=task.settings.deadlines,
         )
-        members = client.announce(*self._links.address, node_name(), source.batches_per_epoch)
-        if not members.places:
-            client.stopping = True
-            return ended_loop()
-        self._links.connect(Membership.of(members, client.worker))
-        return work(
-            rule,
-            MemberReplica(rule, replica, self._links, task.spec.epochs),
-            self._following(source, self._read(source)),
-            lambda: client.payload(rule.traits.parts),
-            moving_statistics=task.moving_statistics,
-        )
+        try:
+            members = client.announce(*links.address, node, batches)
+            if members.places:
+                links.connect(Membership.of(members, client.worker))
+                return links
+        except BaseException:
+            links.close()
+            raise
+        links.close()
+        client.stopping = True
+        return None
 
     def _table_windows(self, source: BatchSource) -> TableWindows | None:
         """Return the windows of the mini-batches to come, if tables travel by rows; one is read ahead."""

@@ -459,6 +459,14 @@ class Center:
             self._end_round_if_complete()
         return True
 
+    def is_next(self, commit: Commit, parts: int) -> bool:
+        """Return whether ``commit`` is the next one of its partition; False: it is the last one, sent again.
+
+        Raises:
+            LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
+        """
+        return self._lease_for(commit, parts) is not None
+
     def _lease_for(self, commit: Commit, parts: int) -> PartitionLease | None:
         """The lease that ``commit`` is the next one of; None where it is the last one, sent again."""
         lease = self.leases.held(commit.worker, commit.attempt)

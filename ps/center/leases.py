@@ -78,6 +78,8 @@ class PartitionLease:
     vectors: tuple[Vector, ...] = ()
     #: The latest state of the worker's optimizer, where one was sent.
     optimizer: KeptState | None = None
+    #: The state after the commit to come, where it was sent ahead: it is the latest one once that commit is applied.
+    next_optimizer: KeptState | None = None
 
     @property
     def connected(self) -> bool:
@@ -138,6 +140,9 @@ class PartitionLease:
         self.passed = commit.passed if 0.0 < commit.passed <= 1.0 and not commit.epoch_end else 0.0
         self.skipped, self.active_at, self.previous_released = False, now, self.released
         self.refusals = 0
+        ahead, self.next_optimizer = self.next_optimizer, None
+        if ahead is not None and ahead.sequence == commit.sequence:
+            self.optimizer = ahead
 
     def refuse(self, commit: Commit, now: float) -> None:
         """Count ``commit``, refused at ``now``; its mini-batches remain to be committed, after a pull."""
@@ -161,24 +166,30 @@ class PartitionLease:
             self.sent.drop()
         self.sent = version.hold()
 
-    def keep_optimizer(self, message: KeepOptimizer, now: float) -> None:
+    def keep_optimizer(self, message: KeepOptimizer, now: float, *, ahead: bool = False) -> None:
         """Keep the state that the holder's optimizer has after its latest commit.
 
         Args:
             message: from the holder of the lease.
             now: seconds since the epoch.
+            ahead: the state is that after the commit to come, and takes the place of the kept one with that commit.
 
         Raises:
             RemoteProtocolError: the state is that after another commit.
         """
-        if message.sequence != self.sequence or not self.sequence:
+        sequence = self.sequence + ahead
+        if message.sequence != sequence or not sequence:
             raise RemoteProtocolError(
-                f"a state of the optimizer must be that after commit {self.sequence}. "
+                f"a state of the optimizer must be that after commit {sequence}. "
                 f"Received: that after commit {message.sequence}",
                 worker=message.worker,
             )
         state = OptimizerState(message.layout, message.content, message.checksum)
-        self.optimizer = KeptState(state, message.attempt, message.sequence, now)
+        kept = KeptState(state, message.attempt, message.sequence, now)
+        if ahead:
+            self.next_optimizer = kept
+        else:
+            self.optimizer = kept
 
     def release(self, clock: int, at: float) -> None:
         """The next window begins, at ``clock``; ``at`` is the moment, in seconds (monotonic)."""

@@ -36,6 +36,8 @@ class OptimizerFiles:
 
     def __init__(self, directory: SnapshotDirectory, center: Center, files: Mapping[int, str], world: World) -> None:
         self._directory, self._now = directory, world.monotonic
+        #: Whether a snapshot must have the very states of its moment: under a rule with peers they are what is trained.
+        self._exact = center.traits.peers
         kept = {worker: lease.optimizer for worker, lease in center.leases.items()}
         #: By partition, the state that was saved last and its file.
         self._saved = {worker: (kept[worker], file) for worker, file in files.items() if kept.get(worker) is not None}
@@ -46,14 +48,19 @@ class OptimizerFiles:
 
         If many large states take long to write, snapshots would take as long. So the next states are written when the
         time for these has become a small share; until then, snapshots name the files of older states.
+
+        Raises:
+            SnapshotError: one cannot be written, under a rule with peers.
         """
         began = self._now()
         new = {worker: kept for worker, kept in states.items() if self._saved.get(worker, (None,))[0] is not kept}
-        if new and (now or began >= self._due):
+        if new and (now or self._exact or began >= self._due):
             try:
                 for worker, kept in new.items():
                     self._saved[worker] = kept, self._directory.save_optimizer(worker, kept)
             except SnapshotError as error:  # the snapshot itself may still succeed
+                if self._exact:
+                    raise
                 report(log, "optimizer", "the optimizer's state of a partition is not saved: %s", error)
             seconds = self._now() - began
             self._due = self._now() + (seconds / SHARE if seconds > _FREE_SECONDS else 0.0)

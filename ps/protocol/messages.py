@@ -242,7 +242,10 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepOptimizer(OptimizerState, Message):
-    """Worker → server: the optimizer's state after commit ``sequence``, for a later attempt. Answered by an `Ack`."""
+    """Worker → server: the optimizer's state after commit ``sequence``, for a later attempt. Answered by an `Ack`.
+
+    Under a rule with peers, it is the member's, and comes ahead of that commit.
+    """
 
     worker: int
     attempt: int
@@ -738,9 +741,13 @@ class ProbeRequest:
 
 
 class KeepRequest(NamedTuple):
-    """Wants ``state``, which the optimizer had after the latest commit, kept for a later attempt; gets None."""
+    """Wants ``state``, which the optimizer had after the latest commit, kept for a later attempt; gets None.
+
+    ``ahead``: it is that after the commit to come.
+    """
 
     state: OptimizerState
+    ahead: bool = False
 
 
 @dataclass(frozen=True, eq=False)

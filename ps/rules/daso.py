@@ -222,6 +222,25 @@ class Turns:
         self._under_way: Sent | None = None
         self._lowest, self._stable = math.inf, 0
 
+    @property
+    def under_way(self) -> Sent | None:
+        """The exchange on its way."""
+        return self._under_way
+
+    def state(self) -> tuple[float, ...]:
+        """Return all that decides what is to come, as numbers: what `restore` takes."""
+        sent = self._under_way or Sent(-1, 0, 0)
+        counts = self._synchronizations, self._batches_since_send, self._stable
+        return (*self._cycle, *counts, *sent, self._lowest)
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Go on where `state` was taken; raise a ValueError if these are not its numbers."""
+        *counts, lowest = state
+        interval, wait, synchronizations, since, stable, *sent = map(int, counts)
+        self._cycle, self._synchronizations, self._batches_since_send = (interval, wait), synchronizations, since
+        self._under_way = Sent(*sent) if sent[0] >= 0 else None
+        self._stable, self._lowest = stable, float(lowest)
+
     def in_force(self, phase: str) -> tuple[int, int]:
         """B and W; 1 and 0 while blocking."""
         return self._cycle if phase == CYCLING else (1, 0)
@@ -231,6 +250,7 @@ class Turns:
         if self._nodes == 1:
             return Turn()
         if phase != CYCLING:
+            self._under_way = None
             return Turn(block=self._next_group())
         self._batches_since_send += 1
         merge = send = None

@@ -266,8 +266,10 @@ class Dispatcher:
         self.states = StateMemory(settings.workers, world)
         #: The published rows of the tables, until the center is made with them.
         self._rows = TableRequests(settings.tables, self.changed)
-        self._groups, self._rendezvous = RelayGroups(settings, self.changed), Rendezvous(settings, self.changed)
-        optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world)
+        self._groups = RelayGroups(settings, self.changed)
+        self._rendezvous = Rendezvous(settings, self.changed, self._seconds_silent)
+        peers = settings.rule.traits.peers
+        optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world, peers)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
             Pull: self._on_pull,
@@ -386,6 +388,7 @@ class Dispatcher:
             else:
                 peer.lease = (worker, attempt)
                 self.connections[worker] = peer
+                self._rendezvous.joined(worker, attempt)
             self.changed.notify_all()
             welcome = Welcome(
                 incarnation=center.incarnation,
@@ -446,7 +449,11 @@ class Dispatcher:
                 if commit.grouped:
                     self._groups.require_relay(commit.worker)
                     self.connections.require_companions(center, commit.worker, companions)
-                if not center.commit(commit, parts, arrived, others):
+                if center.traits.peers:
+                    applied = self._rendezvous.commit(peer, center, commit, parts, arrived)
+                else:
+                    applied = center.commit(commit, parts, arrived, others)
+                if not applied:
                     for part in parts:
                         part.drop()
                 self._note_commit(center)

@@ -40,6 +40,7 @@ class OptimizerRequests:
         require_lease: returns the lease that the sender of a request holds; the caller holds the lock.
         acknowledge: makes an `Ack`.
         world: its clock.
+        ahead: states are sent before the commit that they belong to.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class OptimizerRequests:
         require_lease: Callable[[Peer, Request], PartitionLease],
         acknowledge: Callable[[], Ack],
         world: World,
+        ahead: bool = False,
     ) -> None:
-        self._changed, self.states, self._now = changed, states, world.time
+        self._changed, self.states, self._now, self._ahead = changed, states, world.time, ahead
         self._require_lease, self._acknowledge = require_lease, acknowledge
 
     def keep(self, peer: Peer, message: KeepOptimizer) -> Message:
@@ -66,7 +68,7 @@ class OptimizerRequests:
             return self._acknowledge()
         try:
             with self._changed:
-                self._require_lease(peer, message).keep_optimizer(message, self._now())
+                self._require_lease(peer, message).keep_optimizer(message, self._now(), ahead=self._ahead)
         except RemoteProtocolError as error:  # a lost lease is reported by the session
             report(log, "optimizer", "a state is not kept: %s", error.message, worker=worker, attempt=attempt)
             raise

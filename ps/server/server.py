@@ -20,7 +20,6 @@ from distkeras.ps.errors import (
     LeaseLostError,
     LedgerError,
     LocalProtocolError,
-    MemberLostError,
     NodeError,
     NonFiniteError,
     RemoteProtocolError,
@@ -41,7 +40,7 @@ from distkeras.ps.world.world import REAL, World
 log = logging.getLogger(__name__)
 
 #: Errors found here that end the job, and not only the request they answer.
-_ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError, NodeError, MemberLostError)
+_ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError, NodeError)
 
 
 class Session:

@@ -6,7 +6,9 @@ to the server is. Rules:
 1. Every sum adds its terms up in the order of the ranks, so a result does not depend on which one came first.
 2. Every message names its purpose and its step, and one that is not the expected one is an error.
 3. Every wait has a deadline. A member that hangs up, or keeps silent until the deadline, is a `MemberLostError`, which
-   names it. Members leave after the same round of the server, so none waits for one that has left in good order.
+   names it. Its finder hangs up on all others, so that all find it; then all announce themselves to the server again,
+   and connect anew (`server.rendezvous`). Members leave after the same round of the server, so none waits for one that
+   has left in good order.
 """
 
 from __future__ import annotations
@@ -83,6 +85,11 @@ class Membership:
                 f"members must be spread evenly. Received: {len(places)} on {message.nodes} nodes", worker=worker
             )
         return cls(places, message.nodes, numbers.index(worker), message.batches, message.whole)
+
+    @property
+    def worker(self) -> int:
+        """This member's number."""
+        return self.places[self.rank][0]
 
     @property
     def devices(self) -> int:
@@ -371,8 +378,7 @@ class MemberLinks:
     def _lost(self, rank: int, how: str, step: int) -> MemberLostError:
         worker = self.membership.places[rank][0]
         return MemberLostError(
-            f"worker {worker}, with which worker {self._hello.worker} exchanges, {how}. "
-            "A job whose workers exchange with each other does not go on after the death of one",
+            f"worker {worker}, with which worker {self._hello.worker} exchanges, {how}",
             worker=worker,
             step=step % self.membership.batches,
         )

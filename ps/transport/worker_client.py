@@ -584,8 +584,10 @@ class WorkerClient(Client):
 
         return self._reconnecting(once)
 
-    def keep_optimizer(self, state: OptimizerState) -> None:
+    def keep_optimizer(self, state: OptimizerState, *, ahead: bool = False) -> None:
         """Have ``state``, which the optimizer had after the latest commit, kept for a later attempt.
+
+        With ``ahead``, it is that after the commit to come.
 
         One that is larger than `most_state_bytes` is not sent.
         """
@@ -605,7 +607,7 @@ class WorkerClient(Client):
                     worker=self.worker,
                     attempt=self.attempt,
                     incarnation=self.incarnation,
-                    sequence=self.sequence,
+                    sequence=self.sequence + ahead,
                 ),
                 Ack,
             )

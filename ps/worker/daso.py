@@ -1,22 +1,110 @@
 """The worker's half of DASO: a replica whose every step is its node's, and which exchanges with other nodes.
 
 `rules.daso` decides what follows after which batch; `transport.members` carries it.
+
+Before its commit, which ends an epoch, a member has the server keep its state. The commits of all members are applied
+together. So after a loss all members begin again, each with its own state, where the latest round has ended, and take
+the same steps as if nothing had been lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from distkeras.ps.errors import NonFiniteError
+from distkeras.ps.errors import NonFiniteError, SnapshotError
+from distkeras.ps.protocol.messages import (
+    CommitRecord,
+    FetchRequest,
+    KeepRequest,
+    KeptOptimizer,
+    Loop,
+    OptimizerState,
+    Welcome,
+)
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import CYCLING, Daso, Turn, Turns, local_step, merge
 from distkeras.ps.transport.members import MemberLinks
+from distkeras.ps.worker.loop import BatchLike, WorkerReplica, work
+from distkeras.ps.worker.optimizer_keeper import StatefulReplica
 
-if TYPE_CHECKING:
-    from distkeras.ps.worker.loop import BatchLike, WorkerReplica
+
+class MemberModel(WorkerReplica, StatefulReplica, Protocol):
+    """The model of a member, whose optimizer may have a state: at which step a schedule stands, and a loss scale."""
+
+
+class MemberState(NamedTuple):
+    """What a member begins again with, at the end of an epoch.
+
+    Args:
+        node: the name of its node, as it has announced itself.
+        place: P, G and its rank.
+        turns: see `Turns.state`.
+        optimizer: the layout of the optimizer's state; None: it has none.
+        theta, velocity: of its node, shape ``(size,)``, float32.
+        sent: what it has sent to its group in the exchange on its way; empty: nothing.
+        statistics: its moving statistics.
+        content: of the optimizer's state, bytes.
+    """
+
+    node: str
+    place: tuple[int, int, int]
+    turns: tuple[float, ...]
+    optimizer: str | None
+    theta: Vector
+    velocity: Vector
+    sent: Vector
+    statistics: Vector
+    content: np.ndarray
+
+    def encode(self) -> OptimizerState:
+        """Return it as the server keeps it."""
+        arrays = [array.view(np.uint8) for array in self[4:]]
+        sizes = [array.size for array in arrays]
+        content = np.concatenate(arrays)
+        return OptimizerState(json.dumps([*self[:4], sizes]), content, zlib.crc32(content.data))
+
+    @classmethod
+    def decode(cls, kept: OptimizerState | None, sequence: int, sizes: tuple[int, int], worker: int) -> MemberState:
+        """Return what `encode` has made of it.
+
+        Args:
+            kept: what the server has kept; None: nothing.
+            sequence: the commit that it must be the state after.
+            sizes: elements of the parameters and of the moving statistics.
+            worker: for the error.
+
+        Raises:
+            SnapshotError: there is none, it is that after another commit, or it is damaged.
+        """
+        found = kept.sequence if isinstance(kept, KeptOptimizer) else 0
+        if kept is None or found != sequence or kept.damaged:
+            raise SnapshotError(
+                f"the state of the worker after commit {sequence} must be kept for its next attempt. "
+                f"Received: {'a damaged one' if found == sequence else f'that after commit {found}'}",
+                worker=worker,
+            )
+        try:
+            node, place, turns, optimizer, lengths = json.loads(kept.layout)
+            if sum(lengths) != kept.content.size:
+                raise ValueError(f"{kept.content.size} bytes")
+            parts = np.split(kept.content, np.cumsum(lengths)[:-1])
+            theta, velocity, sent, statistics = (part.copy().view(np.float32) for part in parts[:4])
+            if (theta.size, velocity.size, statistics.size) != (sizes[0], *sizes) or sent.size not in (0, sizes[0]):
+                raise ValueError(f"arrays of {lengths} bytes")
+            nodes, devices, rank = place
+            return cls(
+                *(node, (nodes, devices, rank), tuple(turns), optimizer), theta, velocity, sent, statistics, parts[4]
+            )
+        except (ValueError, TypeError) as error:
+            raise SnapshotError(
+                f"the kept state must be that of a member with {sizes[0]} parameters. Received: {error}", worker=worker
+            ) from error
 
 
 class MemberReplica:
@@ -27,12 +115,23 @@ class MemberReplica:
         replica: the model, which gives gradients.
         links: to the other members, connected.
         epochs: of the job.
+        state: to begin with; None: begin from the center.
 
     Attributes:
         theta: the node's parameters, shape ``(size,)``, float32.
+
+    Raises:
+        SnapshotError: the state is that of another place.
     """
 
-    def __init__(self, daso: Daso, replica: WorkerReplica, links: MemberLinks, epochs: int) -> None:
+    def __init__(
+        self,
+        daso: Daso,
+        replica: MemberModel,
+        links: MemberLinks,
+        epochs: int,
+        state: MemberState | None = None,
+    ) -> None:
         membership = links.membership
         self._daso, self._replica, self._links, self._epochs = daso, replica, links, epochs
         self._membership = membership
@@ -42,6 +141,70 @@ class MemberReplica:
         self._gradient = np.empty_like(self.theta)
         #: Of the present epoch: the sum of the losses of this member's samples, and their number.
         self._loss, self._samples = 0.0, 0.0
+        #: What the exchange on its way has sent, if this member is in its group.
+        self._sent: Vector | None = None
+        #: Of the optimizer, until the first mini-batch is there, and whether all else has begun with it.
+        self._optimizer: OptimizerState | None = None
+        self._restored = state is not None
+        if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: MemberState) -> None:
+        membership = self._membership
+        place = membership.nodes, membership.devices, membership.rank
+        try:
+            self._turns.restore(state.turns)
+        except ValueError as error:
+            raise SnapshotError(
+                f"the kept state must say whose turn it is. Received: {state.turns}", worker=membership.worker
+            ) from error
+        if state.place != place:
+            raise SnapshotError(
+                f"the kept state must be that of rank {place[2]} in {place[0]} nodes of {place[1]}. "
+                f"Received: {state.place}",
+                worker=membership.worker,
+            )
+        self.theta, self._velocity = state.theta, state.velocity
+        self._replica.load(self.theta)
+        if state.statistics.size:
+            self._replica.load_moving_statistics(state.statistics)
+        if state.optimizer is not None:
+            self._optimizer = OptimizerState(state.optimizer, state.content, zlib.crc32(state.content.data))
+        under_way = self._turns.under_way
+        if under_way is not None and under_way.group == membership.device:
+            if not state.sent.size:
+                raise SnapshotError(
+                    f"the kept state must have what was sent after step {under_way.batch}. Received: nothing",
+                    worker=membership.worker,
+                )
+            self._send(under_way.batch, state.sent)
+
+    def state(self, node: str, statistics: int) -> MemberState:
+        """Return the state at the end of an epoch.
+
+        Args:
+            node: the name of the member's node.
+            statistics: elements of the moving statistics.
+        """
+        membership, under_way, sent = self._membership, self._turns.under_way, np.empty(0, np.float32)
+        if under_way is not None and under_way.group == membership.device:
+            assert self._sent is not None
+            sent = self._sent
+        moving_statistics = np.empty(statistics, np.float32)
+        if statistics:
+            self._replica.read_moving_statistics(moving_statistics)
+        optimizer = self._replica.read_optimizer()
+        return MemberState(
+            node,
+            (membership.nodes, membership.devices, membership.rank),
+            self._turns.state(),
+            None if optimizer is None else optimizer.layout,
+            self.theta,
+            self._velocity,
+            sent,
+            moving_statistics,
+            np.empty(0, np.uint8) if optimizer is None else optimizer.content,
+        )
 
     @property
     def size(self) -> int:
@@ -54,9 +217,10 @@ class MemberReplica:
         return self._replica.learning_rate
 
     def load(self, vector: Vector) -> None:
-        """Begin from ``vector``."""
-        self.theta[...] = vector
-        self._replica.load(self.theta)
+        """Begin from ``vector``, unless there is a state to begin with."""
+        if not self._restored:
+            self.theta[...] = vector
+            self._replica.load(self.theta)
 
     def read(self, out: Vector) -> None:
         """Write the node's parameters into ``out``."""
@@ -67,8 +231,9 @@ class MemberReplica:
         np.subtract(self.theta, since, out=out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
-        """Set the moving statistics."""
-        self._replica.load_moving_statistics(vector)
+        """Set the moving statistics, unless there is a state to begin with."""
+        if not self._restored:
+            self._replica.load_moving_statistics(vector)
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
         """Write them into ``out``."""
@@ -89,6 +254,7 @@ class MemberReplica:
             NonFiniteError: the gradient has a NaN or infinity.
         """
         rows = []
+        self._load_optimizer(batches[0])
         for batch in batches:
             rate = self.learning_rate
             row = self.gradient(batch, self._gradient)
@@ -96,7 +262,7 @@ class MemberReplica:
                 raise NonFiniteError(
                     f"the gradient of mini-batch {batch.index} of epoch {batch.epoch} must be finite. Lower the "
                     "learning rate or clip gradients",
-                    worker=self._membership.places[self._membership.rank][0],
+                    worker=self._membership.worker,
                     step=batch.index,
                 )
             rows.append(row)
@@ -107,6 +273,15 @@ class MemberReplica:
                     self._step(batch.epoch, index, None, self.learning_rate)
                 self._end_epoch(batch.epoch)
         return np.stack(rows)
+
+    def _load_optimizer(self, example: BatchLike) -> None:
+        state, self._optimizer = self._optimizer, None
+        if state is not None and (problem := self._replica.load_optimizer(state, example)):
+            raise SnapshotError(
+                f"the kept state of the optimizer must be that of this model's: {problem}",
+                worker=self._membership.worker,
+                step=example.index,
+            )
 
     def _step(self, epoch: int, index: int, gradient: Vector | None, learning_rate: float) -> None:
         """Take the node's step number ``index`` of ``epoch``, and exchange as the rule decides."""
@@ -130,10 +305,70 @@ class MemberReplica:
             total = links.hand_down(step, turn.merge.group, total)
             self.theta = merge(self.theta, total, nodes, turn.merge.wait)
         if turn.send is not None and turn.send.group == device:
-            links.post(step, self.theta.copy())
+            self._send(step, self.theta.copy())
+
+    def _send(self, step: int, theta: Vector) -> None:
+        self._sent = theta
+        self._links.post(step, theta)
 
     def _end_epoch(self, epoch: int) -> None:
         phase, step = self._daso.phase(epoch, self._epochs), (epoch + 1) * self._membership.batches - 1
         if phase == CYCLING:
             self._turns.judge(phase, self._links.mean_loss(step, self._loss, self._samples))
         self._loss, self._samples = 0.0, 0.0
+
+
+def member_work(  # noqa: PLR0913 - independent facts of one worker, which callers name
+    daso: Daso,
+    replica: MemberModel,
+    batches: Iterator[BatchLike],
+    payload: Callable[[], tuple[Vector, ...]],
+    *,
+    welcome: Welcome,
+    worker: int,
+    node: str,
+    epochs: int,
+    meet: Callable[[str], MemberLinks | None],
+    moving_statistics: int = 0,
+    now: Callable[[], float] | None = time.time,
+    make: Callable[..., MemberReplica] = MemberReplica,
+) -> Loop:
+    """Do what `loop.work` does, as a member: from where the partition stands, with the members that there are then.
+
+    Args:
+        welcome: where the partition stands.
+        node: the name of the member's node, if it begins.
+        epochs: of the job.
+        meet: announces the member, in the node of that name, and returns its connections to the others, which this
+            closes; None: the job ends early.
+        make: makes the `MemberReplica`.
+
+    Raises:
+        SnapshotError: the server does not have the state that the member is to begin with.
+        MemberLostError: see `MemberReplica.train`.
+    """
+    if welcome.epoch >= epochs:
+        return
+    state: MemberState | None = None
+    if welcome.sequence:
+        reply: Any = yield FetchRequest()
+        sizes = replica.size, moving_statistics
+        state = MemberState.decode(reply.optimizer, welcome.sequence, sizes, worker)
+        node = state.node
+    links = meet(node)
+    if links is None:
+        return
+    try:
+        member = make(daso, replica, links, epochs, state)
+        reply = None
+        steps = work(daso, member, batches, payload, moving_statistics=moving_statistics, now=now)
+        while True:
+            try:
+                request = steps.send(reply)
+            except StopIteration:
+                return
+            if isinstance(request, CommitRecord):
+                yield KeepRequest(member.state(node, moving_statistics).encode(), ahead=True)
+            reply = yield request
+    finally:
+        links.close()

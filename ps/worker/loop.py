@@ -11,12 +11,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.errors import LeaseLostError
+from distkeras.ps.errors import LeaseLostError, MemberLostError
 from distkeras.ps.protocol.messages import (
     NO_FLOATS,
     NO_ROWS,
@@ -435,7 +436,7 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
 
     A server that was restarted from a snapshot lacks the latest commits, and another attempt may have held the lease in
     between: the loop then begins again where the partition stands. It also does after a commit that was skipped for its
-    numbers. A job that ends early begins no loop any more.
+    numbers, and after the loss of a worker that this one exchanges with. A job that ends early begins no loop any more.
 
     Args:
         welcome: what its `join` returned.
@@ -443,18 +444,15 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
     """
     while not welcome.finished:
         client.forget_residuals()  # they belong to steps that are forgotten
-        loop = ended_loop()
         try:
-            if not welcome.stopping:
-                loop = begin(welcome)  # which may ask the server, and find another one
-            return _drive(client, loop)
+            # What begins a loop may ask the server, and find another one.
+            with closing(ended_loop() if welcome.stopping else begin(welcome)) as loop:
+                return _drive(client, loop)
         except RestartFromCenter as restart:
             welcome = restart.welcome
-        except LeaseLostError:
+        except (LeaseLostError, MemberLostError):
             # Were this attempt to end now, Spark could take it for the one that counts. It waits for its turn.
             welcome = client.rejoin()
-        finally:
-            loop.close()
 
 
 def _drive(client: WorkerClient, loop: Loop) -> None:
@@ -487,7 +485,7 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
         case FetchRequest():
             return Reply(optimizer=client.fetch_optimizer())
         case KeepRequest():
-            client.keep_optimizer(request.state)
+            client.keep_optimizer(request.state, ahead=request.ahead)
             return None
         case TakenRequest():
             client.report_optimizer(request.problem)

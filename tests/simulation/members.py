@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from distkeras.ps.errors import MemberLostError
 from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.daso import MemberReplica
-from distkeras.ps.worker.loop import ended_loop, work
+from distkeras.ps.worker.daso import MemberReplica, member_work
 from simulation.plan import Plan
 from simulation.scheduler import Finding
 from simulation.world import VirtualWorld
@@ -183,12 +182,27 @@ class Member:
         self._links: WatchedLinks | None = None
 
     def begin(self, welcome: Welcome, replica: Any, batches: Iterator[VirtualBatch]) -> Loop:
-        """Return the loop, once all members are ready."""
+        """Return the loop."""
         plan, client, rule = self._plan, self._client, self._plan.make_rule()
         assert isinstance(rule, Daso)
-        if self._links is not None or welcome.sequence:
-            raise MemberLostError(f"no successor of attempt {client.attempt}", worker=client.worker, step=welcome.batch)
-        self._links = WatchedLinks(
+        return member_work(
+            rule,
+            replica,
+            batches,
+            lambda: client.payload(rule.traits.parts),
+            welcome=welcome,
+            worker=client.worker,
+            node=node_of(plan, client.worker),
+            epochs=plan.epochs,
+            meet=self._meet,
+            moving_statistics=plan.statistics,
+            now=self._world.time,
+            make=partial(WatchedMember, self._course),
+        )
+
+    def _meet(self, node: str) -> MemberLinks | None:
+        plan, client = self._plan, self._client
+        self._links = links = WatchedLinks(
             self._world.process.host,
             client.address.key,
             worker=client.worker,
@@ -197,20 +211,13 @@ class Member:
             deadlines=plan.deadlines,
             world=self._world,
         )
-        self._links.course = self._course
-        members = client.announce(*self._links.address, node_of(plan, client.worker), plan.batches[client.worker])
+        links.course = self._course
+        members = client.announce(*links.address, node, plan.batches[client.worker])
         if not members.places:
             client.stopping = True
-            return ended_loop()
-        self._links.connect(Membership.of(members, client.worker))
-        return work(
-            rule,
-            WatchedMember(self._course, rule, replica, self._links, plan.epochs),
-            batches,
-            lambda: client.payload(rule.traits.parts),
-            moving_statistics=plan.statistics,
-            now=self._world.time,
-        )
+            return None
+        links.connect(Membership.of(members, client.worker))
+        return links
 
     def close(self) -> None:
         """Hang up on the others."""

@@ -76,7 +76,8 @@ class WatchedClient(WorkerClient):
         self._pulls_first = plan.make_rule().traits.pull_first
         self.interval = SaveInterval.of(plan.make_rule(), len(layout.batches), now=self.world.monotonic)
         self._account_of_state = AccountOfState(self.world.monotonic())
-        self._overlaps, self._keeps = plan.overlap, plan.keeps and not plan.make_rule().traits.gradient
+        traits = plan.make_rule().traits
+        self._overlaps, self._keeps = plan.overlap, plan.keeps and not (traits.gradient or traits.peers)
         #: The clocks that windows began from, and the number of the loop's first commit.
         self._began: list[int] = []
         self._first = 0
@@ -152,6 +153,10 @@ class WatchedClient(WorkerClient):
     def keep_optimizer(self, state: OptimizerState) -> None:
         """See `WorkerClient`."""
         content = state.content.tobytes()
+        if ahead:
+            self._watch.states.had(self._partition, content, self.sequence + 1)
+            super().keep_optimizer(state, ahead=True)
+            return
         self._account_of_state.require_steps(int(state.content.view(np.int64)[-2]))
         self._watch.states.had(self._partition, content, self.sequence)
         super().keep_optimizer(state)

@@ -4,61 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from support.patience import patience
 from support.present import present
-from support.ps.daso_members import Member, RecordingReplica, run_members
+from support.ps.daso_members import RecordingReplica, run_members
+from support.ps.daso_toys import ETA, SIZE, START, gradient, killed_at, members_of, simulated
 from support.ps.running_server import Running
 from support.ps.toy_model import ToyBatch
 
-from distkeras.ps.errors import ConfigurationError, MemberLostError, NonFiniteError
+from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteError
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
-
-SIZE, ETA = 37, 0.05
-START = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
-OPTIMA = np.random.default_rng(4).normal(size=(6, SIZE)).astype(np.float32)
-
-
-def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
-    """Of a quadratic with the worker's own optimum."""
-    return np.float32(1 + worker / 8) * (theta - OPTIMA[worker])
-
-
-def members_of(running: Running, daso: Daso, workers: int, epochs: int, batches: Any, **options: Any) -> list[Member]:
-    counts = [batches] * workers if isinstance(batches, int) else batches
-    return [
-        Member(
-            running,
-            daso,
-            RecordingReplica(SIZE, ETA, gradient),
-            [worker] * counts[worker],
-            worker=worker,
-            epochs=epochs,
-            **options,
-        )
-        for worker in range(workers)
-    ]
-
-
-def simulated(daso: Daso, workers: int, epochs: int, batches: int, **options: Any) -> DasoTrace:
-    nodes = present(daso.nodes)
-    return simulate_daso(
-        daso,
-        START,
-        gradient,
-        nodes=nodes,
-        devices=workers // nodes,
-        learning_rate=ETA,
-        epochs=epochs,
-        batches=batches,
-        dtype=np.float32,
-        keep_thetas=True,
-        **options,
-    )
 
 
 @pytest.mark.parametrize(
@@ -74,8 +31,8 @@ def simulated(daso: Daso, workers: int, epochs: int, batches: int, **options: An
 def test_every_step_is_the_simulators_to_the_bit(daso: Daso, workers: int) -> None:
     epochs, batches = 4, 3
     with Running(daso, workers=workers, size=SIZE, start=START) as running:
-        members = members_of(running, daso, workers, epochs, batches)
-        run_members(running, members)
+        members = members_of(running.address, daso, workers, epochs, batches)
+        run_members(members)
         assert [member.error for member in members] == [None] * workers
         center = running.driver.center().center
     trace = simulated(daso, workers, epochs, batches)
@@ -95,10 +52,10 @@ def test_a_plateau_of_the_epochs_mean_loss_changes_the_interval() -> None:
     daso = Daso(nodes=2, interval=4, warm_up=0, cool_down=0, patience=1)
     means = [1.0, 1.0, 0.5, 0.5, 0.5, 0.2]
     with Running(daso, workers=4, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 4, len(means), 2)
+        members = members_of(running.address, daso, 4, len(means), 2)
         for worker, member in enumerate(members):
             member.replica.losses = epoch_losses(means, worker)
-        run_members(running, members)
+        run_members(members)
         assert [member.error for member in members] == [None] * 4
     losses = iter(means)
     trace = simulated(daso, 4, len(means), 2, loss=lambda theta: next(losses))
@@ -110,8 +67,8 @@ def test_a_plateau_of_the_epochs_mean_loss_changes_the_interval() -> None:
 def test_a_member_whose_rows_have_ended_takes_part_without_a_gradient() -> None:
     daso = Daso(nodes=2, warm_up=2, cool_down=0, cast=False, momentum=0.0)
     with Running(daso, workers=4, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 4, 2, [3, 2, 1, 1])
-        run_members(running, members)
+        members = members_of(running.address, daso, 4, 2, [3, 2, 1, 1])
+        run_members(members)
         assert [member.error for member in members] == [None] * 4
         theta, expected = START.copy(), []
         for _ in range(2):
@@ -127,71 +84,26 @@ def test_a_member_whose_rows_have_ended_takes_part_without_a_gradient() -> None:
         np.testing.assert_allclose(member.replica.thetas[1:], expected, rtol=1e-5, atol=1e-6)
 
 
-def killed_at(step: int, act: Any) -> Any:
-    """A gradient that does something else in the member's step number ``step``."""
-    steps = iter(range(1 << 30))
-
-    def compute(theta: np.ndarray, worker: int) -> np.ndarray:
-        return act(theta) if next(steps) == step else gradient(theta, worker)
-
-    return compute
-
-
-@pytest.mark.parametrize("lost", range(4))
-def test_a_member_that_hangs_up_is_named_by_all_others(lost: int) -> None:
-    """In the middle of the cycling phase, with an exchange on its way."""
-    daso = Daso(nodes=2, interval=2, wait=2, warm_up=1, cool_down=1)
-    with Running(daso, workers=4, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 4, 4, 3)
-
-        def die(theta: np.ndarray) -> np.ndarray:
-            members[lost].links.close()
-            raise KeyError("the end of this one")
-
-        members[lost].replica = RecordingReplica(SIZE, ETA, killed_at(5, die))
-        run_members(running, members)
-        errors = [member.error for member in members]
-    assert isinstance(errors.pop(lost), KeyError)
-    assert all(isinstance(error, MemberLostError) for error in errors), errors
-    # Those that exchange with it name it; others may see the end of one of those first.
-    assert lost in {getattr(error, "worker", None) for error in errors}
-
-
 def test_a_gradient_that_is_not_finite_is_an_error_before_it_is_in_a_sum() -> None:
     daso = Daso(nodes=2)
     with Running(daso, workers=2, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 2, 3, 3)
+        members = members_of(running.address, daso, 2, 3, 3)
         members[1].replica = RecordingReplica(SIZE, ETA, killed_at(4, lambda theta: theta * np.float32("nan")))
-        run_members(running, members)
+        run_members(members)
     assert isinstance(members[1].error, NonFiniteError)
     assert (members[1].error.worker, members[1].error.step) == (1, 1)
-    assert isinstance(members[0].error, MemberLostError)
-
-
-def test_a_successor_of_a_member_ends_the_job() -> None:
-    daso = Daso(nodes=1)
-    with Running(daso, workers=1, size=SIZE, start=START) as running:
-        first, second = (running.client(0, attempt, size=SIZE) for attempt in (0, 1))
-        first.join()
-        first.announce("127.0.0.1", 1, "a", 3)
-        first.close()
-        second.join()
-        with pytest.raises(MemberLostError, match=r"attempt 0 of worker 0, .* was lost in epoch 0") as caught:
-            second.announce("127.0.0.1", 2, "a", 3)
-        assert (caught.value.worker, caught.value.step) == (0, 0)
-        assert running.server.fault is not None
-        second.close()
+    assert isinstance(members[0].error, JobStoppedError)
 
 
 def test_nodes_of_unequal_size_are_an_error_for_all() -> None:
     daso = Daso()
     with Running(daso, workers=3, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 3, 3, 1)
+        members = members_of(running.address, daso, 3, 3, 1)
         for member, node in zip(members, "aab", strict=True):
             member.node = node
-        run_members(running, members)
+        run_members(members)
     for member in members:
-        assert isinstance(member.error, ConfigurationError)
+        assert isinstance(member.error, (ConfigurationError, JobStoppedError))  # the first one ends the job
         assert "equally many workers" in str(member.error)
         assert "a: 2, b: 1" in str(member.error)
 
@@ -199,10 +111,10 @@ def test_nodes_of_unequal_size_are_an_error_for_all() -> None:
 def test_hosts_that_mix_partitions_are_nodes_of_their_own() -> None:
     daso = Daso(warm_up=4, cool_down=0, cast=False)
     with Running(daso, workers=4, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 4, 4, 2)
+        members = members_of(running.address, daso, 4, 4, 2)
         for member, node in zip(members, "abab", strict=True):
             member.node = node
-        run_members(running, members)
+        run_members(members)
         assert [member.error for member in members] == [None] * 4
         assert [member.links.membership.rank for member in members] == [0, 2, 1, 3]
 
@@ -210,11 +122,11 @@ def test_hosts_that_mix_partitions_are_nodes_of_their_own() -> None:
 def test_a_stranger_at_a_members_port_disturbs_nothing() -> None:
     daso = Daso(nodes=2)
     with Running(daso, workers=2, size=SIZE, start=START) as running:
-        members = members_of(running, daso, 2, 3, 2)
+        members = members_of(running.address, daso, 2, 3, 2)
         with socket.create_connection(members[0].links.address) as silent:
             with socket.create_connection(members[0].links.address) as loud:
                 loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                run_members(running, members)
+                run_members(members)
             assert [member.error for member in members] == [None] * 2
             silent.settimeout(patience(30))
             while silent.recv(4096):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from queue import Queue
 from typing import Any
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import Loop, Welcome
+from distkeras.ps.errors import DistkerasError, Origin
+from distkeras.ps.protocol.messages import Loop, OptimizerState, Welcome
 from distkeras.ps.rules.daso import Daso
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.members import MemberLinks, Membership
-from distkeras.ps.worker.daso import MemberReplica
-from distkeras.ps.worker.loop import run_worker, work
-from support.ps.running_server import KEY, Running
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.daso import member_work
+from distkeras.ps.worker.loop import run_worker
 from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
 
@@ -23,6 +28,7 @@ class RecordingReplica(ToyReplica):
     def __init__(self, size: int, eta: float, gradient: Callable[[np.ndarray, Any], np.ndarray]) -> None:
         super().__init__(size, eta, gradient, np.float32)
         self.thetas: list[np.ndarray] = []
+        self.gradient_of = gradient
         self.losses: Callable[[ToyBatch], float] = lambda batch: 0.0
 
     def load(self, vector: np.ndarray) -> None:
@@ -33,54 +39,138 @@ class RecordingReplica(ToyReplica):
         super().gradient(batch, out)
         return np.array([self.losses(batch)])
 
+    def read_optimizer(self) -> OptimizerState | None:
+        return None
+
+    def load_optimizer(self, state: OptimizerState | None, example: ToyBatch) -> str | None:
+        return None
+
+
+class Killed(Exception):
+    """The end of a member, which hangs up on all."""
+
 
 class Member(threading.Thread):
-    """One worker, and its error if it fails."""
+    """One worker, and its error if it fails.
 
-    def __init__(
+    Args:
+        die: called before each request of the loop, with its number from 0 on; raises `Killed` where the worker dies.
+    """
+
+    def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
         self,
-        running: Running,
+        address: Address,
+        deadlines: Deadlines,
         daso: Daso,
         replica: RecordingReplica,
         values: Sequence[Any],
         *,
         worker: int,
         epochs: int,
+        attempt: int = 0,
+        die: Callable[[int, Any], None] = lambda number, request: None,
     ) -> None:
         super().__init__(daemon=True)
         self.error: Exception | None = None
-        self.replica = replica
+        self.replica, self.die = replica, die
         self.node = ""
-        self.client = running.client(worker, size=replica.size)
-        self.links = MemberLinks(
-            "127.0.0.1", KEY, worker=worker, attempt=0, size=replica.size, deadlines=running.deadlines
-        )
+        self.client = WorkerClient(address, worker=worker, attempt=attempt, size=replica.size, deadlines=deadlines)
+        self.links = self._make_links()
+        self._met = False
         self._daso, self._values, self._epochs = daso, values, epochs
+
+    def _make_links(self) -> MemberLinks:
+        client = self.client
+        key, deadlines = client.address.key, client.deadlines
+        return MemberLinks(
+            "127.0.0.1", key, worker=client.worker, attempt=client.attempt, size=client.size, deadlines=deadlines
+        )
+
+    def successor(self) -> Member:
+        """The next attempt at the partition, whose model has the same gradient."""
+        client, own = self.client, self.replica
+        replica = RecordingReplica(own.size, own.learning_rate, own.gradient_of)
+        replica.losses = own.losses
+        return Member(
+            client.address,
+            client.deadlines,
+            self._daso,
+            replica,
+            self._values,
+            worker=client.worker,
+            epochs=self._epochs,
+            attempt=client.attempt + 1,
+        )
+
+    def start_and_report(self, ended: Queue[Member]) -> None:
+        """Start, and put itself there at its end."""
+        self._ended = ended
+        self.start()
 
     def run(self) -> None:
         try:
             run_worker(self.client, self.client.join(), self._begin)
         except Exception as error:  # noqa: BLE001 - handed to the test
             self.error = error
+            if isinstance(error, DistkerasError) and error.origin is Origin.USER:
+                self.client.report(error)  # as a task does
         finally:
             self.links.close()
             self.client.close()
+            self._ended.put(self)
 
     def _begin(self, welcome: Welcome) -> Loop:
-        members = self.client.announce(*self.links.address, self.node, len(self._values))
-        self.links.connect(Membership.of(members, self.client.worker))
-        return work(
+        start = (welcome.epoch, welcome.batch)
+        steps = member_work(
             self._daso,
-            MemberReplica(self._daso, self.replica, self.links, self._epochs),
-            batches(self._values, epochs=self._epochs),
+            self.replica,
+            batches(self._values, epochs=self._epochs, start=start),
             lambda: self.client.payload(1),
+            welcome=welcome,
+            worker=self.client.worker,
+            node=self.node,
+            epochs=self._epochs,
+            meet=self._meet,
         )
+        return self._watched(steps)
+
+    def _watched(self, steps: Loop) -> Loop:
+        number, reply = 0, None
+        with closing(steps):
+            while True:
+                try:
+                    request = steps.send(reply)
+                except StopIteration:
+                    return
+                self.die(number, request)
+                reply, number = (yield request), number + 1
+
+    def _meet(self, node: str) -> MemberLinks | None:
+        if self._met:
+            self.links = self._make_links()
+        self._met = True
+        members = self.client.announce(*self.links.address, node, len(self._values))
+        if not members.places:
+            return None
+        self.links.connect(Membership.of(members, self.client.worker))
+        return self.links
 
 
-def run_members(running: Running, members: Sequence[Member], timeout: float = 60.0) -> None:
-    """Run them to their end."""
+def run_members(members: Sequence[Member], timeout: float = 60.0, *, replaced: bool = True) -> list[Member]:
+    """Run them to their end, and the successors of those that are killed; return the last one in each one's place.
+
+    Not ``replaced``: there are no successors.
+    """
+    last, running = list(members), len(members)
+    ended: Queue[Member] = Queue()
     for member in members:
-        member.start()
-    for member in members:
-        member.join(timeout)
-        assert not member.is_alive()
+        member.start_and_report(ended)
+    while running:
+        member = ended.get(timeout=timeout)
+        place = next(number for number, other in enumerate(last) if other is member)
+        if replaced and isinstance(member.error, Killed):
+            last[place] = member.successor()
+            last[place].start_and_report(ended)
+        else:
+            running -= 1
+    return last
