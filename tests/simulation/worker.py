@@ -150,7 +150,7 @@ class WatchedClient(WorkerClient):
             self._account_of_state.applied(self.sequence, record.steps, self.world.monotonic())
         return reply
 
-    def keep_optimizer(self, state: OptimizerState) -> None:
+    def keep_optimizer(self, state: OptimizerState, *, ahead: bool = False) -> None:
         """See `WorkerClient`."""
         content = state.content.tobytes()
         if ahead:
@@ -159,7 +159,7 @@ class WatchedClient(WorkerClient):
             return
         self._account_of_state.require_steps(int(state.content.view(np.int64)[-2]))
         self._watch.states.had(self._partition, content, self.sequence)
-        super().keep_optimizer(state)
+        super().keep_optimizer(state, ahead=ahead)
         if self._watch.serves(self._driver, self.incarnation):  # else it may have died before it was looked at
             self._watch.states.require_kept(self._life, content)
         self._account_of_state.sent(self.sequence, self.world.monotonic())

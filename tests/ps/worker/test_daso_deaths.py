@@ -83,7 +83,7 @@ def test_a_successor_may_die_as_well() -> None:
             second.die = die_at(1)  # it has met the others
             return second
 
-        first.successor = dying  # type: ignore[method-assign]
+        first.successor = dying
 
     run_with(change)
 
