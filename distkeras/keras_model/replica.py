@@ -208,6 +208,7 @@ class KerasReplica:
 
     def read_optimizer(self) -> OptimizerState | None:
         """Return the state of the optimizer, which has taken a step; None if it has none, or is not finite."""
+        self._build_optimizer()  # gradients alone do not
         return read_state(self.model.optimizer, self._unsent())
 
     def load_optimizer(self, state: OptimizerState | None, example: Batch) -> str | None:

@@ -214,8 +214,7 @@ class Rendezvous:
         """Do what `Center.commit` does, together with the commits of all others, once they are there.
 
         Raises:
-            MemberLostError: a worker was lost before, and none of them is applied.
-            DeadlineError: another one has not come in time.
+            MemberLostError: a worker was lost before, or has not come in time, and none of them is applied.
         """
         if not center.is_next(commit, len(parts)):
             return False
@@ -226,13 +225,10 @@ class Rendezvous:
         try:
             if self._held.keys() >= center.scheduler.active:
                 self._apply(center)
-            self._changed.require(
-                lambda: own.applied is not None,
-                self._settings.deadlines.reply,
-                peer.hung_up,
-                lambda: f"workers {sorted(center.scheduler.active - self._held.keys())} to commit",
-                worker,
-            )
+            # Another one may have waited in vain for a member that is silent, and will say so.
+            timeout = self._settings.deadlines.reply
+            if not self._changed.wait_while_running(lambda: own.applied is not None, timeout, peer.hung_up):
+                self._end_membership()
         finally:
             if self._held.get(worker) is own:
                 del self._held[worker]

@@ -1,4 +1,4 @@
-"""Jobs of DASO in virtual time: each step is the simulator's under any faults, or the job ends with one error."""
+"""Jobs of DASO in virtual time: each step is the simulator's under any faults."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_members_must_have_is_what_the_simulator_says(hyper_parameters: dic
 def test_no_promise_breaks() -> None:
     outcomes = {seed: simulate(draw_members(seed)) for seed in collecting(RUNS)}
     assert not [f"seed {seed}: {one.finding}" for seed, one in outcomes.items() if one.finding]
-    assert {"", "MemberLostError"} <= {one.error for one in outcomes.values()}
+    assert "" in {one.error for one in outcomes.values()}
 
 
 @pytest.mark.parametrize("name", SOON)
@@ -101,5 +101,4 @@ def test_what_is_planted_is_found(name: str) -> None:
 def test_a_server_may_die_while_members_gather(at: int) -> None:
     """Those that had announced themselves learn of the next server when they ask again."""
     outcome = simulate(replace(CYCLING, faults=(Fault("kill server", at),)))
-    assert outcome.finding is None
-    assert outcome.error in {"", "MemberLostError"}
+    assert (outcome.finding, outcome.error) == (None, "")

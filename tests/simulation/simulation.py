@@ -13,7 +13,6 @@ from distkeras.ps.errors import (
     DeadlineError,
     DistkerasError,
     LedgerError,
-    MemberLostError,
     NonFiniteError,
     OwnershipLostError,
     ServerLostError,
@@ -284,14 +283,12 @@ class _Run:
         raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
 
     def _excused_for_members(self, error: DistkerasError, kinds: set[str]) -> bool:
-        """Return whether ``error`` is what becomes of a job whose workers lose each other."""
+        """Return whether ``error`` is what becomes of a job of members that comes too late, or has a NaN."""
         if self.watch.course is None or not kinds - HARMLESS_TO_MEMBERS:
             return False
         if isinstance(error, DeadlineError):
             return any(text in error.message for text in _LATE)
-        # The driver may lose sight of a server that knows it, and find that all attempts fail: a WorkerError.
-        lost = isinstance(error, (MemberLostError, WorkerError))
-        return lost or (isinstance(error, NonFiniteError) and self._nans > 0)
+        return isinstance(error, NonFiniteError) and self._nans > 0
 
     def _require_progress(self) -> None:
         if not self._expected and not any(driver.process.alive for driver in self.drivers):

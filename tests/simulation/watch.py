@@ -473,7 +473,7 @@ class Watch:
                     "incarnation",
                     f"a commit must be of incarnation {center.incarnation}. Received: one of {row['incarnation']}",
                 )
-            sents.append((row, self._check_sent(center, life, worker, row, rows[0])))
+            sents.append((row, self._check_sent(center, life, worker, row, row if self._traits.peers else rows[0])))
             self._check_end(center, life)
             self._tell(
                 f"commit {lease.sequence} of partition {worker} by attempt {lease.attempt}: epoch {row['epoch']}, "
@@ -483,9 +483,18 @@ class Watch:
             standing.position, standing.sequence = (lease.epoch, lease.batch), lease.sequence
             standing.refusals = 0
         if sents:
-            if moved > 1 and max(sent.began + int(rows[0]["staleness"]) for _, sent in sents) < rows[0]["clock"]:
-                raise Finding("staleness", "a sum must be as stale as its stalest worker. Received: more")
-            life.formula.apply(sents)
+            self._apply(life, sents)
+
+    def _apply(self, life: _Life, sents: list[tuple[Any, Sent]]) -> None:
+        """The formula takes the commits that the center has applied since the last look."""
+        if self._traits.peers:  # each for itself
+            for row, sent in sorted(sents, key=lambda one: int(one[0]["clock"])):
+                life.formula.apply([(row, sent)])
+            return
+        first, _ = min(sents, key=lambda one: int(one[0]["clock"]))
+        if len(sents) > 1 and max(sent.began + int(first["staleness"]) for _, sent in sents) < first["clock"]:
+            raise Finding("staleness", "a sum must be as stale as its stalest worker. Received: more")
+        life.formula.apply(sents)
 
     def _check_refused(self, center: Center, life: _Life, worker: int, lease: PartitionLease) -> None:
         """A commit was refused because it was too stale and not too often; its mini-batches remain."""

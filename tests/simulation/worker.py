@@ -169,7 +169,8 @@ class WatchedClient(WorkerClient):
         before = self._watch.states.count(self._life)
         state = super().fetch_optimizer()
         self._watch.states.check_fetched(self._life, before, self._partition, state, self._fetched, self.sequence)
-        self._account_of_state.steps = 0 if state is None else int(state.content.view(np.int64)[-2])
+        if self._keeps:
+            self._account_of_state.steps = 0 if state is None else int(state.content.view(np.int64)[-2])
         return state
 
     @property
