@@ -2,6 +2,9 @@
 
 A state is never work that counts: it decides how well a successor trains, not what the ledger says. So it is kept only
 as it came, and one that is damaged, too large, or without a place is dropped.
+
+Under a rule with peers it is all that a member has. It comes ahead of the commit that it belongs to, and one is kept
+next to it until then. A job whose member does not find its state ends with an error (`worker.daso`).
 """
 
 from __future__ import annotations

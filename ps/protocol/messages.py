@@ -242,10 +242,7 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepOptimizer(OptimizerState, Message):
-    """Worker → server: the optimizer's state after commit ``sequence``, for a later attempt. Answered by an `Ack`.
-
-    Under a rule with peers, it is the member's, and comes ahead of that commit.
-    """
+    """Worker → server: the optimizer's state after commit ``sequence`` (with peers: ahead of it). Answered by an `Ack`."""
 
     worker: int
     attempt: int
@@ -741,10 +738,7 @@ class ProbeRequest:
 
 
 class KeepRequest(NamedTuple):
-    """Wants ``state``, which the optimizer had after the latest commit, kept for a later attempt; gets None.
-
-    ``ahead``: it is that after the commit to come.
-    """
+    """Wants ``state``, after the latest commit (``ahead``: after the next one), kept for a later attempt; gets None."""
 
     state: OptimizerState
     ahead: bool = False

@@ -216,6 +216,7 @@ def _digest_of(message: Publish) -> bytes:
 
 log = logging.getLogger(__name__)
 
+_TAKEOVER = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
 #: Room in a commit for its history, which has a row for each step.
 _HISTORY_BYTES = 16 * 1024 * 1024
 #: The longest time that one request for a lease waits, in seconds; then the worker asks again.
@@ -262,10 +263,8 @@ class Dispatcher:
         #: Peers whose commit is received and not yet applied. Read without the lock, which commits hold or wait for.
         self._committing: set[Peer] = set()
         self._layouts: list[Layout] = []  # of center and moving statistics, if the driver published their names
-        #: Memory for the states of the workers' optimizers.
-        self.states = StateMemory(settings.workers, world)
-        #: The published rows of the tables, until the center is made with them.
-        self._rows = TableRequests(settings.tables, self.changed)
+        self.states = StateMemory(settings.workers, world)  # for those of the workers' optimizers
+        self._rows = TableRequests(settings.tables, self.changed)  # those published, until the center has them
         self._groups = RelayGroups(settings, self.changed)
         self._rendezvous = Rendezvous(settings, self.changed, self._seconds_silent)
         peers = settings.rule.traits.peers
@@ -308,7 +307,7 @@ class Dispatcher:
         commits: up to 16 MiB of history each. With a wire format other than float32, it also holds the vectors of the
         commit, and between two requests a packed commit and a packed reply; with int8 the vector that the peer has. A
         peer that has not proved the key yet costs a thread, and less than a kilobyte. Each partition has at most one
-        kept state of its optimizer in addition, and a second one while that arrives.
+        kept state of its optimizer in addition (with peers: two), and another one while that arrives.
         """
         center, shapes = self.center, self._settings.tables
         arrays = Limits.arrays + 3 * len(shapes)
@@ -406,9 +405,8 @@ class Dispatcher:
                 refused=lease.refusals > 0,
             )
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
-            text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
-            report(log, "takeover", text, *where, worker=worker, attempt=attempt)
+            report(log, "takeover", _TAKEOVER, *where, worker=worker, attempt=attempt)
         codec = peer.vectors.codec
         sizes = SlotSizes(center.size, center.traits.parts, 0 if codec is None else codec.nbytes)
         slots = None if welcome.finished else map_slots(message, sizes, self._world)

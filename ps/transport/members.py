@@ -7,7 +7,7 @@ to the server is. Rules:
 2. Every message names its purpose and its step, and one that is not the expected one is an error.
 3. Every wait has a deadline. A member that hangs up, or keeps silent until the deadline, is a `MemberLostError`, which
    names it. Its finder hangs up on all others, so that all find it; then all announce themselves to the server again,
-   and connect anew (`server.rendezvous`). Members leave after the same round of the server, so none waits for one that
+   and connect again (`server.rendezvous`). Members leave after the same round of the server, so none waits for one that
    has left in good order.
 """
 
@@ -162,8 +162,15 @@ class MemberLinks:
         """Connect to the others: a member dials those of a lower rank, and waits for those of a higher one.
 
         Raises:
-            MemberLostError: one cannot be reached, or does not come in time.
+            MemberLostError: one cannot be reached, or does not come in time; this has hung up on all others then.
         """
+        try:
+            self._connect(membership)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, membership: Membership) -> None:
         self._membership = membership
         self._listener.start(
             self._take, most=len(membership.places), limits=self._limits, whole=membership.whole, read_ahead=False

@@ -573,7 +573,6 @@ class WorkerClient(Client):
 
         Raises:
             DeadlineError: one did not come, or did not read its rows in time.
-            MemberLostError: an earlier attempt of this worker is a member.
             ConfigurationError: the nodes are not equally large.
         """
         timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout

@@ -13,8 +13,8 @@ OPTIMIZERS = (
     Mutant(
         "a state of another commit is kept",
         "ps/center/leases.py",
-        "if message.sequence != self.sequence or not self.sequence:",
-        "if not self.sequence:",
+        "if message.sequence != sequence or not sequence:",
+        "if not sequence:",
         "a successor begins with steps that do not count",
         _AT_SERVER,
     ),
@@ -45,7 +45,7 @@ OPTIMIZERS = (
     Mutant(
         "states are written with each snapshot",
         _FILES,
-        "if new and (now or began >= self._due):",
+        "if new and (now or self._exact or began >= self._due):",
         "if new:",
         "snapshots take as long as all states",
         _IN_FILES,
