@@ -242,7 +242,7 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepOptimizer(OptimizerState, Message):
-    """Worker → server: the optimizer's state after commit ``sequence`` (with peers: ahead of it). Answered by an `Ack`."""
+    """Worker → server: the optimizer's state after commit ``sequence``; with peers, ahead of it. Answer: `Ack`."""
 
     worker: int
     attempt: int
