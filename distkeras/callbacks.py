@@ -44,7 +44,7 @@ _DEFAULT_SECONDS = 10.0
 class CenterWeights(NamedTuple):
     """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock that both belong to.
 
-    Tables that travel by rows come last in the vector. While workers commit, their rows may be some commits newer.
+    Tables that travel by rows come last in the vector.
     """
 
     clock: int
@@ -52,18 +52,12 @@ class CenterWeights(NamedTuple):
     moving_statistics: np.ndarray
 
     @classmethod
-    def fetch(cls, driver: DriverClient, tables: Sequence[TableShape] = ()) -> CenterWeights:
-        """Return the center as the server has it now, with the ``tables`` that travel by rows."""
-        reply = driver.center()
+    def fetch(cls, driver: DriverClient, size: int = 0, tables: Sequence[TableShape] = ()) -> CenterWeights:
+        """Return the center as the server has it now: ``size`` elements, and the ``tables`` that travel by rows."""
         if not tables:
+            reply = driver.center()
             return cls(reply.clock, reply.center, reply.moving_statistics)
-        start = reply.center.size
-        vector = np.empty(start + sum(table.rows * table.width for table in tables), np.float32)
-        vector[:start] = reply.center
-        for number, table in enumerate(tables):
-            stop = start + table.rows * table.width
-            driver.table(number, table, vector[start:stop].reshape(table.rows, table.width))
-            start = stop
+        reply, vector = driver.whole_center(size, tables)
         return cls(reply.clock, vector, reply.moving_statistics)
 
     def digest(self) -> bytes:

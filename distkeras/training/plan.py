@@ -145,7 +145,7 @@ class JobPlan:
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:
         """Return the center as the server has it now, in the order of `replica`."""
-        return CenterWeights.fetch(driver, self.cut.whole)
+        return CenterWeights.fetch(driver, self.dense_size, self.cut.whole)
 
     def identity(self) -> dict[str, Any]:
         """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""

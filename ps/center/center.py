@@ -547,7 +547,7 @@ class Center:
         """Apply the rows of ``commit``; return the mean scale factor, which is ``scale`` unless all is in tables."""
         total = 0.0
         for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
-            share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars))
+            share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars), self.clock + 1)
             total += moved.size if share is None else share
         elements = sum(moved.size for moved in commit.moved)
         return scale if self.size or not elements else total / elements
@@ -671,9 +671,10 @@ class Center:
         context = Context(self.workers, worker, clock, 0, 0, self.rate(latest), self.rate(previous))
         return self.rule.release(context, self.counters)
 
-    def inspect(self) -> Released:
-        """Return the center itself, on behalf of no worker."""
-        return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics)
+    def inspect(self, moved: Sequence[Ids] = ()) -> Released:
+        """Return the center itself, on behalf of no worker; with the rows ``moved`` of each table, if that is given."""
+        rows = tuple([table.gather(ids) for table, ids in zip(self.tables, moved, strict=True)]) if moved else ()
+        return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics, rows=rows)
 
 
 def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:

@@ -28,6 +28,8 @@ class Table:
         self.shape = shape
         self.array = np.zeros((shape.rows, shape.width), np.float32) if array is None else array
         self.changes = TableChanges(len(self.array))
+        #: For each row of a table that is kept whole, how many commits were applied once the latest one had moved it.
+        self._moved_at = np.zeros(0 if shape.partial else len(self.array), np.int64)
         #: Rows of one block, which stay in a core's cache while the kernel works on them.
         self._block = max(1, BLOCK // shape.width)
         self._gathered = np.empty((min(self._block, shape.most), shape.width), self.array.dtype)
@@ -46,13 +48,20 @@ class Table:
         """Return where the rows ``ids`` are in `array`, in which there is room for all of them then."""
         return ids
 
-    def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None]) -> float | None:
+    def moved_since(self, clock: int) -> Ids:
+        """Return the rows of a table that is kept whole which commits after ``clock`` have moved."""
+        return np.flatnonzero(self._moved_at > clock)
+
+    def apply(
+        self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None], clock: int = 0
+    ) -> float | None:
         """Move the rows ``ids`` by a rule's ``kernel``.
 
         Args:
             ids: rows, each at most once; in range.
             moved: the payload at those rows, flat; it is overwritten.
             kernel: works on a chunk of gathered rows, as `Rule.apply` does.
+            clock: how many commits are applied with this one.
 
         Returns:
             The sum of the scale factors used; None if each was 1.
@@ -73,6 +82,8 @@ class Table:
                 scale = share if scale is None else scale + share
             self.changes.note(rows, gathered)
             self.array[rows] = payload.reshape(-1, width)
+        if self._moved_at.size:
+            self._moved_at[ids] = clock
         return scale
 
     def gather(self, ids: Ids) -> Vector:

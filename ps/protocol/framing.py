@@ -111,7 +111,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 15
+VERSION = 16
 #: Bytes that are read along with a header, to save a system call: more than a commit's fields.
 READ_AHEAD = 256
 

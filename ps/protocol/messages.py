@@ -334,7 +334,8 @@ class CenterReply(Message):
     feedback (int8), its change since the reply before on the same connection. The first reply then has ``center``
     itself, and so has the answer to a `Pull`.
 
-    ``rows`` are those that the request wanted, of each table, flat, as they are at ``clock``.
+    ``rows`` are those that the request wanted, of each table, flat, as they are at ``clock``. To a driver, ``moved``
+    says which they are.
     """
 
     incarnation: int
@@ -348,6 +349,7 @@ class CenterReply(Message):
     packed: Bytes = field(default_factory=lambda: NO_BYTES)
     window: int = 0
     rows: tuple[Floats, ...] = ()
+    moved: tuple[Ids, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -499,7 +501,12 @@ class Status(Message):
 
 @dataclass(frozen=True, eq=False)
 class Inspect(Message):
-    """Driver → server: send the center as it is now, on behalf of no worker."""
+    """Driver → server: send the center as it is now, on behalf of no worker.
+
+    ``moved_after`` asks for the rows of whole tables that commits after that clock have moved as well; -1: for none.
+    """
+
+    moved_after: int = -1
 
 
 @dataclass(frozen=True, eq=False)

@@ -603,8 +603,10 @@ class Dispatcher:
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:
             center = self._require_center(peer)
-            released = center.inspect()
-        return self._reply_with_center(peer, center, released)
+            tables = () if message.moved_after < 0 else center.tables
+            moved = tuple(table.moved_since(message.moved_after) for table in tables)
+            released = center.inspect(moved)
+        return replace(self._reply_with_center(peer, center, released), moved=moved)
 
     def _on_drain(self, peer: Peer, message: Drain) -> Message:
         with self.changed:

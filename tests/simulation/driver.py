@@ -25,7 +25,7 @@ from distkeras.training.supervisor import Supervisor
 from simulation.cluster import VirtualClusterServer
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task
-from simulation.tables import check_tables, read_rows, shapes_of, start_of
+from simulation.tables import check_tables, check_whole_center, read_rows, shapes_of, start_of
 from simulation.watch import Watch
 from simulation.worker import run_attempt
 from simulation.world import Surroundings, VirtualWorld
@@ -347,6 +347,8 @@ class Driver:
                 self._clock = observer.observe(self._clock, _POLL).clock
                 if self._plan.lists:
                     self._check_table(observer.list_workers())
+                if self._shapes:
+                    check_whole_center(observer, self._shapes, self._watch.size)
             except DistkerasError as error:
                 if observer.lost(error) or not supervisor.alive():
                     self._clock = -1

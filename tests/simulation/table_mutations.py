@@ -100,10 +100,16 @@ def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
     """The tables behind the first one stay as they are."""
     apply = Table.apply
 
-    def first_only(self: Table, ids: Any, moved: Any, kernel: Any) -> float | None:
-        return apply(self, ids, moved, kernel) if self.shape.name == "own" else None
+    def first_only(self: Table, ids: Any, moved: Any, kernel: Any, clock: int) -> float | None:
+        return apply(self, ids, moved, kernel, clock) if self.shape.name == "own" else None
 
     return [(Table, "apply", first_only)]
+
+
+@mutation
+def _what_moves_while_tables_are_read_is_missing() -> list[Patch]:
+    """The blocks of a table that were read before a commit are those of another clock than the center."""
+    return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]  # noqa: SLF001
 
 
 @mutation

@@ -112,6 +112,17 @@ def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> 
     return tables
 
 
+def check_whole_center(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> None:
+    """Raise a finding unless what a driver reads while workers commit is of one clock."""
+    whole = [shape for shape in shapes if not shape.partial]
+    reply, vector = driver.whole_center(size, whole)
+    stops = np.cumsum([size, *(shape.rows * shape.width for shape in whole)])
+    tables = [
+        vector[start:stop].reshape(-1, shape.width) for shape, start, stop in zip(whole, stops, stops[1:], strict=False)
+    ]
+    check_tables(tables, vector[:size], f"as read at clock {reply.clock}")
+
+
 def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -> None:
     """Raise a finding unless the rows say what the elements of ``center`` say."""
     if not tables:

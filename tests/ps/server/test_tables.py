@@ -332,6 +332,33 @@ class TestMalformedRows:
             client.close()
 
 
+def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker commits between two blocks of rows, and between the last one and the center."""
+    rule, model = make("downpour", window=2), some_model()
+    table, expected = DriverClient.table, list[np.ndarray]()
+    with started(rule, model) as running:
+        turns = Turns(running, model, some_batches(model, 8))
+
+        def read(self: DriverClient, *arguments: Any) -> np.ndarray:
+            turns.turn()
+            rows = table(self, *arguments)
+            turns.turn()
+            if not expected:
+                monkeypatch.setattr(DriverClient, "table", table)
+                expected.append(result_of(running, model))
+            return rows
+
+        monkeypatch.setattr(DriverClient, "table", read)
+        reply, vector = running.driver.whole_center(model.dense.size, model.shapes)
+        assert reply.clock == 2
+        np.testing.assert_array_equal(vector, expected[0])
+        while not turns.over:
+            turns.turn()
+        assert not np.array_equal(result_of(running, model), vector)
+        _, vector = running.driver.whole_center(model.dense.size, model.shapes)
+        np.testing.assert_array_equal(vector, result_of(running, model))
+
+
 class TestPublication:
     def test_a_center_is_not_published_before_all_rows(self) -> None:
         model = some_model()
