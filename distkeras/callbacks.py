@@ -52,12 +52,12 @@ class CenterWeights(NamedTuple):
     moving_statistics: np.ndarray
 
     @classmethod
-    def fetch(cls, driver: DriverClient, size: int = 0, tables: Sequence[TableShape] = ()) -> CenterWeights:
-        """Return the center as the server has it now: ``size`` elements, and the ``tables`` that travel by rows."""
+    def fetch(cls, driver: DriverClient, tables: Sequence[TableShape] = ()) -> CenterWeights:
+        """Return the center as the server has it now, with the ``tables`` that travel by rows."""
         if not tables:
             reply = driver.center()
             return cls(reply.clock, reply.center, reply.moving_statistics)
-        reply, vector = driver.whole_center(size, tables)
+        reply, vector = driver.whole_center(tables)
         return cls(reply.clock, vector, reply.moving_statistics)
 
     def digest(self) -> bytes:

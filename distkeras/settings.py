@@ -190,7 +190,7 @@ class TrainSettings:
     stall_after: float | None = Monitoring.stall_after
     resources: Any = Executors.resources
     frozen_weights: str | None = None
-    tables: str | tuple[str, ...] = "dense"
+    tables: str | tuple[str, ...] = "auto"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {

@@ -38,7 +38,7 @@ from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import require_folder
-from distkeras.keras_model.tables import CutModel, cut
+from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions, versions_of
@@ -72,8 +72,6 @@ from distkeras.training.callback_runner import (
 from distkeras.training.plan import (
     JobPlan,
     arrangement_of,
-    reason_against_tables,
-    report_tables,
     require_finite,
     require_fit,
     require_members,
@@ -93,6 +91,7 @@ from distkeras.training.stream import (
     start_stream,
     writer_of,
 )
+from distkeras.training.table_choice import TableChoice, report_tables
 
 if TYPE_CHECKING:
     import keras
@@ -155,7 +154,8 @@ class Trainer(JobResults):
         tables: which `keras.layers.Embedding` of the model travel by rows: the server holds the whole table, and a
             worker receives and sends the rows that its window touches, so that time and memory do not grow with the
             table. "auto": those for which the result is the same, to the bit, and that have enough rows to gain by it;
-            the log says which. "dense": none. Names of layers: these, or an error that says why one cannot.
+            the log says which, and why others do not. "dense": none. Names of layers: these, or an error that says why
+            one cannot.
         deadlines: `Deadlines`, of every wait.
 
     Raises:
@@ -382,8 +382,8 @@ class Trainer(JobResults):
             )
         if settings.tables not in ("auto", "dense"):
             raise ConfigurationError(
-                '`tables` must be "auto" or "dense" for a stream: what optimizers keep of rows that travel does not '
-                f"outlive a micro-batch. Received: tables={settings.tables!r}"
+                '`tables` must be "auto" or "dense" for a stream, whose tables are dense. '
+                f"Received: tables={settings.tables!r}"
             )
 
     @short_errors
@@ -517,7 +517,7 @@ class Trainer(JobResults):
         """Return the plan of a job on ``df``, whose rows it leaves as they are if it is a stream, and its options."""
         settings, replica = self.settings, self._build_replica()
         spec = self._spec_of(df, replica)
-        cut = self._cut(replica, spec, stream=df.isStreaming)
+        cut = self._cut(replica, spec, None if checkpoint is None or not resume else checkpoint.uri, df.isStreaming)
         if cut.tables:
             replica = KerasReplica(replica.model, cut.order)
             replica.prepare(example(spec))
@@ -556,35 +556,21 @@ class Trainer(JobResults):
             resume=resume,
             facts=facts,
         )
-        report_tables(cut, replica.model.optimizer, outcome.events)
+        report_tables(cut, outcome.events)
         return plan, options
 
-    def _cut(self, replica: KerasReplica, spec: DataSpec, *, stream: bool) -> CutModel:
+    def _cut(self, replica: KerasReplica, spec: DataSpec, resumed: str | None, stream: bool) -> CutModel:
         """Decide which tables travel by rows."""
-        chosen = self.settings.tables
-        wide = has_rows_at_server(replica.model)
-        if stream and wide:
-            raise ConfigurationError(
-                "`model` must have no WideEmbedding for `train_stream`, whose tables are dense. Received: one"
-            )
-        if stream or (chosen == "dense" and not wide):
-            return CutModel({})
-        reason = reason_against_tables(self.server_settings, self.worker_settings, self.settings)
-        if reason is not None and wide:
-            raise ConfigurationError(f"the rows of a WideEmbedding cannot travel: {reason}")
-        if reason is not None and chosen != "auto":
-            raise ConfigurationError(f'`tables` must be "auto" or "dense": {reason}. Received: tables={chosen!r}')
-        if self.recipe.optimizer_state:
-            replica = self._build_replica(to_train=True)
-        result = cut(
-            replica.model,
-            self.recipe,
-            window=self.rule.window,
-            batch_size=self.settings.batch_size,
-            choose=None if reason is not None or chosen == "dense" else chosen,
+        choice = TableChoice(
+            training=self.settings,
+            server=self.server_settings,
+            worker=self.worker_settings,
+            recipe=self.recipe,
             shapes=[column.shape for column in spec.features],
+            stream=stream,
+            resumed=resumed,
         )
-        return result if reason is None else CutModel(dict.fromkeys(result.kept_dense, reason))
+        return choice.cut(replica.model, lambda: self._build_replica(to_train=True).model)
 
     def _spec_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
         """Return the columns that are read of ``df``, with the weights by class."""

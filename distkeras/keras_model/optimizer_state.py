@@ -77,7 +77,7 @@ def load_state(
     if state is None:
         return "none is kept"
     variables = _sent(optimizer, unsent)
-    layout, size = layout_of(optimizer, unsent), sum(map(_bytes_of, variables))
+    layout, size = layout_of(optimizer, unsent), state_bytes(optimizer, unsent)
     if state.layout != layout:
         return f"it must be of {layout}. Received: one of {state.layout}"
     if state.content.nbytes != size:
@@ -94,6 +94,11 @@ def load_state(
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
     return ""
+
+
+def state_bytes(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> int:
+    """Return the bytes of a built optimizer's state, without the variables ``unsent``."""
+    return sum(map(_bytes_of, _sent(optimizer, unsent)))
 
 
 def layout_of(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.keras_model.optimizer_state import layout_of, load_state, state_bytes
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.row_optimizers import accumulators_of
 from distkeras.keras_model.variables import numpy_value
+from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.protocol.touched_rows import RowIndex, grown
 
@@ -39,6 +42,16 @@ class RowValues:
         return len(self._index)
 
     @property
+    def ids(self) -> Ids:
+        """Return the ids that were set, in the order of `values`."""
+        return self._index.rows()
+
+    @property
+    def values(self) -> np.ndarray:
+        """Return the rows that were set, ``(len(self), width)``."""
+        return self._values[: len(self)]
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of its memory."""
         return self._index.nbytes + self._values.nbytes
@@ -64,7 +77,8 @@ class TableReplica(KerasReplica):
     """A small model behind the interface that rules talk to.
 
     Its vector has the dense variables, and then the small tables. What its optimizer keeps of rows stays here from one
-    window to a later one that touches them again. It is not part of the optimizer's state that is sent.
+    window to a later one that touches them again. In the optimizer's state that is sent, it comes last: for each table,
+    the number of rows that were touched, their ids, and what is kept of each.
 
     Args:
         model: the small one, built and compiled.
@@ -88,6 +102,47 @@ class TableReplica(KerasReplica):
             results.append(super().train(window))
         return np.concatenate(results) if results else super().train(batches)
 
+    def read_optimizer(self) -> OptimizerState | None:
+        """Return the state of the optimizer, with what it keeps of rows; see `KerasReplica.read_optimizer`."""
+        state = super().read_optimizer()
+        if state is None or not self._slots:
+            return state
+        self._take_back()
+        pieces = [state.content]
+        for kept in self._kept_rows():
+            if not np.isfinite(kept.values).all():
+                return None
+            arrays = np.array([len(kept)], np.int64), kept.ids, kept.values
+            pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        content = np.concatenate(pieces)
+        return OptimizerState(self._with_rows(state.layout), content, zlib.crc32(content.data))
+
+    def load_optimizer(self, state: OptimizerState | None, example: RowBatch) -> str | None:  # type: ignore[override]  # of windows with rows
+        """Set the state of the optimizer, with what it keeps of rows; see `KerasReplica.load_optimizer`."""
+        self.prepare(example)
+        self._build_optimizer()
+        if state is None or not self._slots:
+            return super().load_optimizer(state, example)
+        optimizer, unsent = self.model.optimizer, self._unsent()
+        layout, size = self._with_rows(layout_of(optimizer, unsent)), state_bytes(optimizer, unsent)
+        if state.layout != layout:
+            return f"it must be of {layout}. Received: one of {state.layout}"
+        if state.damaged:
+            return f"its {state.content.nbytes} bytes have another checksum than {state.checksum:#010x}"
+        kept = [RowValues(rows.values.shape[1], float(rows.initial)) for rows in self._kept_rows()]
+        problem: str | None = _fill(kept, state.content[size:])
+        if problem:
+            return problem
+        dense = state.content[:size]
+        own = OptimizerState(layout_of(optimizer, unsent), dense, zlib.crc32(dense.data))
+        problem = load_state(optimizer, own, unsent)
+        if not problem:
+            self._kept = kept
+        return problem
+
+    def _with_rows(self, layout: str) -> str:
+        return f"{layout}, and rows of {', '.join(f'{t.name!r} ({t.rows} x {t.width})' for t in self._tables)}"
+
     def begin_again(self, model: keras.Model) -> bool:
         """Take over the state of another model, as `KerasReplica.begin_again`; nothing is kept of any row."""
         self._kept = self._present = None
@@ -108,14 +163,41 @@ class TableReplica(KerasReplica):
         slots = self._slots
         if not slots or rows is self._present:
             return
-        if self._kept is None:
-            initial = [float(numpy_value(slot).flat[0]) for slot in slots]
-            self._kept = [RowValues(t.width, value) for t, value in zip(self._tables, initial, strict=True)]
-        for place, (slot, kept) in enumerate(zip(slots, self._kept, strict=True)):
-            before = numpy_value(slot)
-            if self._present is not None:
-                kept.set(self._present[place], before[: len(self._present[place])])
-            values = np.full_like(before, kept.initial)
-            kept.get(rows[place], values[: len(rows[place])])
+        self._take_back()
+        for slot, kept, ids in zip(slots, self._kept_rows(), rows, strict=True):
+            values = np.full(tuple(slot.shape), kept.initial, np.float32)
+            kept.get(ids, values[: len(ids)])
             slot.assign(values)
         self._present = rows
+
+    def _take_back(self) -> None:
+        """Keep what the optimizer has for the rows of the present window."""
+        if self._present is not None:
+            for slot, kept, ids in zip(self._slots, self._kept_rows(), self._present, strict=True):
+                kept.set(ids, numpy_value(slot)[: len(ids)])
+
+    def _kept_rows(self) -> list[RowValues]:
+        """Return what is kept of rows, table by table; before the first step, of none."""
+        if self._kept is None:
+            initial = [float(numpy_value(slot).flat[0]) for slot in self._slots]
+            self._kept = [RowValues(t.width, value) for t, value in zip(self._tables, initial, strict=True)]
+        return self._kept
+
+
+def _fill(kept: Sequence[RowValues], content: np.ndarray) -> str:
+    """Set rows from the bytes that `TableReplica.read_optimizer` adds for them; return what is wrong with these."""
+    at = 0
+    for rows in kept:
+        width = rows.values.shape[1]
+        count = int(content[at : at + 8].copy().view(np.int64)[0]) if at + 8 <= content.nbytes else -1
+        middle = at + 8 * (1 + count)
+        end = middle + 4 * count * width
+        if count < 0 or end > content.nbytes:
+            return f"its {content.nbytes} bytes of rows must be whole ones. Received: {count} of them"
+        ids = content[at + 8 : middle].copy().view(np.int64)
+        values = content[middle:end].copy().view(np.float32).reshape(count, width)
+        if len(np.unique(ids)) < len(ids) or not np.isfinite(values).all():
+            return "its rows are not finite, or there twice"
+        rows.set(ids, values)
+        at = end
+    return "" if at == content.nbytes else f"it must have {at} bytes of rows. Received: {content.nbytes}"

@@ -15,7 +15,7 @@ from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import from_bytes
 from distkeras.keras_model.tables import IdSource, Lookup, RowModel
 from distkeras.ps.errors import BadValueError
-from distkeras.ps.protocol.tables import Ids
+from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.worker.tables import Window
 
 if TYPE_CHECKING:
@@ -102,11 +102,13 @@ class WindowRows:
         flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
         if lookup.keeps_zero:
             flat.insert(0, np.zeros(1, flat[0].dtype))
-        touched, numbers = np.unique(np.concatenate(flat), return_inverse=True)
-        rows = min(self._rows.tables[number].rows for number in lookup.tables)
-        masked_fraction = lookup.keeps_zero and any(_is_fraction_of_zero(a).any() for arrays in own for a in arrays)
-        if touched[0] < 0 or touched[-1] >= rows or masked_fraction:
-            self._refuse(lookup, rows, pieces, own)
+        every, shape = np.concatenate(flat), self._rows.tables[lookup.tables[0]]
+        negative = bool(every.min() < 0)
+        if negative or lookup.keeps_zero or every.max() >= shape.rows:
+            self._require_rows(lookup, shape, pieces, own)
+        if negative:  # as Keras counts from the end
+            every = np.where(every < 0, every + shape.rows, every)
+        touched, numbers = np.unique(every, return_inverse=True)
         local: list[list[np.ndarray]] = []
         at = int(lookup.keeps_zero)
         for arrays in own:
@@ -118,20 +120,25 @@ class WindowRows:
                 local[-1].append(copy)
         return touched.astype(np.int64), local
 
-    def _refuse(self, lookup: Lookup, rows: int, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]) -> None:
-        """Raise BadValueError for the first id that is no row."""
-        table = next(self._rows.tables[number] for number in lookup.tables if self._rows.tables[number].rows == rows)
+    def _require_rows(
+        self, lookup: Lookup, table: TableShape, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
+    ) -> None:
+        """Raise BadValueError for the first id that is no row of ``table``, or that a mask would be wrong for."""
+        least = 0 if table.partial else -table.rows
         for piece, arrays in zip(pieces, ids, strict=True):
             for number, array in zip(lookup.sources, arrays, strict=True):
                 whole = _whole(array)
-                bad = np.argwhere((whole < 0) | (whole >= rows) | (_is_fraction_of_zero(array) & lookup.keeps_zero))
+                is_bad = (whole < least) | (whole >= table.rows)
+                if lookup.keeps_zero:  # row 0, which the whole model would not mask
+                    is_bad |= (array != 0) & ((whole == 0) | (whole == least))
+                bad = np.argwhere(is_bad)
                 if not len(bad):
                     continue
                 place, row, *within = (int(part) for part in bad[0])
                 batch, source = piece.batches[place], self._rows.sources[number]
                 raise BadValueError(
-                    f"ids of {table.name!r} must be in [0, {rows}), its rows. Received: {array[tuple(bad[0])]} in "
-                    f"{self._row(batch, row)}",
+                    f"ids of {table.name!r} must be in [0, {table.rows}), its rows. "
+                    f"Received: {array[tuple(bad[0])]} in {self._row(batch, row)}",
                     worker=self._worker,
                     column=self._column(source, within, array.shape[2:]),
                     step=batch.index,
@@ -196,12 +203,6 @@ class _IdMaker:
 def _whole(ids: np.ndarray) -> np.ndarray:
     """Return ids as Embedding reads them: a fraction is cut off."""
     return ids if ids.dtype in (np.int32, np.int64) else ids.astype(np.int64)
-
-
-def _is_fraction_of_zero(ids: np.ndarray) -> np.ndarray:
-    """Return where ids are row 0 and not zero, so that the whole model would not mask them."""
-    fraction: np.ndarray = (ids != 0) & (np.abs(ids) < 1)
-    return fraction
 
 
 def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:

@@ -27,7 +27,6 @@ from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
-from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack, Publish
@@ -145,19 +144,19 @@ class JobPlan:
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:
         """Return the center as the server has it now, in the order of `replica`."""
-        return CenterWeights.fetch(driver, self.dense_size, self.cut.whole)
+        return CenterWeights.fetch(driver, self.cut.whole)
 
     def identity(self) -> dict[str, Any]:
         """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""
         replica, columns = self.replica, self.spec.features + self.spec.labels
         return {
+            "tables": [table.name for table in self.cut.tables] or None,
             **self.training.row_settings,
             "shapes": {column.name: list(column.shape) for column in columns},
             "model": model_identity(self.model_file),
             "layout": layout_identity(replica.layout),
             "moving_statistics": layout_identity(replica.moving_statistics),
             "compilation": self.recipe.identity(replica.model),
-            **({"tables": [table.name for table in self.cut.tables]} if self.cut.tables else {}),
             **({"seeds": [table.seed for _, table in self.cut.partial]} if self.cut.partial else {}),
         }
 
@@ -294,31 +293,6 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
             f"`worker_optimizer` must be SGD without momentum, weight decay or accumulation: rule {rule.name!r} {why}. "
             f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
         )
-
-
-def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
-    """Return why no table of a job can travel by rows; None if tables can, as far as the job's options decide it."""
-    reasons = {
-        f"rule {worker.rule.name!r} may move rows that a commit does not name": not worker.rule.traits.rows,
-        f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
-        "the next window's rows come with the reply that `overlap` does not wait for": worker.overlap,
-        "`measure_gap` compares whole vectors": server.measure_gap,
-        "`relays` add up whole vectors": server.relays is not None,
-        "the model is sent without the weights of `frozen_weights`": training.frozen_weights is not None,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def report_tables(cut: CutModel, optimizer: Any, events: Events) -> None:
-    """Log which tables of a model travel by rows, and which do not, and why; and what that costs."""
-    if not (cut.tables or cut.kept_dense):
-        return
-    travel = ", ".join(f"{table.name!r} ({table.rows} rows of {table.width})" for table in cut.tables)
-    parts = [f"by rows: {travel}"] if travel else []
-    if cut.tables and not _is_plain_sgd(optimizer):
-        parts.append("what the workers' optimizers keep of these rows does not outlive a worker")
-    parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
-    events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)
 
 
 def require_shared(checkpoint: Checkpoint | None) -> None:

@@ -52,9 +52,7 @@ class Table:
         """Return the rows of a table that is kept whole which commits after ``clock`` have moved."""
         return np.flatnonzero(self._moved_at > clock)
 
-    def apply(
-        self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None], clock: int = 0
-    ) -> float | None:
+    def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None], clock: int = 0) -> float | None:
         """Move the rows ``ids`` by a rule's ``kernel``.
 
         Args:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,6 +54,21 @@ def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: st
         raise DifferentJobError(
             f"`{path}` must be {_short(theirs)}, as in the job that {where!r} holds. Received: {_short(ours)}{also}"
         )
+
+
+def saved_job(uri: str, world: World = REAL) -> dict[str, Any] | None:
+    """Return what the latest snapshot in a directory says of its job; None where there is no snapshot to be read."""
+    if "://" not in uri and not Path(uri).exists():  # another machine may have it; it is not to be made here
+        return None
+    store = Store(uri, world)
+    names = [name for name in map(parsed, retried(store.names, world=world)) if name is not None]
+    for name in reversed(_snapshots(names)):
+        try:
+            job: dict[str, Any] = retried(partial(store.header, str(name)), world=world)["job"]
+        except (DamagedError, LookupError):
+            continue
+        return job
+    return None
 
 
 def differences(own: Any, saved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

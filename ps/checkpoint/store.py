@@ -172,6 +172,29 @@ class Store:
             at += arrays[key].nbytes
         return header["header"], arrays
 
+    def header(self, name: str) -> dict[str, Any]:
+        """Return the header of one file, of which the rest is neither read nor compared with its checksum.
+
+        Raises:
+            DamagedError: it is not there, or has no header.
+            SnapshotError: it cannot be read now.
+        """
+        content, start = bytearray(), len(_MAGIC) + _LENGTH.size
+        try:
+            for piece in self._files.read(name + _SUFFIX):
+                content += piece
+                if len(content) >= start and len(content) >= start + _LENGTH.unpack_from(content, len(_MAGIC))[0]:
+                    break
+            (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
+            header: dict[str, Any] = json.loads(bytes(content[start : start + length]))["header"]
+        except FileNotFoundError as error:
+            raise DamagedError(f"there is no {name} in {self.uri!r}: {error}") from error
+        except OSError as error:
+            raise SnapshotError(f"{name} in {self.uri!r} cannot be read: {error}") from error
+        except (struct.error, ValueError, LookupError, TypeError) as error:
+            raise DamagedError(f"{name} in {self.uri!r} has no header that can be read: {error}") from error
+        return header
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete these files; errors are ignored."""
         for name in names:

@@ -92,15 +92,6 @@ class OptimizerState:
         return zlib.crc32(self.content.data) != self.checksum
 
 
-#: Vectors of the model's size (float32) that the largest optimizer state has, and bytes in addition to them.
-_STATE_VECTORS, _STATE_BYTES = 4, 64 * 1024
-
-
-def most_state_bytes(size: int) -> int:
-    """Bytes of the largest optimizer state that is kept of a model of ``size`` elements."""
-    return 4 * _STATE_VECTORS * size + _STATE_BYTES
-
-
 @dataclass(frozen=True, eq=False)
 class Message:
     """Base of all messages."""

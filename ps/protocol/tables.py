@@ -97,3 +97,16 @@ def spans(dense: int, shapes: Sequence[TableShape]) -> tuple[Span, ...]:
         found.append(Span(start, start + shape.most * shape.width, shape.width))
         start = found[-1].stop
     return tuple(found)
+
+
+#: Vectors of the model's size (float32) that the largest optimizer state has, and bytes in addition to them.
+_STATE_VECTORS, _STATE_BYTES = 4, 64 * 1024
+#: Bytes that such a state has for the rows of one table, at most, where the table may have more rows than a disk.
+_STATE_BYTES_OF_ROWS = 256 << 20
+
+
+def most_state_bytes(size: int, tables: Sequence[TableShape] = ()) -> int:
+    """Bytes of the largest optimizer state that is kept of a model of ``size`` elements and of ``tables``."""
+    of_rows = [table.rows * (4 * _STATE_VECTORS * table.width + np.dtype(np.int64).itemsize) for table in tables]
+    most = [min(n, _STATE_BYTES_OF_ROWS) if table.partial else n for n, table in zip(of_rows, tables, strict=True)]
+    return 4 * _STATE_VECTORS * size + _STATE_BYTES + sum(most)

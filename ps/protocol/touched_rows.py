@@ -64,6 +64,12 @@ class RowIndex:
         """Return the bytes of its memory."""
         return self._ids.nbytes + self._places.nbytes
 
+    def rows(self) -> Ids:
+        """Return the rows that were added, in the order of their places."""
+        taken, rows = self._ids >= 0, np.empty(self._count, np.int64)
+        rows[self._places[taken]] = self._ids[taken]
+        return rows
+
     def find(self, ids: Ids) -> np.ndarray:
         """Return the place of each row, int64; -1 for one that was not added."""
         places = np.full(len(ids), -1, np.int64)

@@ -75,10 +75,9 @@ from distkeras.ps.protocol.messages import (
     WorkerTable,
     error_of,
     fault_of,
-    most_state_bytes,
 )
 from distkeras.ps.protocol.shared_slots import SlotSizes
-from distkeras.ps.protocol.tables import Ids, block_bytes
+from distkeras.ps.protocol.tables import Ids, block_bytes, most_state_bytes
 from distkeras.ps.server.connections import LeaseConnections, Peer
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
 from distkeras.ps.server.relay_groups import RelayGroups
@@ -316,7 +315,7 @@ class Dispatcher:
         vectors = center.traits.parts * center.current.array.nbytes
         commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES + bytes_of_rows(shapes)
         blocks = [block_bytes(shape) for shape in shapes]
-        return Limits(body=max(commit, most_state_bytes(center.size), *blocks), arrays=arrays)
+        return Limits(body=max(commit, most_state_bytes(center.size, shapes), *blocks), arrays=arrays)
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""

@@ -89,28 +89,27 @@ class DriverClient(Client):
         """Return the center as it is now; with the rows that commits after a clock have moved, if one is given."""
         return self.request(Inspect(moved_after), CenterReply)
 
-    def whole_center(self, size: int, tables: Sequence[TableShape]) -> tuple[CenterReply, Vector]:
-        """Return the center as it is now, and one vector: its elements, and then those of ``tables``, of the same clock.
+    def whole_center(self, tables: Sequence[TableShape]) -> tuple[CenterReply, Vector]:
+        """Return the center as it is now, and one vector: its elements, then those of ``tables``, of one clock.
 
         The tables are read in blocks, while workers commit. What they move meanwhile comes with the center.
 
         Args:
-            size: elements of the center without tables.
             tables: the first ones of the server, each of which is kept whole.
         """
-        stops = np.cumsum([size, *(shape.rows * shape.width for shape in tables)])
-        vector, began = np.empty(stops[-1], np.float32), self.ping().clock
-        arrays = [
-            vector[start:stop].reshape(shape.rows, shape.width)
-            for shape, start, stop in zip(tables, stops, stops[1:], strict=False)
-        ]
-        for number, (shape, array) in enumerate(zip(tables, arrays, strict=True)):
-            self.table(number, shape, array)
-        reply = self.center(began)
-        vector[:size] = reply.center
-        for array, ids, rows in zip(arrays, reply.moved, reply.rows, strict=False):  # partial tables follow
-            array[ids] = rows.reshape(-1, array.shape[1])
-        return reply, vector
+        while True:
+            before = self.center()
+            stops = np.cumsum([before.center.size, *(shape.rows * shape.width for shape in tables)])
+            vector, arrays = np.empty(stops[-1], np.float32), list[np.ndarray]()
+            for number, shape in enumerate(tables):
+                arrays.append(vector[stops[number] : stops[number + 1]].reshape(shape.rows, shape.width))
+                self.table(number, shape, arrays[-1])
+            reply = self.center(before.clock)
+            vector[: stops[0]] = reply.center
+            for array, ids, rows in zip(arrays, reply.moved, reply.rows, strict=False):  # partial tables follow
+                array[ids] = rows.reshape(-1, array.shape[1])
+            if reply.incarnation == before.incarnation:  # else some blocks may be of another server's clock
+                return reply, vector
 
     def table(self, number: int, shape: TableShape, out: np.ndarray | None = None) -> np.ndarray:
         """Return table ``number``, float32 ``(rows, width)``, written into ``out`` if that is given.

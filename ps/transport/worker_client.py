@@ -44,10 +44,9 @@ from distkeras.ps.protocol.messages import (
     Reply,
     Welcome,
     fault_of,
-    most_state_bytes,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
-from distkeras.ps.protocol.tables import Ids, TableShape, describe
+from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
@@ -280,6 +279,7 @@ class WorkerClient(Client):
         )
         self.limits = Limits(arrays=Limits.arrays + len(tables))
         # Statistics or rows of the vector's own size would be given the same memory.
+        self._most_state_bytes = most_state_bytes(size, tables)
         self._reuses_centers = size != moving_statistics and not tables
         self._format = WorkerFormat(wire_format, size)
         #: What is in the memory that this worker offers to each connection's server; None: it offers none.
@@ -590,11 +590,11 @@ class WorkerClient(Client):
 
         One that is larger than `most_state_bytes` is not sent.
         """
-        if state.content.nbytes > most_state_bytes(self.size):
+        if state.content.nbytes > self._most_state_bytes:
             if not self._too_large:
                 self._too_large = True
                 text = "the optimizer's state has %d bytes and is not kept: at most %d are, for a model of %d elements"
-                log.warning(text, state.content.nbytes, most_state_bytes(self.size), self.size)
+                log.warning(text, state.content.nbytes, self._most_state_bytes, self.size)
             return
 
         def once() -> Ack:

@@ -22,6 +22,7 @@ pytestmark = [
 
 #: The cases of the default suite. The others are slow: they combine what these show.
 BY_DEFAULT = {
+    "dropout, and ids from the end",
     "a table called three times",
     "names, two outputs, moving statistics",
     "adagrad, two tables",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 from hypothesis import given
@@ -13,10 +16,13 @@ from support.training.table_models import (
     ids_and_target,
     one_table,
     trained_by_rows,
+    two_id_inputs,
+    two_tables,
 )
 
-from distkeras.keras_model.row_optimizers import accumulators_of
-from distkeras.keras_model.table_replica import RowValues
+from distkeras.data.batches import Batch
+from distkeras.keras_model.table_replica import RowValues, TableReplica
+from distkeras.ps.protocol.messages import OptimizerState
 
 WIDTH, ROWS = 3, 5000
 windows = st.lists(st.lists(st.integers(0, ROWS - 1) | st.integers(1020, 1030), max_size=30), max_size=12)
@@ -45,25 +51,64 @@ def test_memory_grows_with_the_rows_that_were_set() -> None:
     assert values.nbytes < 3 * 2000 * 64 * 4
 
 
-def test_the_state_that_is_sent_has_no_row_of_a_table() -> None:
-    case, data = CutCase.of(one_table(keras.optimizers.Adagrad(0.5))), batches_of(ids_and_target, 6)
-    replica = case.small()
-    trained_by_rows(case, data, replica=replica)
+def adagrad() -> CutCase:
+    return CutCase.of(two_tables(keras.optimizers.Adagrad(0.5)))
+
+
+def trained(case: CutCase, data: Sequence[Batch], replica: TableReplica) -> tuple[np.ndarray, OptimizerState]:
+    weights = trained_by_rows(case, data, replica=replica).weights
     state = replica.read_optimizer()
     assert state is not None
-    dense = replica.size - case.cut.tables[0].most * case.cut.tables[0].width
-    assert state.content.nbytes < 4 * dense + 64
+    return weights, state
+
+
+def test_a_successor_goes_on_with_what_is_kept_of_rows() -> None:
+    case, data = adagrad(), batches_of(two_id_inputs, 12)
+    one = case.small()
+    _, state = trained(case, data[:6], one)
+    dense = one.size - sum(table.most * table.width for table in case.cut.tables)
+    touched = [np.unique(np.concatenate([w.rows[t] for w in case.windows(data[:6])])).size for t in (0, 1)]
+    rows = sum(8 + n * (8 + 4 * t.width) for n, t in zip(touched, case.cut.tables, strict=True))
+    assert 0 < state.content.nbytes - rows - 4 * dense < 64
     successor = case.small()
-    window = next(case.windows(data))
-    successor.load(np.zeros(successor.size, np.float32))
-    assert successor.load_optimizer(state, batches_in(window)[0]) == ""
+    assert successor.load_optimizer(state, batches_in(next(case.windows(data)))[0]) == ""
     again = successor.read_optimizer()
     assert again is not None
-    np.testing.assert_array_equal(again.content, state.content)
-    slot = accumulators_of(successor.model.optimizer, successor.model.get_layer("table").embeddings)
-    assert slot is not None
-    assert tuple(slot.shape) == (case.cut.tables[0].most, case.cut.tables[0].width)
-    assert np.all(np.asarray(keras.ops.convert_to_numpy(slot)) == np.float32(0.1))
+    assert (again.layout, again.checksum) == (state.layout, state.checksum)
+    expected, last = trained(case, data[6:], one)
+    weights, state = trained(case, data[6:], successor)
+    np.testing.assert_array_equal(weights, expected)
+    np.testing.assert_array_equal(state.content, last.content)
+    forgetful, _ = trained(case, data[6:], case.small())
+    assert not np.array_equal(forgetful, expected)
+
+
+def test_a_state_that_does_not_fit_is_not_taken() -> None:
+    case, data = adagrad(), batches_of(two_id_inputs, 6)
+    _, state = trained(case, data, case.small())
+    example = batches_in(next(case.windows(data)))[0]
+
+    def problem(content: np.ndarray, layout: str = state.layout) -> str | None:
+        changed = OptimizerState(layout, content, zlib.crc32(np.ascontiguousarray(content).data))
+        fresh = case.small()
+        found = fresh.load_optimizer(changed, example)
+        kept = fresh.read_optimizer()
+        assert kept is not None
+        assert kept.content.nbytes < state.content.nbytes  # it has taken no row
+        return found
+
+    assert "rows" in str(problem(state.content[:-4]))
+    assert "rows" in str(problem(np.append(state.content, np.zeros(8, np.uint8))))
+    assert "rows" in str(problem(state.content[: state.content.nbytes // 2]))
+    nan = state.content.copy()
+    nan[-4:] = np.array([np.nan], np.float32).view(np.uint8)
+    assert "not finite" in str(problem(nan))
+    assert "must be of" in str(problem(state.content, "another"))
+    other = CutCase.of(one_table(keras.optimizers.Adagrad(0.5)))
+    first = batches_in(next(other.windows(batches_of(ids_and_target, 3))))[0]
+    assert "must be of" in str(other.small().load_optimizer(state, first))
+    damaged = OptimizerState(state.layout, nan, state.checksum)
+    assert "checksum" in str(case.small().load_optimizer(damaged, example))
 
 
 def test_plain_sgd_has_no_state() -> None:

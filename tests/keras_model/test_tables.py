@@ -29,7 +29,7 @@ from support.training.table_models import (
 )
 
 from distkeras.keras_model.archive import from_bytes
-from distkeras.keras_model.tables import WORTH, cut
+from distkeras.keras_model.tables import LEAST_BYTES, WORTH, cut
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -179,7 +179,7 @@ DENSE = {
     "random ids": (random_ids, "made by 'dropped', which has a state"),
     "doubtful ids": (doubtful_ids, "made by 'doubtful', which may do otherwise in training"),
     "unknown number": (ids_of_unknown_number, "how many ids a row of data has is not known"),
-    "few rows": (lambda: embedded(layers.Embedding(200, 8, name="table")), "200 rows are too few"),
+    "few rows": (lambda: embedded(layers.Embedding(200, 8, name="table")), "200 rows of 8 are too few"),
     "state": (gone_on, "goes on from accumulators"),
     "momentum": (optimized("SGD", momentum=0.9), "momentum"),
     "weight decay": (optimized("SGD", weight_decay=0.1), "weight decay"),
@@ -227,6 +227,13 @@ def test_a_table_gains_from_a_number_of_rows_on() -> None:
         case = CutCase.of(embedded(layers.Embedding(rows, 8, name="table")))
         assert bool(case.cut.tables) is travels
     assert CutCase.of(embedded(layers.Embedding(20, 8, name="table")), choose=["table"]).cut.tables[0].most == 20
+
+
+def test_a_table_gains_from_a_number_of_bytes_on() -> None:
+    most = WINDOW * SIZE * 4
+    for rows, travels in ((most + (1 << 14), True), (most + (1 << 14) - 1, False)):
+        case = CutCase.of(embedded(layers.Embedding(rows, 16, name="table")), least_bytes=LEAST_BYTES)
+        assert bool(case.cut.tables) is travels
 
 
 def test_tables_may_be_named_or_forbidden() -> None:
@@ -301,7 +308,7 @@ def test_the_given_model_is_left_as_it_is() -> None:
     case = CutCase.of(slices())
     model = case.recipe.build(case.file)
     before, weights = model.get_config(), model.get_weights()
-    assert cut(model, case.recipe, window=WINDOW, batch_size=SIZE).tables
+    assert cut(model, case.recipe, window=WINDOW, batch_size=SIZE, least_bytes=0).tables
     assert model.get_config() == before
     for value, expected in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(value, expected)

@@ -136,7 +136,7 @@ def test_sample_weights_stay() -> None:
             np.testing.assert_array_equal(batch.weight, data[batch.index].weight)
 
 
-@pytest.mark.parametrize("value", [-1, ROWS, 2**31 - 1])
+@pytest.mark.parametrize("value", [-ROWS - 1, ROWS, 2**31 - 1])
 def test_an_id_that_is_no_row_is_named_before_its_window_is_trained(value: int) -> None:
     data = batches_of(ids_and_target, 9)
     bad = data[4].x[0].copy()
@@ -150,6 +150,15 @@ def test_an_id_that_is_no_row_is_named_before_its_window_is_trained(value: int) 
     with pytest.raises(BadValueError, match=message) as raised:
         next(windows)
     assert (raised.value.worker, raised.value.column, raised.value.step) == (2, "column_0", 4)
+
+
+def test_ids_below_zero_count_from_the_end_as_keras_counts() -> None:
+    given = np.array([[-1, 2, -ROWS, ROWS - 1]])
+    window = next(ONE.windows(epoch([[given]])))
+    np.testing.assert_array_equal(window.rows[0], [0, 2, ROWS - 1])
+    np.testing.assert_array_equal(window.rows[0][batches_in(window)[0].x[0]], [[ROWS - 1, 2, 0, ROWS - 1]])
+    with pytest.raises(BadValueError, match=f"Received: -{ROWS} "):  # Keras does not mask it, and row 0 is masked
+        next(MASKED.windows(epoch([[given]])))
 
 
 def test_an_id_that_is_no_row_is_named_by_its_row_where_rows_keep_their_order() -> None:

@@ -14,6 +14,14 @@ _RULES = ("tests/ps/rules/test_rows.py",)
 
 TABLES = (
     Mutant(
+        "what moves while a driver reads tables is missing",
+        DISPATCHER,
+        "            tables = () if message.moved_after < 0 else center.tables\n",
+        "            tables = ()\n",
+        "a callback evaluates a model that never was",
+        _SOCKETS,
+    ),
+    Mutant(
         "the second block of rows moves the first one's",
         ROWS,
         "            payload = moved[first * width : (first + rows.size) * width]\n",
@@ -120,7 +128,7 @@ TABLES = (
     Mutant(
         "rows are not applied",
         CENTER_FILE,
-        "            share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars))\n",
+        "            share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars), self.clock + 1)\n",
         "            share = None\n",
         "tables are not trained",
         _CENTER,
@@ -128,8 +136,8 @@ TABLES = (
     Mutant(
         "rows are added as they come",
         CENTER_FILE,
-        "            share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars))\n",
-        "            share = table.apply(ids, moved, lambda chunk: Rule.apply(self.rule, chunk, scalars))\n",
+        "table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars)",
+        "table.apply(ids, moved, lambda chunk: Rule.apply(self.rule, chunk, scalars)",
         "stale rows count in full, and gradients go the wrong way",
         _CENTER,
     ),

@@ -109,7 +109,7 @@ def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
 @mutation
 def _what_moves_while_tables_are_read_is_missing() -> list[Patch]:
     """The blocks of a table that were read before a commit are those of another clock than the center."""
-    return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]  # noqa: SLF001
+    return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]
 
 
 @mutation

@@ -115,7 +115,7 @@ def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> 
 def check_whole_center(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> None:
     """Raise a finding unless what a driver reads while workers commit is of one clock."""
     whole = [shape for shape in shapes if not shape.partial]
-    reply, vector = driver.whole_center(size, whole)
+    reply, vector = driver.whole_center(whole)
     stops = np.cumsum([size, *(shape.rows * shape.width for shape in whole)])
     tables = [
         vector[start:stop].reshape(-1, shape.width) for shape, start, stop in zip(whole, stops, stops[1:], strict=False)

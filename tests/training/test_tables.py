@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.training.spark_jobs import once_at_step, servers, step_callback_layer, total, wait_at_step
 
-from distkeras import Callback, Executors, Network, Trainer
+from distkeras import Callback, EarlyStopping, Executors, Network, Trainer
 from distkeras.callbacks import CallbackContext
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import BadValueError, ConfigurationError
@@ -153,6 +153,33 @@ def test_each_row_counts_as_often_as_it_was_trained_on(spark: SparkSession, rule
     assert_exact(counter(counted(ROWS), rule, window).train(ids(spark, ROWS)))
 
 
+@pytest.mark.slow
+def test_the_best_center_of_early_stopping_comes_back_with_its_tables(spark: SparkSession) -> None:
+    df = interactions(spark)
+    stopping = EarlyStopping(df, "mae", every_commits=1, restore_best_weights=True)
+    trainer = Trainer(
+        two_towers(keras.optimizers.SGD(0.3)),
+        make("downpour", window=2),
+        features_col=["user", "items", "other", "extra"],
+        num_workers=2,
+        batch_size=4,
+        num_epoch=4,
+        tables=["person", "item"],
+    )
+    trained = trainer.train(df, callbacks=[stopping])
+    rows = df.toPandas()
+    inputs = [
+        rows.user.to_numpy()[:, None],
+        np.stack(rows["items"]),
+        rows.other.to_numpy()[:, None],
+        np.stack(rows.extra),
+    ]
+    _, error = trained.evaluate(inputs, rows.label.to_numpy(), verbose=0)
+    assert len(stopping.evaluations) > 1
+    assert stopping.best == min(evaluation["mae"] for evaluation in stopping.evaluations)
+    assert error == pytest.approx(stopping.best, rel=1e-5)
+
+
 def test_the_records_say_how_many_rows_and_bytes_of_tables_traveled(spark: SparkSession) -> None:
     trainer = counter(counted(ROWS), num_workers=1, num_epoch=1)
     trainer.train(ids(spark, ROWS))
@@ -252,6 +279,19 @@ def test_a_job_that_is_resumed(spark: SparkSession, tmp_path: Path, workers: int
         assert trainer.resumed is not None
 
 
+# Of its own, the job would decide otherwise.
+@pytest.mark.parametrize("saved", ["dense", pytest.param(["counts"], marks=pytest.mark.slow)])
+def test_a_job_is_resumed_with_its_tables_as_they_were(spark: SparkSession, tmp_path: Path, saved: Any) -> None:
+    rows, place = (61, str(tmp_path)) if saved != "dense" else (300_000, str(tmp_path))
+    df = ids(spark, ROWS)
+    counter(counted(rows), tables=saved).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
+    trainer = counter(counted(rows), tables="auto")
+    trained = trainer.train(df, checkpoint=place, resume=True)
+    (event,) = trainer.events.where("kind = 'tables'").collect()
+    assert ("dense in the job that is resumed" if saved == "dense" else "by rows: 'counts'") in event["text"]
+    np.testing.assert_array_equal(-trained.get_weights()[0].ravel()[:ROWS], np.full(ROWS, EPOCHS))
+
+
 class TestErrors:
     """Before any work starts, except for what only the rows show."""
 
@@ -288,7 +328,7 @@ class TestErrors:
 
 @pytest.mark.slow
 def test_by_itself_only_tables_with_enough_rows_travel(spark: SparkSession) -> None:
-    for rows, expected in ((12, "too few"), (4000, "by rows: 'counts' (4000 rows of 1)")):
+    for rows, expected in ((4000, "too few"), (300_000, "by rows: 'counts' (300000 rows of 1)")):
         trainer = counter(counted(rows), tables="auto")
         trainer.train(ids(spark, 10))
         (event,) = trainer.events.where("kind = 'tables'").collect()

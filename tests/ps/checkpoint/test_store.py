@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, SnapshotError
 from distkeras.ps.world.files import Files, open_files
 from distkeras.ps.world.world import World
@@ -130,6 +130,19 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no missing"):
         Store(str(tmp_path)).load("missing")
+
+
+def test_the_header_alone(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.save("some", {"job": {"a": [1]}}, {"values": np.arange(3)})
+    assert store.header("some") == {"job": {"a": [1]}}
+    with pytest.raises(DamagedError, match="there is no other"):
+        store.header("other")
+    content = (tmp_path / "some.dks").read_bytes()
+    for cut in (0, 10, 16, 30):
+        (tmp_path / "some.dks").write_bytes(content[:cut])
+        with pytest.raises(DamagedError, match=r"some in .* has no header"):
+            store.header("some")
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:

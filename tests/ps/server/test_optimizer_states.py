@@ -25,8 +25,8 @@ from distkeras.ps.protocol.messages import (
     KeepOptimizer,
     OptimizerState,
     OptimizerTaken,
-    most_state_bytes,
 )
+from distkeras.ps.protocol.tables import most_state_bytes
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

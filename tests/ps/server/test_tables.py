@@ -349,13 +349,13 @@ def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> No
             return rows
 
         monkeypatch.setattr(DriverClient, "table", read)
-        reply, vector = running.driver.whole_center(model.dense.size, model.shapes)
+        reply, vector = running.driver.whole_center(model.shapes)
         assert reply.clock == 2
         np.testing.assert_array_equal(vector, expected[0])
         while not turns.over:
             turns.turn()
         assert not np.array_equal(result_of(running, model), vector)
-        _, vector = running.driver.whole_center(model.dense.size, model.shapes)
+        _, vector = running.driver.whole_center(model.shapes)
         np.testing.assert_array_equal(vector, result_of(running, model))
 
 

@@ -234,7 +234,21 @@ def schedule() -> keras.optimizers.schedules.LearningRateSchedule:
     return keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.8)
 
 
+def dropped(optimizer: Any = None) -> keras.Model:
+    """Numbers drawn at each step."""
+    keras.utils.set_random_seed(2)
+    ids = keras.Input((4,), dtype="int32")
+    hidden = layers.Dropout(0.4, seed=7)(layers.Flatten()(layers.Embedding(ROWS, 8, name="table")(ids)))
+    return compiled(keras.Model(ids, head(layers.GaussianNoise(0.1, seed=8)(hidden))), optimizer)
+
+
+def ids_from_the_end(draw: np.random.Generator, rows: int) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
+    (ids,), targets = ids_and_target(draw, rows)
+    return [np.where(draw.random(ids.shape) < 0.5, ids, ids - ROWS)], targets
+
+
 CASES = {
+    "dropout, and ids from the end": Case(dropped, ids_from_the_end),
     "one table": Case(one_table, ids_and_target),
     "an extra input": Case(extra_input, ids_extra_and_target),
     "a table called three times": Case(two_calls, two_id_inputs),
@@ -302,9 +316,10 @@ class CutCase(NamedTuple):
     cut: CutModel
 
     @classmethod
-    def of(cls, model: keras.Model, window: int = WINDOW, **options: Any) -> CutCase:
+    def of(cls, model: keras.Model, window: int = WINDOW, least_bytes: int = 0, **options: Any) -> CutCase:
+        """A model of tables that are small for a test."""
         file = archive.to_bytes(model)
-        recipe = recipe_of(model, file)
+        recipe, options = recipe_of(model, file), {**options, "least_bytes": least_bytes}
         return cls(
             recipe, file, cut(recipe.build(file, to_train=True), recipe, window=window, batch_size=SIZE, **options)
         )

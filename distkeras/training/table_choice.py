@@ -1,0 +1,149 @@
+"""Which tables of a job travel by rows: what its options, its model and the job that it resumes allow."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.tables import CutModel, cut, embedding_names
+from distkeras.keras_model.variables import has_rows_at_server
+from distkeras.ps.checkpoint.directory import saved_job
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.events import Events
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.settings import TrainSettings
+
+if TYPE_CHECKING:
+    import keras
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """What decides which tables of a job travel by rows.
+
+    Args:
+        training, server, worker: the job's options.
+        recipe: of the model.
+        shapes: of a row's value for each input of the model.
+        stream: the rows are those of a stream.
+        resumed: where the job is saved that this one goes on with; None: it begins.
+    """
+
+    training: TrainSettings
+    server: ServerSettings
+    worker: WorkerSettings
+    recipe: Recipe
+    shapes: Sequence[tuple[int, ...]]
+    stream: bool
+    resumed: str | None
+
+    def cut(self, model: keras.Model, build: Callable[[], keras.Model]) -> CutModel:
+        """Return the model's tables that travel by rows, and for each of the others the reason why it does not.
+
+        Args:
+            model: as the recipe builds it.
+            build: returns such a model with the state of its optimizer.
+
+        Raises:
+            ConfigurationError: a table must travel by rows, and cannot.
+        """
+        chosen: str | Sequence[str] | None = self.training.tables
+        wide, names = has_rows_at_server(model), embedding_names(model)
+        if self.stream and wide:
+            raise ConfigurationError(
+                "`model` must have no WideEmbedding for `train_stream`, whose tables are dense. Received: one"
+            )
+        if not names or (chosen == "dense" and not wide):
+            return CutModel({})
+        reason = reason_against_tables(self.server, self.worker, self.training)
+        if reason is not None and wide:
+            raise ConfigurationError(f"the rows of a WideEmbedding cannot travel: {reason}")
+        if chosen not in ("auto", "dense"):
+            _require_none(reason, '`tables` must be "auto" or "dense"', f"tables={chosen!r}")
+            return self._cut(model, build, chosen)
+        saved = None if chosen == "dense" else self._saved_tables()
+        if saved:
+            _require_none(reason, "`checkpoint` must hold a job with dense tables", f"one whose {saved} travel by rows")
+            return self._cut(model, build, saved)
+        reason = reason or (self._reason_to_leave_all(saved) if chosen == "auto" else "it was chosen")
+        if wide:
+            return self._cut(model, build, "auto" if reason is None else None)
+        if reason is None:
+            try:
+                return self._cut(model, build, "auto")
+            except Exception as error:  # noqa: BLE001 - layers may be the user's, and this was not asked for
+                reason = f"the model cannot be cut: {type(error).__name__}: {error}"
+        return CutModel(dict.fromkeys(names, reason))
+
+    def _cut(
+        self, model: keras.Model, build: Callable[[], keras.Model], choose: str | Sequence[str] | None
+    ) -> CutModel:
+        model = build() if self.recipe.optimizer_state else model
+        with _own_random_numbers():
+            return cut(
+                model,
+                self.recipe,
+                window=self.worker.rule.window,
+                batch_size=self.training.batch_size,
+                choose=choose,
+                shapes=self.shapes,
+            )
+
+    def _saved_tables(self) -> list[str] | None:
+        """Return the tables of the job that is resumed, which stay as they are; None: no job is."""
+        saved = None if self.resumed is None else saved_job(self.resumed)
+        return None if saved is None else list(saved.get("tables") or ())
+
+    def _reason_to_leave_all(self, saved: Sequence[str] | None) -> str | None:
+        """Return why all tables stay dense that were not named; None if they need not."""
+        reasons = {
+            "the tables of a stream are dense": self.stream,
+            "they are dense in the job that is resumed": saved is not None and not saved,
+            f"{self.recipe.backend} may add up their rows in another order": self.recipe.backend != "tensorflow",
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _require_none(reason: str | None, expected: str, received: str) -> None:
+    if reason is not None:
+        raise ConfigurationError(f"{expected}: {reason}. Received: {received}")
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Leave Python's random numbers, of which Keras makes seeds, as they are for what the user builds next."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
+    """Return why no table of a job can travel by rows; None if tables can, as far as the job's options decide it."""
+    reasons = {
+        f"rule {worker.rule.name!r} may move rows that a commit does not name": not worker.rule.traits.rows,
+        f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
+        "the next window's rows come with the reply that `overlap` does not wait for": worker.overlap,
+        "`measure_gap` compares whole vectors": server.measure_gap,
+        "`relays` add up whole vectors": server.relays is not None,
+        "the model is sent without the weights of `frozen_weights`": training.frozen_weights is not None,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def report_tables(cut: CutModel, events: Events) -> None:
+    """Log which tables of a model travel by rows, and which do not, and why."""
+    if not (cut.tables or cut.kept_dense):
+        return
+    travel = ", ".join(f"{table.name!r} ({table.rows} rows of {table.width})" for table in cut.tables)
+    parts = [f"by rows: {travel}"] if travel else []
+    parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
+    events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)

@@ -1,0 +1,179 @@
+"""Which tables travel by rows by themselves, and why others stay dense: nothing else changes for them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+from distkeras import Monitoring, Network, Trainer
+from distkeras.keras_model.tables import CutModel
+from distkeras.ps.checkpoint.ownership import Claim, Name
+from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import make
+from distkeras.training.table_choice import TableChoice
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="elsewhere, tables stay dense")
+
+BOTH = ["narrow", "wide"]
+IDS = 4
+
+
+def one_table(optimizer: Any = None, *names: str) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((IDS,), dtype="int32")
+    tables = [keras.layers.Embedding(40_000, 8 + n, name=name)(ids) for n, name in enumerate(names or ["table"])]
+    hidden = [keras.layers.Flatten()(rows) for rows in tables]
+    joined = keras.layers.Concatenate()(hidden) if len(hidden) > 1 else hidden[0]
+    model = keras.Model(ids, keras.layers.Dense(1)(joined))
+    model.compile(optimizer or keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def two_tables(optimizer: Any = None) -> keras.Model:
+    return one_table(optimizer, *BOTH)
+
+
+def chosen(
+    model: keras.Model,
+    rule: Any = "downpour",
+    *,
+    stream: bool = False,
+    resumed: Path | None = None,
+    backend: str = "tensorflow",
+    **options: Any,
+) -> CutModel:
+    rule = make(rule, window=3) if isinstance(rule, str) else rule
+    trainer = Trainer(model, rule, batch_size=4, **options)
+    choice = TableChoice(
+        training=trainer.settings,
+        server=trainer.server_settings,
+        worker=trainer.worker_settings,
+        recipe=replace(trainer.recipe, backend=backend),
+        shapes=[tuple(tensor.shape[1:]) for tensor in model.inputs],
+        stream=stream,
+        resumed=None if resumed is None else str(resumed),
+    )
+    build = trainer._build_replica  # noqa: SLF001 - as `train` does
+    return choice.cut(build().model, lambda: build(to_train=True).model)
+
+
+def names(cut: CutModel) -> list[str]:
+    return [table.name for table in cut.tables]
+
+
+def save_job(folder: Path, job: dict[str, Any], clock: int = 7) -> None:
+    Store(str(folder)).save(str(Name("snapshot", Claim(1, "0" * 8), clock, clock)), {"job": job}, {})
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
+def test_tables_travel_without_being_asked_for(optimizer: Any) -> None:
+    cut = chosen(two_tables(optimizer(0.1)))
+    assert (names(cut), cut.kept_dense) == (BOTH, {})
+
+
+def test_what_is_built_next_has_the_seeds_that_it_would_have_otherwise() -> None:
+    states = []
+    for tables in ("auto", "dense"):
+        chosen(two_tables(), tables=tables)  # which begins with a seed
+        states.append(random.getstate())
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "reason"),
+    [
+        ("easgd", {}, "rule 'easgd' may move rows"),
+        ("downpour", {"network": Network(wire_format="int8")}, "wire_format='int8'"),
+        ("downpour", {"network": Network(overlap=True)}, "`overlap`"),
+        ("downpour", {"network": Network(relays="host")}, "`relays`"),
+        ("downpour", {"monitoring": Monitoring(measure_gap=True)}, "`measure_gap`"),
+        ("downpour", {"frozen_weights": "some.keras"}, "`frozen_weights`"),
+        ("downpour", {"worker_optimizer": "adam"}, "Adam may move rows"),
+        ("downpour", {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum"),
+        (make("agn", window="auto"), {}, "window='auto'"),
+        ("downpour", {"stream": True}, "a stream"),
+        ("downpour", {"tables": ["wide"]}, None),
+    ],
+)
+def test_what_does_not_allow_it_keeps_tables_dense_and_says_why(
+    rule: Any, options: dict[str, Any], reason: str | None
+) -> None:
+    cut = chosen(two_tables(), rule, **options)
+    if reason is None:
+        assert names(cut) == ["wide"]
+        return
+    assert (names(cut), list(cut.kept_dense)) == ([], BOTH)
+    assert all(reason in text for text in cut.kept_dense.values())
+
+
+def test_another_backend_may_add_up_in_another_order() -> None:
+    cut = chosen(one_table(), backend="jax")
+    assert cut.kept_dense == {"table": "jax may add up their rows in another order"}
+    assert names(chosen(one_table(), backend="jax", tables=["table"])) == ["table"]
+
+
+def test_a_model_that_cannot_be_cut_is_trained_whole() -> None:
+    def fails(*arguments: Any, **options: Any) -> CutModel:
+        raise TypeError("an unusual layer")
+
+    with mock.patch("distkeras.training.table_choice.cut", fails):
+        cut = chosen(one_table())
+        assert cut.kept_dense == {"table": "the model cannot be cut: TypeError: an unusual layer"}
+        with pytest.raises(TypeError, match="unusual"):
+            chosen(one_table(), tables=["table"])
+
+
+def test_a_model_without_a_table_is_not_looked_at() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with mock.patch("distkeras.training.table_choice.cut", side_effect=AssertionError):
+        assert chosen(model) == CutModel({})
+
+
+class TestResumedJob:
+    """It goes on as it was saved."""
+
+    @pytest.mark.parametrize("job", [{}, {"tables": None}])
+    def test_of_dense_tables(self, tmp_path: Path, job: dict[str, Any]) -> None:
+        save_job(tmp_path, job)
+        assert chosen(two_tables(), resumed=tmp_path).kept_dense == dict.fromkeys(
+            BOTH, "they are dense in the job that is resumed"
+        )
+
+    def test_of_some_tables(self, tmp_path: Path) -> None:
+        save_job(tmp_path, {"tables": BOTH}, 6)
+        save_job(tmp_path, {"tables": ["wide"]})
+        assert names(chosen(two_tables(), resumed=tmp_path)) == ["wide"]
+
+    def test_a_snapshot_that_cannot_be_read_is_passed_over(self, tmp_path: Path) -> None:
+        save_job(tmp_path, {"tables": ["wide"]}, 6)
+        save_job(tmp_path, {"tables": ["narrow"]})
+        (latest,) = tmp_path.glob("snapshot-*7.dks")
+        latest.write_bytes(latest.read_bytes()[:20])
+        assert names(chosen(two_tables(), resumed=tmp_path)) == ["wide"]
+
+    def test_of_which_nothing_is_saved(self, tmp_path: Path) -> None:
+        assert names(chosen(two_tables(), resumed=tmp_path)) == BOTH
+        assert names(chosen(two_tables(), resumed=tmp_path / "elsewhere")) == BOTH
+        assert not (tmp_path / "elsewhere").exists()
+
+    def test_with_options_that_it_cannot_go_on_with(self, tmp_path: Path) -> None:
+        save_job(tmp_path, {"tables": BOTH})
+        with pytest.raises(
+            ConfigurationError, match=r"`checkpoint` must hold .*`overlap`.*one whose \['narrow', 'wide'\]"
+        ):
+            chosen(two_tables(), resumed=tmp_path, network=Network(overlap=True))
+
+
+def test_names_are_an_error_where_rows_cannot_travel() -> None:
+    with pytest.raises(ConfigurationError, match=r'`tables` must be "auto" or "dense": .*`overlap`'):
+        chosen(one_table(), tables="table", network=Network(overlap=True))
+    np.testing.assert_equal(names(chosen(one_table(), tables="dense")), [])
