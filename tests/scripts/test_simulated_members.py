@@ -29,6 +29,9 @@ SOON = {
     "a-merge-counts-another-step": 0,
     "blocking-exchanges-are-not-cast": 6,
     "a-plateau-is-each-members-own": 0,
+    "commits-of-members-count-one-by-one": 56,
+    "a-momentum-begins-again": 24,
+    "turns-begin-again": 15,
 }
 CYCLING = Plan(
     0,

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from distkeras.ps.center.center import Center
 from distkeras.ps.errors import MemberLostError
 from distkeras.ps.protocol.messages import PeerVector
 from distkeras.ps.rules.daso import Turns, merge, total_of
+from distkeras.ps.server.rendezvous import Rendezvous
 from distkeras.ps.transport import members
 from distkeras.ps.transport.members import MemberLinks, Purpose
 from distkeras.ps.worker import daso
+from distkeras.ps.worker.daso import MemberReplica
 from simulation.planting import Patch, mutation, nothing
 
 
@@ -78,3 +81,31 @@ def _blocking_exchanges_are_not_cast() -> list[Patch]:
 def _a_plateau_is_each_members_own() -> list[Patch]:
     """A member judges the loss of its own rows."""
     return [(MemberLinks, "mean_loss", lambda self, step, total, samples: total / samples)]
+
+
+@mutation
+def _commits_of_members_count_one_by_one() -> list[Patch]:
+    """A round may count for some members and not for others."""
+
+    def at_once(self: Rendezvous, peer: Any, center: Center, commit: Any, parts: Any, arrived: float) -> bool:
+        return center.commit(commit, parts, arrived)
+
+    return [(Rendezvous, "commit", at_once)]
+
+
+@mutation
+def _a_momentum_begins_again() -> list[Patch]:
+    """A member goes on after a loss with its parameters alone."""
+    restore = MemberReplica._restore  # noqa: SLF001 - a fault within
+
+    def forgetting(self: MemberReplica, state: Any) -> None:
+        restore(self, state)
+        self._velocity[:] = 0.0
+
+    return [(MemberReplica, "_restore", forgetting)]
+
+
+@mutation
+def _turns_begin_again() -> list[Patch]:
+    """After a loss, the first group has its turn, and no exchange is on its way."""
+    return [(Turns, "restore", nothing)]
