@@ -395,6 +395,7 @@ class Trainer(JobResults):
         path: str | PathLike[str] | None = None,
         resume: bool = False,
         rows_max: int | None = None,
+        side_by_side: int = 1,
     ) -> GroupResults:
         """Train a model for each group of rows, such as each shop, and return all of them as data.
 
@@ -406,9 +407,10 @@ class Trainer(JobResults):
 
         Each group is trained by one task from the state that the trainer's model has, by the worker optimizer, as
         `keras.Model.fit` would on one machine; no rule and no parameter server take part. A task trains one group after
-        another, with the same compiled model. A group that cannot be trained, for a null among its values or a loss
-        that is not finite, is a row of the table with its error. A task that Spark runs again goes on with the first
-        group that was not saved; finished groups are saved about once a second, later less often.
+        another, with the same compiled model, or `side_by_side` groups in one step. A group that cannot be trained, for
+        a null among its values or a loss that is not finite, is a row of the table with its error. A task that Spark
+        runs again goes on with the first group that was not saved; finished groups are saved about once a second, later
+        less often.
 
         Rows come in the order of a hash of their values; epoch ``e`` permutes them by
         ``numpy.random.default_rng((seed, 0, e))``. A null in a column of the key is a value of its own.
@@ -421,6 +423,12 @@ class Trainer(JobResults):
             resume: go on with the job that ``path`` holds, which must be the same.
             rows_max: rows of a group that one task trains. A larger group is trained by `train`, with all workers and
                 under the trainer's rule. Default: as many as fit into `Executors.spool_bytes`.
+            side_by_side: train so many groups in one step, with stacked weights, instead of one after another. The
+                numbers are the same but for rounding, about 1e-5, which may differ from run to run. This is faster
+                where a step takes longer to begin than to compute, that is for small models and mini-batches, and for
+                thousands of groups, since each Python worker traces a step for longer. It is slower for layers of
+                50 000 weights and more. Memory grows with the number. It needs TensorFlow, and a model of Keras' own
+                classes and functions.
 
         Raises:
             DifferentJobError: ``path`` holds another job.
@@ -451,6 +459,7 @@ class Trainer(JobResults):
             resume=require_boolean("resume", resume),
             rule=self.rule,
             rows_max=require_integer("rows_max", fitting if rows_max is None else rows_max),
+            side_by_side=require_integer("side_by_side", side_by_side),
             silence=self.worker_settings.deadlines.silence,
         )
         return train_each_group(plan, self._train_large_group)

@@ -1,4 +1,4 @@
-"""A model for each of many small groups, compared with `keras.Model.fit` in `applyInPandas` and with a loop of jobs."""
+"""A model for each of many small groups: side by side or not, `keras.Model.fit` in `applyInPandas`, a loop of jobs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ SECTION = "groups"
 ROWS, FEATURES, BATCH, EPOCHS = 200, 8, 32, 5
 #: Jobs of the loop, the first of which is not timed.
 JOBS = 6
+#: Times the groups, and groups in one step, where groups side by side are compared with one after another.
+MANY, SIDE_BY_SIDE = 4, 64
 OPTIMIZER = {"class_name": "Adam", "config": {"learning_rate": 1e-2}}
 
 
@@ -65,6 +67,32 @@ def _loop_of_jobs(trainer: Any, df: Any) -> float:
     return (JOBS - 1) / sum(seconds[1:])
 
 
+def _rate(trainer: Any, df: Any, count: int, **options: Any) -> float:
+    """Train a model for each of so many groups; return groups a second."""
+    began = time.perf_counter()
+    trainer.train_groups(df, by="shop", **options).weights.write.format("noop").mode("overwrite").save()
+    return count / (time.perf_counter() - began)
+
+
+def _side_by_side(trainer: Any, df: Any, count: int) -> Case:
+    """Return the case of more groups, with stacked weights and without."""
+    from pyspark.sql import functions as F
+
+    copies = df.withColumn("copy", F.explode(F.array(*map(F.lit, range(MANY)))))
+    many = copies.withColumn("shop", F.col("shop") * MANY + F.col("copy")).drop("copy").repartition(WORKERS).cache()
+    groups = many.select("shop").distinct().count()
+    return Case(
+        SECTION,
+        f"{groups} groups of {ROWS} rows, {SIDE_BY_SIDE} side by side",
+        "groups/s",
+        partial(_rate, trainer, many, groups, side_by_side=SIDE_BY_SIDE),
+        None,
+        partial(_rate, trainer, many, groups),
+        once=True,
+        note=f"{count} groups {MANY} times; naive: one after another; both with tracing in each Python worker",
+    )
+
+
 @contextmanager
 def _small_groups(count: int) -> Iterator[list[Case]]:
     import keras
@@ -92,11 +120,6 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
         df.count()
         trainer = _trainer(network())
 
-        def ours() -> float:
-            began = time.perf_counter()
-            trainer.train_groups(df, by="shop").weights.write.format("noop").mode("overwrite").save()
-            return count / (time.perf_counter() - began)
-
         def naive() -> float:
             began = time.perf_counter()
             fitted = df.repartition(4 * WORKERS, "shop").groupBy("shop")
@@ -108,7 +131,7 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
             SECTION,
             f"{count} groups of {ROWS} rows",
             "groups/s",
-            ours,
+            partial(_rate, trainer, df, count),
             None,
             naive,
             target_naive=10.0,
@@ -123,4 +146,4 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
             target_naive=None,
             note=note,
         )
-        yield [case, loop]
+        yield [case, loop, _side_by_side(trainer, df, count)]

@@ -112,13 +112,24 @@ class EpochOrder:
             for first in range(0, rows, size):
                 yield BatchRows(gather, slice(first, min(first + size, rows)), checksum)
             return
-        key = (self._spec.seed, self._worker, epoch) if block is None else (self._spec.seed, self._worker, epoch, block)
-        order = np.random.default_rng(key).permutation(rows)
+        order = row_order(self._spec, self._worker, epoch, rows, block)
         for start in range(0, rows, self._gather_rows):
             gather = Gather(self._spec, columns, order[start : start + self._gather_rows])
             end = min(self._gather_rows, rows - start)
             for first in range(0, end, size):
                 yield BatchRows(gather, slice(first, min(first + size, end)), checksum)
+
+
+def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | None = None) -> np.ndarray:
+    """Return int64 ``(rows,)``: which row is the first one in an epoch, which the second, and so on.
+
+    Args:
+        block: number of the block that the rows are, or None for all rows of the partition.
+    """
+    if not spec.shuffle:
+        return np.arange(rows)
+    key = (spec.seed, worker, epoch) if block is None else (spec.seed, worker, epoch, block)
+    return np.random.default_rng(key).permutation(rows)
 
 
 def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ from distkeras.groups.pieces import (
     write_whole,
 )
 from distkeras.groups.results import GroupResults, GroupTable
+from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.groups.task import GroupTask
 from distkeras.keras_model.recipe import Recipe, model_identity
 from distkeras.keras_model.replica import KerasReplica
@@ -77,6 +78,7 @@ class GroupPlan:
         resume: go on with the job that the folder holds.
         rule: that of large groups.
         rows_max: rows of a group that one task trains.
+        side_by_side: most groups that a task trains in one step.
         silence: seconds in which some task must save a group.
     """
 
@@ -92,6 +94,7 @@ class GroupPlan:
     resume: bool
     rule: Rule
     rows_max: int
+    side_by_side: int
     silence: float
 
     def identity(self, partitions: int) -> dict[str, Any]:
@@ -106,6 +109,7 @@ class GroupPlan:
             "model": model_identity(self.model_file),
             "state": hashlib.sha256(state).hexdigest(),
             "rows_max": self.rows_max,
+            "side_by_side": self.side_by_side,
             "rule": rule_json(self.rule),
             "compilation": self.recipe.identity(self.replica.model),
         }
@@ -128,6 +132,8 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
     from pyspark.sql.types import StructType
 
     fields = key_fields(plan.df.schema, plan.by, RESERVED)
+    if plan.side_by_side > 1:
+        GroupsSideBySide(plan.recipe, plan.model_file, plan.spec, plan.side_by_side)  # what cannot work fails here
     facts = SparkFacts.of(plan.df.sparkSession)
     partitions = (plan.settings.num_workers or facts.default_workers()) * _PARTITIONS_A_SLOT
     uri = _folder_of(plan, facts)
@@ -139,6 +145,7 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
         recipe=plan.recipe,
         metrics=plan.replica.metric_names,
         rows_max=plan.rows_max,
+        side_by_side=plan.side_by_side,
         threads=plan.threads,
         write_seconds=_WRITE_SECONDS,
     )

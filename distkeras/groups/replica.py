@@ -16,7 +16,7 @@ from distkeras.groups.pieces import packed_weights
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import fingerprint
-from distkeras.keras_model.variables import layer_states, trainable_variables
+from distkeras.keras_model.variables import distinct_variables, trainable_variables
 from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules.base import MOST_STEPS_A_CALL
 
@@ -68,7 +68,7 @@ class ReplicaOfGroups:
                 ]
                 replica = self._begun(batches[0]) if replica is None else replica
                 steps = replica.train(batches)
-                _require_finite(steps, epoch, first)
+                require_finite(steps[:, 0], epoch, first)
                 sums = sums + (steps * [[batch.size] for batch in batches]).sum(axis=0)
             means = sums / len(columns[0])
         assert replica is not None
@@ -80,34 +80,40 @@ class ReplicaOfGroups:
             for variable, value in self._initial:
                 variable.assign(value)
             return self._replica
-        model = self._recipe.build(self._model_file, to_train=True)
-        replica = KerasReplica(model)
-        replica.prepare(batch)
-        if not model.optimizer.built:
-            model.optimizer.build(trainable_variables(model))
-        if self._all_state_is_in_variables(model):
-            self._replica, self._initial = replica, _values(model)
+        replica = new_replica(self._recipe, self._model_file, batch)
+        if all_state_is_in_variables(self._recipe, self._model_file, replica.model):
+            self._replica, self._initial = replica, _values(replica.model)
         return replica
 
-    def _all_state_is_in_variables(self, model: keras.Model) -> bool:
-        with zipfile.ZipFile(BytesIO(self._model_file)) as archive:
-            config = json.loads(archive.read("config.json"))
-        return not self._recipe.objects and fingerprint(self._recipe, config, model.optimizer) is not None
+
+def new_replica(recipe: Recipe, model_file: bytes, batch: Batch) -> KerasReplica:
+    """Return a replica in the state that the model has come with, prepared for ``batch``, with a built optimizer."""
+    replica = KerasReplica(recipe.build(model_file, to_train=True))
+    replica.prepare(batch)
+    if not replica.model.optimizer.built:
+        replica.model.optimizer.build(trainable_variables(replica.model))
+    return replica
+
+
+def all_state_is_in_variables(recipe: Recipe, model_file: bytes, model: keras.Model) -> bool:
+    """Return whether a model that the recipe built is made of Keras' own classes and functions alone."""
+    with zipfile.ZipFile(BytesIO(model_file)) as archive:
+        config = json.loads(archive.read("config.json"))
+    return not recipe.objects and fingerprint(recipe, config, model.optimizer) is not None
 
 
 def _values(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
     import keras
 
-    variables = [*model.variables, *layer_states(model), *model.optimizer.variables]
-    distinct = {id(variable): variable for variable in variables}.values()
-    return [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in distinct]
+    return [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in distinct_variables(model)]
 
 
-def _require_finite(steps: np.ndarray, epoch: int, first: int) -> None:
-    bad = np.flatnonzero(~np.isfinite(steps[:, 0]))
+def require_finite(losses: np.ndarray, epoch: int, first: int) -> None:
+    """Raise NonFiniteError unless losses of steps in a row are finite; ``first`` is the number of the first step."""
+    bad = np.flatnonzero(~np.isfinite(losses))
     if bad.size:
         raise NonFiniteError(
-            f"the loss is {steps[bad[0], 0]} in epoch {epoch}. Lower the learning rate or clip gradients",
+            f"the loss is {losses[bad[0]]} in epoch {epoch}. Lower the learning rate or clip gradients",
             step=first + int(bad[0]),
         )
 

@@ -1,21 +1,24 @@
-"""What runs on an executor: one partition's groups, one after another, each trained by itself."""
+"""What runs on an executor: one partition's groups, one after another or several side by side."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from distkeras.data.batches import in_blocks
+from distkeras.data.columns import ColumnArrays
 from distkeras.data.ordering import RowChecksum
 from distkeras.data.source import checked_columns
 from distkeras.data.spec import DataSpec
 from distkeras.groups.keys import Key, key_text, keyed_runs
 from distkeras.groups.pieces import MODEL, Pieces, TrainedGroup, folder, piece_name, read_whole
 from distkeras.groups.replica import ReplicaOfGroups, weights_of
+from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LedgerError, Origin, SnapshotError, sorted_error
@@ -24,6 +27,8 @@ from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.training.task import prepare_process
 
+log = logging.getLogger(__name__)
+
 #: Finished groups are written after that share of the time that the task has run, if that is more than the least wait.
 _WRITE_SHARE = 0.01
 #: Bytes of weights after which they are written at once.
@@ -31,8 +36,57 @@ _WRITE_BYTES = 64 << 20
 #: More rows than any partition has.
 _ALL_ROWS = 1 << 62
 
-#: Of this process, which Spark gives one task after another: the replica of the job that ran last.
-_REPLICAS: dict[str, ReplicaOfGroups] = {}
+_Outcome = tuple[bytes, np.ndarray] | DistkerasError
+"""The weights of a trained group, and loss and metrics; or why it has none."""
+
+
+class _Models:
+    """The models that groups are trained with, each built and traced when it is first wanted."""
+
+    def __init__(self, task: GroupTask, model_file: bytes) -> None:
+        self._task, self._model_file = task, model_file
+        self._alone = ReplicaOfGroups(task.recipe, model_file)
+        self._side_by_side: GroupsSideBySide | None = None
+
+    def train_alone(self, columns: ColumnArrays) -> _Outcome:
+        """Train on the rows of one group."""
+        try:
+            replica, means = self._alone.train(columns, self._task.spec)
+            return weights_of(replica.model), means
+        except Exception as error:
+            cause = _error_of_group(error)
+            if cause is None:
+                raise
+            return cause
+
+    def train(self, groups: Sequence[ColumnArrays]) -> Sequence[_Outcome]:
+        """Train on the rows of some groups; return what became of each of them."""
+        task = self._task
+        if task.side_by_side == 1:
+            return [self.train_alone(columns) for columns in groups]
+        if self._side_by_side is None:
+            self._side_by_side = GroupsSideBySide(task.recipe, self._model_file, task.spec, task.side_by_side)
+        try:
+            return self._side_by_side.train(groups)
+        except Exception as error:
+            cause = _error_of_group(error)
+            if cause is None:
+                raise
+            log.warning("%d groups side by side have failed and are trained one after another: %s", len(groups), cause)
+            return [self.train_alone(columns) for columns in groups]
+
+
+def _error_of_group(error: Exception) -> DistkerasError | None:
+    """Return why a group cannot be trained; None for an error that is not the group's."""
+    typed = sorted_error(error)
+    if typed.origin is not Origin.USER:
+        return None
+    typed.worker = None  # the group's key says which rows
+    return typed
+
+
+#: Of this process, which Spark gives one task after another: the models of the job that ran last.
+_MODELS: dict[str, _Models] = {}
 
 
 @dataclass(frozen=True)
@@ -42,7 +96,9 @@ class GroupTask:
     Args:
         run: a name for this run of the job, for its pieces' names.
         metrics: names of loss and metrics, loss first.
-        rows_max: rows of a group that is trained here; a larger one is left to the driver.
+        rows_max: rows of a group that is trained here; a larger one is left to the driver. Those of the groups that are
+            trained side by side are not more in all.
+        side_by_side: most groups that are trained in one step.
         threads: compute threads; None: the cores that Spark gives to a task.
         write_seconds: between two writes of finished groups, at least.
     """
@@ -54,6 +110,7 @@ class GroupTask:
     recipe: Recipe
     metrics: tuple[str, ...]
     rows_max: int
+    side_by_side: int
     threads: int | None
     write_seconds: float
 
@@ -77,7 +134,7 @@ class GroupTask:
             raise ConfigurationError("a task must run inside Spark. Received: no task context")
         gpus = context.resources().get("gpu")
         prepare_process(self.threads or context.cpus(), gpus.addresses if gpus else None)
-        partition = _Partition(self, context.partitionId(), context.taskAttemptId())
+        partition = GroupPartition(self, context.partitionId(), context.taskAttemptId())
         try:
             large = partition.train(RecordStream(records, connection_to_spark()))
         except DistkerasError as error:
@@ -99,7 +156,7 @@ class _GroupRows:
     rows: int = 0
 
 
-class _Partition:
+class GroupPartition:
     """One attempt at one partition.
 
     Args:
@@ -110,6 +167,7 @@ class _Partition:
         self._task, self._number, self._attempt = task, number, attempt
         self._pieces = Pieces(task.uri, task.schema)
         self.names, self._finished = self._pieces.finished(number)
+        self._waiting: list[_GroupRows] = []
         self._pending: list[TrainedGroup] = []
         self._began = self._written = time.monotonic()
 
@@ -122,8 +180,12 @@ class _Partition:
             elif group.rows > self._task.rows_max:
                 large.append(group.key)
             else:
-                self._pending.append(self._trained(group))
-                self._write_if_due()
+                if sum(waiting.rows for waiting in self._waiting) + group.rows > self._task.rows_max:
+                    self._train_waiting()
+                self._waiting.append(group)
+                if len(self._waiting) == self._task.side_by_side:
+                    self._train_waiting()
+        self._train_waiting()
         self._write()
         return large
 
@@ -152,22 +214,38 @@ class _Partition:
                 worker=self._number,
             )
 
-    def _trained(self, group: _GroupRows) -> TrainedGroup:
+    def _train_waiting(self) -> None:
+        """Train the groups that wait. They are written together, so that no successor trains a part of them."""
+        if not self._waiting:
+            return
         began = time.monotonic()
-        result = TrainedGroup(group.key, group.rows, 0.0, checksum=group.checksum.before(group.rows))
-        try:
-            replica, means = _replica(self._task).train(self._columns(group), self._task.spec)
-            metrics = tuple(zip(self._task.metrics[1:], means[1:].tolist(), strict=True))
-            result = replace(result, loss=float(means[0]), metrics=metrics, weights=weights_of(replica.model))
-        except Exception as error:
-            typed = sorted_error(error)
-            if typed.origin is not Origin.USER:
-                raise
-            typed.worker = None  # the group's key says which rows
-            result = replace(result, error=f"{type(typed).__name__}: {typed}")
-        return replace(result, seconds=time.monotonic() - began)
+        groups, self._waiting = self._waiting, []
+        columns: list[ColumnArrays] = []
+        errors: dict[Key, DistkerasError] = {}
+        for group in groups:
+            try:
+                columns.append(self._columns(group))
+            except Exception as error:
+                cause = _error_of_group(error)
+                if cause is None:
+                    raise
+                errors[group.key] = cause
+        trained = iter(_models(self._task).train(columns) if columns else ())
+        outcomes = [errors[group.key] if group.key in errors else next(trained) for group in groups]
+        seconds = (time.monotonic() - began) / len(groups)
+        self._pending += [self._result(*pair, seconds) for pair in zip(groups, outcomes, strict=True)]
+        self._write_if_due()
 
-    def _columns(self, group: _GroupRows) -> tuple[np.ndarray, ...]:
+    def _result(self, group: _GroupRows, outcome: _Outcome, seconds: float) -> TrainedGroup:
+        checksum = group.checksum.before(group.rows)
+        if isinstance(outcome, DistkerasError):
+            error = f"{type(outcome).__name__}: {outcome}"
+            return TrainedGroup(group.key, group.rows, seconds, error=error, checksum=checksum)
+        weights, means = outcome
+        metrics = tuple(zip(self._task.metrics[1:], means[1:].tolist(), strict=True))
+        return TrainedGroup(group.key, group.rows, seconds, float(means[0]), metrics, None, checksum, weights)
+
+    def _columns(self, group: _GroupRows) -> ColumnArrays:
         """Return the group's rows as arrays, and drop its record batches, so that the rows are in memory once."""
         parts, rows = [], 0
         size = self._task.spec.batch_size
@@ -193,15 +271,15 @@ class _Partition:
         self._written = time.monotonic()
 
 
-def _replica(task: GroupTask) -> ReplicaOfGroups:
-    """This process' replica for the job of ``task``."""
-    replica = _REPLICAS.get(task.run)
-    if replica is None:
+def _models(task: GroupTask) -> _Models:
+    """This process' models for the job of ``task``."""
+    models = _MODELS.get(task.run)
+    if models is None:
         ensure_backend(task.recipe.backend)
         import_keras()
         model_file = read_whole(folder(task.uri), MODEL)
         if model_file is None:
             raise SnapshotError(f"{task.uri!r} must hold the model of the job. Received: no file {MODEL}")
-        _REPLICAS.clear()
-        replica = _REPLICAS[task.run] = ReplicaOfGroups(task.recipe, model_file)
-    return replica
+        _MODELS.clear()
+        models = _MODELS[task.run] = _Models(task, model_file)
+    return models

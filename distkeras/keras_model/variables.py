@@ -162,6 +162,12 @@ def layer_states(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in states if isinstance(variable, keras.Variable) and id(variable) not in frozen]
 
 
+def distinct_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return every variable of a model with a built optimizer once, without those of its metrics."""
+    variables = [*model.variables, *layer_states(model), *model.optimizer.variables]
+    return list({id(variable): variable for variable in variables}.values())
+
+
 def _float32_handle(variable: keras.Variable) -> Any:
     """Return TensorFlow's handle to a variable whose memory is float32; None for any other."""
     import keras

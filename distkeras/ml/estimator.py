@@ -349,12 +349,13 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         path: str | PathLike[str] | None = None,
         resume: bool = False,
         rows_max: int | None = None,
+        side_by_side: int = 1,
     ) -> KerasGroupModel:
         """Train a model for each group of rows, such as each shop; see `Trainer.train_groups`.
 
         Args:
             dataset: the data.
-            by, path, resume, rows_max: as in `Trainer.train_groups`.
+            by, path, resume, rows_max, side_by_side: as in `Trainer.train_groups`.
 
         Raises:
             ConfigurationError: validation, callbacks or a checkpoint are set, which single groups do not have.
@@ -365,7 +366,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         trainer, ready = self._trainer(dataset)
         if self.value("handle_invalid") != "error":
             ready = trainer.valid_rows(ready)
-        groups = trainer.train_groups(ready, by, path=path, resume=resume, rows_max=rows_max)
+        groups = trainer.train_groups(ready, by, path=path, resume=resume, rows_max=rows_max, side_by_side=side_by_side)
         with _BUILDING:
             fitted = KerasGroupModel(groups, custom_objects=self.value("custom_objects"))
         fitted.parent = self

@@ -1,0 +1,166 @@
+"""Several groups in one step: a stack of models, each of which trains on the rows of its own group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from distkeras.data.columns import ColumnArrays
+from distkeras.data.schema import example
+from distkeras.data.shuffling import row_order
+from distkeras.data.spec import DataSpec
+from distkeras.groups.pieces import packed_weights
+from distkeras.groups.replica import all_state_is_in_variables, new_replica, require_finite
+from distkeras.keras_model.compiled_steps import MOST_BYTES_A_CALL
+from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.stacked_models import StackedModels
+from distkeras.ps.errors import ConfigurationError, NonFiniteError
+from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+
+#: Most bytes of the variables of all models in a stack. A step needs several times as much.
+_STACK_BYTES_MAX = 256 << 20
+
+
+class Turn(NamedTuple):
+    """Mini-batches of one size that several groups of a stack take at once.
+
+    Args:
+        places: the groups' numbers, ascending.
+        first: number of the first mini-batch within the epoch.
+        steps: mini-batches of each group.
+        size: rows of a mini-batch.
+    """
+
+    places: np.ndarray
+    first: np.ndarray
+    steps: int
+    size: int
+
+
+class GroupsSideBySide:
+    """A stack of models that is trained on some groups at once, each time from the state that the model came with.
+
+    Args:
+        count: most groups at once.
+
+    Raises:
+        ConfigurationError: the model cannot be stacked, or ``count`` is too large for its variables.
+    """
+
+    def __init__(self, recipe: Recipe, model_file: bytes, spec: DataSpec, count: int) -> None:
+        if recipe.backend != "tensorflow":
+            raise ConfigurationError(f"`side_by_side` needs TensorFlow as Keras' backend. Received: {recipe.backend!r}")
+        replica = new_replica(recipe, model_file, example(spec))
+        model = replica.model
+        if not all_state_is_in_variables(recipe, model_file, model):
+            raise ConfigurationError(
+                "`side_by_side` needs a model of Keras' own classes and functions: others may have state that is not "
+                f"in their variables. Received: side_by_side={count} with model={model.name!r}"
+            )
+        if model.run_eagerly:
+            raise ConfigurationError("`side_by_side` needs a compiled step. Received: a model with run_eagerly=True")
+        require_small_stack(replica.nbytes, count)
+        self._spec, self._count = spec, count
+        self._models = StackedModels(model, example(spec), replica.metric_names, count)
+
+    def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
+        """Train on the rows of some groups, each as `ReplicaOfGroups.train` does, but for rounding.
+
+        Args:
+            groups: at most as many as there are models; for each one an array for each of ``spec.columns``.
+
+        Returns:
+            For each group the weights of its model, as `packed_weights` makes them, and float64 ``(1 + metrics,)``:
+            loss and metrics, means over the rows of the last epoch. An error, if one of its losses is NaN or infinite.
+        """
+        counts = np.array([len(columns[0]) for columns in groups])
+        columns = tuple(map(np.concatenate, zip(*groups, strict=True)))
+        starts = np.cumsum(counts) - counts
+        errors: dict[int, NonFiniteError] = {}
+        sums = np.zeros(0)
+        self._models.reset()
+        for epoch in range(self._spec.epochs):
+            orders = [
+                start + row_order(self._spec, 0, epoch, count) for start, count in zip(starts, counts, strict=True)
+            ]
+            sums = self._train_epoch(columns, orders, epoch, errors)
+        arrays = self._models.weights()
+        means = sums / counts[:, None]
+        return [
+            errors[place] if place in errors else (packed_weights([array[place] for array in arrays]), means[place])
+            for place in range(len(groups))
+        ]
+
+    def _train_epoch(
+        self, columns: ColumnArrays, orders: Sequence[np.ndarray], epoch: int, errors: dict[int, NonFiniteError]
+    ) -> np.ndarray:
+        """Train an epoch; return float64 ``(groups, metrics)``: sums over rows. Groups with errors are left out."""
+        sums: np.ndarray | None = None
+        for turn in self._turns([len(order) for order in orders]):
+            wanted = [number for number, place in enumerate(turn.places) if int(place) not in errors]
+            if not wanted:
+                continue
+            places, first = turn.places[wanted], turn.first[wanted]
+            rows = _rows_of(orders, turn._replace(places=places, first=first), self._spec.batch_size)
+            x, y, weight = self._spec.sides(tuple(column[rows] for column in columns))
+            steps = self._models.train(places.astype(np.int32), [*x, *y, *([] if weight is None else [weight])])
+            sums = np.zeros((len(orders), steps.shape[2])) if sums is None else sums
+            sums[places] += steps.sum(axis=0) * turn.size
+            for number, place in enumerate(places.tolist()):
+                try:
+                    require_finite(steps[:, number, 0], epoch, int(first[number]))
+                except NonFiniteError as error:
+                    errors[place] = error
+        return np.zeros((len(orders), 1)) if sums is None else sums
+
+    def _turns(self, counts: Sequence[int]) -> Iterator[Turn]:
+        """Yield what `turns` does, in parts of which TensorFlow takes each in one call."""
+        for turn in turns(counts, self._spec.batch_size):
+            step_bytes = len(turn.places) * turn.size * self._spec.row_bytes
+            most = max(1, min(MOST_STEPS_A_CALL, MOST_BYTES_A_CALL // step_bytes))
+            for done in range(0, turn.steps, most):
+                yield turn._replace(first=turn.first + done, steps=min(most, turn.steps - done))
+
+
+def turns(counts: Sequence[int], batch_size: int) -> Iterator[Turn]:
+    """Cut an epoch of several groups: each group takes its own mini-batches in order, each of them once.
+
+    No mini-batch is filled up: whole ones come first, for as long as groups have any; then the last, shorter ones, of
+    which those of one size come together.
+
+    Args:
+        counts: rows of each group.
+        batch_size: rows of a whole mini-batch.
+    """
+    rows = np.asarray(counts)
+    whole, rest = rows // batch_size, rows % batch_size
+    first = 0
+    for last in np.unique(whole[whole > 0]).tolist():
+        places = np.flatnonzero(whole >= last)
+        yield Turn(places, np.full(len(places), first), last - first, batch_size)
+        first = last
+    for size in np.unique(rest[rest > 0]).tolist():
+        places = np.flatnonzero(rest == size)
+        yield Turn(places, whole[places], 1, size)
+
+
+def _rows_of(orders: Sequence[np.ndarray], turn: Turn, batch_size: int) -> np.ndarray:
+    """Return int64 ``(steps, groups, size)``: the numbers of the rows of a turn."""
+    parts = []
+    for place, first in zip(turn.places, turn.first * batch_size, strict=True):
+        parts.append(orders[place][first : first + turn.steps * turn.size].reshape(turn.steps, turn.size))
+    return np.stack(parts, axis=1)
+
+
+def require_small_stack(model_bytes: int, count: int) -> None:
+    """Raise ConfigurationError if the variables of so many models, with their optimizers, take too much memory."""
+    most = _STACK_BYTES_MAX // model_bytes
+    if count > max(1, most):
+        raise ConfigurationError(
+            f"`side_by_side` must be at most {most} for this model, whose variables take "
+            f"{math.ceil(model_bytes / 1024)} KiB with the optimizer's: all of a stack's may take "
+            f"{_STACK_BYTES_MAX >> 20} MiB. Received: side_by_side={count}"
+        )

@@ -1,0 +1,214 @@
+"""Many models of one architecture, trained side by side: one step of TensorFlow is a step of each of them.
+
+Importing this module does not load TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.keras_model.compiled_steps import arrays_of, model_inputs
+from distkeras.keras_model.gradient_collector import inner_optimizer
+from distkeras.keras_model.variables import distinct_variables, trainable_variables
+from distkeras.ps.errors import ConfigurationError, headline
+
+if TYPE_CHECKING:
+    import keras
+
+    from distkeras.data.batches import Batch
+
+
+class StackedModels:
+    """Copies of a model whose variables are stacked: each TensorFlow variable has a leading axis of models.
+
+    One model's step, a function of its variables and its mini-batch, is vectorized over that axis by
+    `tf.vectorized_map`. Each model has its own optimizer, seeds and moving averages. Its numbers are those of a step
+    alone but for rounding: a product of stacked matrices may sum in another order.
+
+    Args:
+        model: built and compiled, on TensorFlow, with a built optimizer. It is not to be used for anything else.
+        example: a mini-batch of the shapes and dtypes to come, for which loss and metrics are built.
+        metrics: names of loss and metrics, loss first.
+        count: copies.
+
+    Raises:
+        ConfigurationError: the step cannot be vectorized; the text has TensorFlow's reason.
+    """
+
+    def __init__(self, model: keras.Model, example: Batch, metrics: Sequence[str], count: int) -> None:
+        import keras
+        import tensorflow as tf
+
+        self._model, self._metrics = model, tuple(metrics)
+        _make_stateless(model.optimizer)
+        self._variables = distinct_variables(model)
+        self._initial = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]
+        self._stacked = [tf.Variable(_repeated(value, count), trainable=False) for value in self._initial]
+        self._inputs, self._weighted = len(example.x), example.weight is not None
+        try:
+            self._loop = self._traced(example)
+        except Exception as error:
+            raise ConfigurationError(
+                "`side_by_side` must be 1 for this model, since TensorFlow cannot vectorize its step: "
+                f"{headline(f'{type(error).__name__}: {error}')}"
+            ) from error
+        self._require_no_other_state()
+
+    def reset(self) -> None:
+        """Set every copy to the state that the model has come with."""
+        for stacked, value in zip(self._stacked, self._initial, strict=True):
+            stacked.assign(_repeated(value, stacked.shape[0]))
+
+    def train(self, places: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Take steps with some copies; the others stay as they are.
+
+        Args:
+            places: int32 ``(copies,)``: which ones, each once.
+            arrays: inputs, targets and, if there are any, sample weights, each an array
+                ``(steps, copies, rows, *column.shape)``.
+
+        Returns:
+            float64 ``(steps, copies, metrics)``: loss and metrics of each step alone.
+        """
+        rows: np.ndarray = self._loop(places, *arrays).numpy()
+        return rows
+
+    def weights(self) -> list[np.ndarray]:
+        """Return for each of `keras.Model.weights` an array ``(count, *shape)``."""
+        by_variable = {id(one): stacked for one, stacked in zip(self._variables, self._stacked, strict=True)}
+        return [by_variable[id(weight)].numpy() for weight in self._model.weights]
+
+    def _traced(self, example: Batch) -> Callable[..., Any]:
+        """Compile the loop for any number of steps, of copies and of rows."""
+        import tensorflow as tf
+
+        def loop(places: Any, *stacks: Any) -> Any:
+            values = [tf.gather(stacked, places) for stacked in self._stacked]
+            steps = tf.shape(stacks[0])[0]
+            rows = tf.TensorArray(tf.float64, size=steps, element_shape=(None, len(self._metrics)))
+
+            def body(step: Any, values: list[Any], rows: Any) -> tuple[Any, list[Any], Any]:
+                elements = values, [stack[step] for stack in stacks]
+                moved, logs = tf.vectorized_map(self._step, elements, warn=False)
+                for before, after in zip(values, moved, strict=True):
+                    after.set_shape(before.shape)
+                return step + 1, moved, rows.write(step, logs)
+
+            _, values, rows = tf.while_loop(
+                lambda step, *_: step < steps, body, (0, values, rows), parallel_iterations=1
+            )
+            for stacked, value in zip(self._stacked, values, strict=True):
+                stacked.scatter_update(tf.IndexedSlices(value, places))
+            return rows.stack()
+
+        kinds = [(array.shape[1:], array.dtype) for array in arrays_of(example)]
+        specs = [tf.TensorSpec((None, None, None, *shape), dtype) for shape, dtype in kinds]
+        traced: Callable[..., Any] = tf.function(loop, autograph=False).get_concrete_function(
+            tf.TensorSpec((None,), tf.int32), *specs
+        )
+        return traced
+
+    def _step(self, elements: Any) -> tuple[list[Any], Any]:
+        """Return what one model's variables are after a step, and loss and metrics, as Keras' own trainers do it."""
+        import keras
+        import tensorflow as tf
+
+        values, arrays = elements
+        model, optimizer = self._model, self._model.optimizer
+        targets = arrays[self._inputs : len(arrays) - self._weighted]
+        x, y, weight = model_inputs(model, arrays[: self._inputs], targets, arrays[-1] if self._weighted else None)
+        trainable = trainable_variables(model)
+        scope = keras.StatelessScope(list(zip(self._variables, values, strict=True)), collect_losses=True)
+        with scope, tf.GradientTape(watch_accessed_variables=False) as tape:
+            before = [scope.get_current_value(variable) for variable in trainable]
+            tape.watch(before)
+            model.reset_metrics()
+            predicted = model(x, training=True)
+            loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=True)  # noqa: SLF001 - as Keras' `train_step`
+            model._loss_tracker.update_state(loss, sample_weight=tf.shape(arrays[0])[0])  # noqa: SLF001 - as there
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, before)
+        with scope:
+            logs = model.compute_metrics(x, y, predicted, sample_weight=weight)
+        state = [scope.get_current_value(variable) for variable in optimizer.variables]
+        moved, state = optimizer.stateless_apply(state, gradients, before)
+        after = {id(variable): scope.get_current_value(variable) for variable in self._variables}
+        after.update((id(variable), value) for variable, value in zip(trainable, moved, strict=True))
+        after.update((id(variable), value) for variable, value in zip(optimizer.variables, state, strict=True))
+        rows = tf.stack([tf.cast(logs[name], tf.float64) for name in self._metrics])
+        return [after[id(variable)] for variable in self._variables], rows
+
+    def _require_no_other_state(self) -> None:
+        """Raise ConfigurationError if the step uses state that is not stacked, which all copies would share."""
+        own = {id(stacked.handle) for stacked in self._stacked}
+        others = [
+            tensor
+            for tensor in self._loop.captured_inputs  # type: ignore[attr-defined]
+            if tensor.dtype.name == "resource" and id(tensor) not in own
+        ]
+        if others:
+            raise ConfigurationError(
+                "`side_by_side` must be 1 for a model with state outside of its layers' and its optimizer's variables. "
+                f"Received: {len(others)} variables or tables that its step uses"
+            )
+
+
+def _repeated(value: np.ndarray, count: int) -> np.ndarray:
+    return np.broadcast_to(value, (count, *value.shape))
+
+
+def _make_stateless(optimizer: Any) -> None:
+    """Give a built optimizer, and one within it, Keras' own ways to move variables in place of TensorFlow's.
+
+    Those of TensorFlow move `tf.Variable`, so that `stateless_apply` is none of them. They are replaced below the
+    optimizer's class, which may have ways of its own.
+    """
+    inner = inner_optimizer(optimizer)
+    inner.__class__ = type(type(inner).__name__, (type(inner), _stateless_base()), {})
+
+
+def _stateless_base() -> type:
+    """Return Keras' class for optimizers on TensorFlow with the methods of Keras' base class."""
+    import keras
+
+    in_tensorflow, base = keras.optimizers.Optimizer.__bases__
+    names = (
+        "stateless_apply",
+        "_apply_weight_decay",
+        "_backend_update_step",
+        "_backend_increment_gradient_accumulators",
+        "_overwrite_model_variables_with_average_value",
+    )
+    own = {"assign": _assign, "assign_add": _assign_add, "assign_sub": _assign_sub, "_var_key": _key}
+    return type("StatelessOptimizer", (in_tensorflow,), {name: getattr(base, name) for name in names} | own)
+
+
+def _assign(self: Any, variable: keras.Variable, value: Any) -> None:
+    import tensorflow as tf
+
+    if isinstance(value, tf.IndexedSlices):
+        raise NotImplementedError(f"{type(self).__name__} sets rows of {variable.name}")
+    variable.assign(tf.cast(value, variable.dtype))
+
+
+def _assign_add(self: Any, variable: keras.Variable, value: Any) -> None:
+    variable.assign_add(_dense(value, variable.dtype))
+
+
+def _assign_sub(self: Any, variable: keras.Variable, value: Any) -> None:
+    variable.assign_sub(_dense(value, variable.dtype))
+
+
+def _dense(value: Any, dtype: str) -> Any:
+    """Return a tensor. The gradient of a table has rows, which some optimizers treat in another way than a tensor."""
+    import tensorflow as tf
+
+    return tf.cast(tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value, dtype)
+
+
+def _key(self: Any, variable: Any) -> Any:
+    """Return what TensorFlow's optimizers know a variable by, whose value in a stateless scope is a tensor."""
+    return getattr(variable, "_value", variable)._unique_id  # noqa: SLF001 - as in Keras' own

@@ -1,0 +1,225 @@
+"""Groups that are trained side by side have the numbers of groups that are trained one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import strategies as st
+
+from distkeras.data.columns import Column
+from distkeras.data.spec import DataSpec
+from distkeras.groups import side_by_side
+from distkeras.groups.pieces import MODEL, WEIGHTS, Pieces, folder, piece_schema, write_whole
+from distkeras.groups.replica import ReplicaOfGroups, weights_of
+from distkeras.groups.side_by_side import GroupsSideBySide, turns
+from distkeras.groups.task import GroupPartition, GroupTask
+from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import Recipe, recipe_of
+from distkeras.ps.errors import ConfigurationError, NonFiniteError
+
+SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", ()),), batch_size=4, epochs=2, seed=3)
+STACK = 5
+
+Built = tuple[Recipe, bytes]
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, weight_decay=0.01, global_clipnorm=0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
+    "adam": lambda: keras.optimizers.Adam(0.05, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.05),
+    "nadam": lambda: keras.optimizers.Nadam(0.05),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "lamb": lambda: keras.optimizers.Lamb(0.05),
+    "schedule": lambda: keras.optimizers.RMSprop(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=2),
+    "average": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "average that overwrites": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+}
+LAYERS: dict[str, Callable[[], Any]] = {
+    "dropout": lambda: keras.layers.Dropout(0.4, seed=1),
+    "noise": lambda: keras.layers.GaussianNoise(0.3, seed=2),
+    "averages": lambda: keras.layers.BatchNormalization(),
+    "penalty": lambda: keras.layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"),
+}
+#: Further optimizers and layers; each takes seconds to trace.
+RARER = [
+    *((name, ()) for name in ("sgd", "adamw", "adagrad", "lamb", "schedule", "loss scale", "average", "muon")),
+    *(("sgd", (name,)) for name in LAYERS),
+]
+
+
+@cache
+def built(optimizer: str, layers: tuple[str, ...] = ()) -> Built:
+    keras.utils.set_random_seed(1)
+    inner = [LAYERS[name]() for name in layers]
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), *inner, keras.layers.Dense(1)])
+    return described(model, optimizer)
+
+
+def described(model: keras.Model, optimizer: str, **options: Any) -> Built:
+    model_file = archive.to_bytes(model)
+    recipe = recipe_of(model, model_file, optimizer=OPTIMIZERS[optimizer](), loss="mse", metrics=["mae"], **options)
+    return recipe, model_file
+
+
+@cache
+def both_ways(optimizer: str, layers: tuple[str, ...] = ()) -> tuple[ReplicaOfGroups, GroupsSideBySide]:
+    recipe, model_file = built(optimizer, layers)
+    return ReplicaOfGroups(recipe, model_file), GroupsSideBySide(recipe, model_file, SPEC, STACK)
+
+
+def rows(seed: int, count: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, 3)).astype(np.float32), rng.normal(size=count).astype(np.float32)
+
+
+def assert_same_but_for_rounding(
+    optimizer: str, layers: tuple[str, ...], groups: Sequence[tuple[np.ndarray, ...]], bad: int = -1
+) -> None:
+    alone, stack = both_ways(optimizer, layers)
+    outcomes = stack.train(groups)
+    assert len(outcomes) == len(groups)
+    for place, (columns, outcome) in enumerate(zip(groups, outcomes, strict=True)):
+        if place == bad:
+            with pytest.raises(NonFiniteError) as error:
+                alone.train(columns, SPEC)
+            assert isinstance(outcome, NonFiniteError)
+            assert (str(outcome), outcome.step) == (str(error.value), error.value.step)
+            continue
+        replica, means = alone.train(columns, SPEC)
+        assert not isinstance(outcome, NonFiniteError)
+        ours, theirs = (np.frombuffer(data, np.float32) for data in (outcome[0], weights_of(replica.model)))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(outcome[1], means, rtol=1e-4, atol=1e-6)
+
+
+COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "layers"),
+    [
+        ("momentum", ("dropout", "averages")),
+        ("adam", ()),
+        ("nadam", ()),  # moves a variable of its own in each step
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in RARER),
+    ],
+)
+@hypothesis.settings(max_examples=5)
+@hypothesis.given(COUNTS)
+def test_groups_of_any_sizes_have_the_numbers_of_groups_alone(
+    optimizer: str, layers: tuple[str, ...], counts: list[int]
+) -> None:
+    assert_same_but_for_rounding(optimizer, layers, [rows(seed, count) for seed, count in enumerate(counts)])
+
+
+def test_a_group_that_diverges_leaves_its_neighbors_alone() -> None:
+    groups = [rows(seed, count) for seed, count in enumerate((9, 11, 6))]
+    groups[1] = tuple(column * np.float32(1e30) for column in groups[1])
+    assert_same_but_for_rounding("adam", (), groups, bad=1)
+    assert_same_but_for_rounding("adam", (), [groups[2], groups[0], rows(3, 11)])
+
+
+@hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9))
+def test_each_group_takes_its_mini_batches_in_order(counts: list[int], batch_size: int) -> None:
+    taken: list[list[int]] = [[] for _ in counts]
+    for turn in turns(counts, batch_size):
+        assert all(one < other for one, other in pairwise(turn.places.tolist()))
+        for place, first in zip(turn.places.tolist(), turn.first.tolist(), strict=True):
+            assert len(taken[place]) == first
+            taken[place] += [turn.size] * turn.steps
+    for count, sizes in zip(counts, taken, strict=True):
+        whole, rest = divmod(count, batch_size)
+        assert sizes == [batch_size] * whole + [rest] * (rest > 0)
+
+
+@keras.saving.register_keras_serializable("distkeras_tests")
+class Scaled(keras.layers.Dense):
+    """A layer of the user's own."""
+
+
+def refused(model: keras.Model, optimizer: str = "sgd", count: int = 2) -> None:
+    GroupsSideBySide(*described(model, optimizer), SPEC, count)
+
+
+def linear(*inner: Any) -> keras.Model:
+    return keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
+
+
+def test_what_cannot_be_stacked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot vectorize its step: .*true_fn"):
+        refused(linear(), "accumulation")
+    with pytest.raises(ConfigurationError, match="state outside of its layers' and its optimizer's variables"):
+        refused(linear(), "average that overwrites")
+    with pytest.raises(ConfigurationError, match="Keras' own classes and functions"):
+        refused(linear(Scaled(2)))
+    eager = linear()
+    eager.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ConfigurationError, match="run_eagerly=True"):
+        refused(eager)
+    recipe, model_file = built("sgd")
+    with pytest.raises(ConfigurationError, match=r"TensorFlow as Keras' backend\. Received: 'jax'"):
+        GroupsSideBySide(replace(recipe, backend="jax"), model_file, SPEC, 2)
+    monkeypatch.setattr(side_by_side, "_STACK_BYTES_MAX", 1 << 12)
+    with pytest.raises(ConfigurationError, match=r"`side_by_side` must be at most \d+ for this model"):
+        refused(linear(), count=1000)
+
+
+def trained_partition(
+    path: Path, optimizer: str, ids: Sequence[Sequence[int | None]], count: int
+) -> dict[str, tuple[Any, ...]]:
+    """Train a model with an embedding of ten ids on groups of these ids; return error, weights and piece by key."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(10, 2), keras.layers.Flatten()]
+    recipe, model_file = described(keras.Sequential([*layers, keras.layers.Dense(1)]), optimizer)
+    spec = replace(SPEC, features=(Column("id", (1,), "int32"),))
+    schema = piece_schema(pa.schema([("key", pa.string())]))
+    write_whole(folder(str(path)), MODEL, model_file)
+    task = GroupTask(str(path), schema, path.name, spec, recipe, ("loss", "mae"), 30, count, None, 0.0)
+    keys = [f"g{number}" for number, group in enumerate(ids) for _ in group]
+    values = pa.array([value for group in ids for value in group], pa.int32())
+    columns = [pa.array(keys), values, pa.array([1.0] * len(keys), pa.float32())]
+    partition = GroupPartition(task, 0, 0)
+    assert partition.train(iter([pa.RecordBatch.from_arrays(columns, ["key", "id", "y"])])) == []
+    pieces, result = Pieces(str(path), schema), {}
+    for name in partition.names:
+        table = pieces.table(name, ["error", WEIGHTS])
+        for key, error, weights in zip(
+            pieces.keys(table), *(table[n].to_pylist() for n in ("error", WEIGHTS)), strict=True
+        ):
+            result[key[0]] = error, weights, name
+    return result
+
+
+# Adam squares each row of a table's gradient by itself, although an id comes twice.
+@pytest.mark.parametrize(
+    "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "schedule"))]
+)
+def test_groups_that_cannot_be_trained_are_rows_with_their_errors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: str
+) -> None:
+    ids = [[1, 2, 3, 4, 5], [1, None], [7, 8, 9], [0, 10], [2] * 6, [3]]
+    alone = trained_partition(tmp_path / "alone", optimizer, ids, 1)
+    assert not caplog.records
+    stacks = trained_partition(tmp_path / "stacks", optimizer, ids, 4)
+    assert "3 groups side by side have failed and are trained one after another" in caplog.text
+    assert {key: error for key, (error, _, _) in stacks.items()} == {key: error for key, (error, _, _) in alone.items()}
+    assert [key for key, (error, _, _) in stacks.items() if error] == ["g1", "g3"]
+    for key in ("g0", "g2", "g4", "g5"):
+        ours, theirs = (np.frombuffer(each[key][1], np.float32) for each in (stacks, alone))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    names = [stacks[f"g{number}"][2] for number in range(6)]
+    assert len(set(names[:4])) == len(set(names[4:])) == 1, "a stack is in one piece"
+    assert len(set(names)) == 2
