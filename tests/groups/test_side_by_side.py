@@ -146,7 +146,7 @@ def test_each_group_takes_its_mini_batches_in_order(counts: list[int], batch_siz
 
 
 @keras.saving.register_keras_serializable("distkeras_tests")
-class Scaled(keras.layers.Dense):
+class Scaled(keras.layers.Dense):  # type: ignore[misc]  # Keras' classes have no types
     """A layer of the user's own."""
 
 
@@ -210,7 +210,7 @@ def trained_partition(
 def test_groups_that_cannot_be_trained_are_rows_with_their_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: str
 ) -> None:
-    ids = [[1, 2, 3, 4, 5], [1, None], [7, 8, 9], [0, 10], [2] * 6, [3]]
+    ids: list[list[int | None]] = [[1, 2, 3, 4, 5], [1, None], [7, 8, 9], [0, 10], [2] * 6, [3]]
     alone = trained_partition(tmp_path / "alone", optimizer, ids, 1)
     assert not caplog.records
     stacks = trained_partition(tmp_path / "stacks", optimizer, ids, 4)

@@ -110,7 +110,7 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> No
         assert row["error"] is None
 
 
-def test_groups_side_by_side(spark: SparkSession) -> None:
+def test_groups_side_by_side_and_their_weights_as_rows(spark: SparkSession) -> None:
     df = rows_of(spark, 3)
     keras.utils.set_random_seed(1)
     layers = [keras.Input((2,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1, activation="sigmoid")]
@@ -124,17 +124,12 @@ def test_groups_side_by_side(spark: SparkSession) -> None:
         pairs = zip(together.model(row["shop"]).get_weights(), alone.model(row["shop"]).get_weights(), strict=True)
         for ours, theirs in pairs:
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert together.table.count() == 3
+    weights = {row["shop"]: bytes(row["weights"]) for row in together.weights.collect()}
+    assert set(weights) == set(table) == {"s0", "s1", "s2"}
+    assert weights["s1"] == b"".join(array.tobytes() for array in together.model("s1").get_weights())
+    assert len(set(weights.values())) == 3
     with pytest.raises(ConfigurationError, match="`side_by_side` must be a positive integer"):
         mine.train_groups(df, by="shop", side_by_side=0)
-
-
-def test_weights_are_rows(spark: SparkSession) -> None:
-    groups = trainer().train_groups(rows_of(spark, 3), by="shop")
-    weights = {row["shop"]: bytes(row["weights"]) for row in groups.weights.collect()}
-    assert set(weights) == {"s0", "s1", "s2"}
-    assert weights["s1"] == b"".join(array.tobytes() for array in groups.model("s1").get_weights())
-    assert len(set(weights.values())) == 3
 
 
 @pytest.mark.slow
@@ -282,7 +277,7 @@ def test_a_job_is_not_resumed_with_what_would_train_other_models(
         model.optimizer.iterations.assign(1)
     rule = rules.make("agn", window=7) if changed == "rule" else "agn"
     rows_max = 9 if changed == "rows_max" else None
-    options = {"rows_max": rows_max, "side_by_side": 2 if changed == "side_by_side" else 1}
+    options: dict[str, Any] = {"rows_max": rows_max, "side_by_side": 2 if changed == "side_by_side" else 1}
     with pytest.raises(DifferentJobError, match=rf"`{named}` must be [^;]*$"):
         compiled_trainer(model, rule).train_groups(df, by="shop", path=path, resume=True, **options)
 
