@@ -24,7 +24,7 @@ from distkeras.ps.rules.base import MOST_STEPS_A_CALL
 _STACK_BYTES_MAX = 256 << 20
 
 
-class Turn(NamedTuple):
+class CommonSteps(NamedTuple):
     """Mini-batches of one size that several groups of a stack take at once.
 
     Args:
@@ -99,16 +99,16 @@ class GroupsSideBySide:
     ) -> np.ndarray:
         """Train an epoch; return float64 ``(groups, metrics)``: sums over rows. Groups with errors are left out."""
         sums: np.ndarray | None = None
-        for turn in self._turns([len(order) for order in orders]):
-            wanted = [number for number, place in enumerate(turn.places) if int(place) not in errors]
+        for common in self._common_steps([len(order) for order in orders]):
+            wanted = [number for number, place in enumerate(common.places) if int(place) not in errors]
             if not wanted:
                 continue
-            places, first = turn.places[wanted], turn.first[wanted]
-            rows = _rows_of(orders, turn._replace(places=places, first=first), self._spec.batch_size)
+            places, first = common.places[wanted], common.first[wanted]
+            rows = _rows_of(orders, common._replace(places=places, first=first), self._spec.batch_size)
             x, y, weight = self._spec.sides(tuple(column[rows] for column in columns))
             steps = self._models.train(places.astype(np.int32), [*x, *y, *([] if weight is None else [weight])])
             sums = np.zeros((len(orders), steps.shape[2])) if sums is None else sums
-            sums[places] += steps.sum(axis=0) * turn.size
+            sums[places] += steps.sum(axis=0) * common.size
             for number, place in enumerate(places.tolist()):
                 try:
                     require_finite(steps[:, number, 0], epoch, int(first[number]))
@@ -116,16 +116,16 @@ class GroupsSideBySide:
                     errors[place] = error
         return np.zeros((len(orders), 1)) if sums is None else sums
 
-    def _turns(self, counts: Sequence[int]) -> Iterator[Turn]:
-        """Yield what `turns` does, in parts of which TensorFlow takes each in one call."""
-        for turn in turns(counts, self._spec.batch_size):
-            step_bytes = len(turn.places) * turn.size * self._spec.row_bytes
+    def _common_steps(self, counts: Sequence[int]) -> Iterator[CommonSteps]:
+        """Yield what `common_steps` does, in parts of which TensorFlow takes each in one call."""
+        for common in common_steps(counts, self._spec.batch_size):
+            step_bytes = len(common.places) * common.size * self._spec.row_bytes
             most = max(1, min(MOST_STEPS_A_CALL, MOST_BYTES_A_CALL // step_bytes))
-            for done in range(0, turn.steps, most):
-                yield turn._replace(first=turn.first + done, steps=min(most, turn.steps - done))
+            for done in range(0, common.steps, most):
+                yield common._replace(first=common.first + done, steps=min(most, common.steps - done))
 
 
-def turns(counts: Sequence[int], batch_size: int) -> Iterator[Turn]:
+def common_steps(counts: Sequence[int], batch_size: int) -> Iterator[CommonSteps]:
     """Cut an epoch of several groups: each group takes its own mini-batches in order, each of them once.
 
     No mini-batch is filled up: whole ones come first, for as long as groups have any; then the last, shorter ones, of
@@ -140,25 +140,25 @@ def turns(counts: Sequence[int], batch_size: int) -> Iterator[Turn]:
     first = 0
     for last in np.unique(whole[whole > 0]).tolist():
         places = np.flatnonzero(whole >= last)
-        yield Turn(places, np.full(len(places), first), last - first, batch_size)
+        yield CommonSteps(places, np.full(len(places), first), last - first, batch_size)
         first = last
     for size in np.unique(rest[rest > 0]).tolist():
         places = np.flatnonzero(rest == size)
-        yield Turn(places, whole[places], 1, size)
+        yield CommonSteps(places, whole[places], 1, size)
 
 
-def _rows_of(orders: Sequence[np.ndarray], turn: Turn, batch_size: int) -> np.ndarray:
-    """Return int64 ``(steps, groups, size)``: the numbers of the rows of a turn."""
+def _rows_of(orders: Sequence[np.ndarray], common: CommonSteps, batch_size: int) -> np.ndarray:
+    """Return int64 ``(steps, groups, size)``: the numbers of the rows that ``common`` takes."""
     parts = []
-    for place, first in zip(turn.places, turn.first * batch_size, strict=True):
-        parts.append(orders[place][first : first + turn.steps * turn.size].reshape(turn.steps, turn.size))
+    for place, first in zip(common.places, common.first * batch_size, strict=True):
+        parts.append(orders[place][first : first + common.steps * common.size].reshape(common.steps, common.size))
     return np.stack(parts, axis=1)
 
 
 def require_small_stack(model_bytes: int, count: int) -> None:
     """Raise ConfigurationError if the variables of so many models, with their optimizers, take too much memory."""
-    most = _STACK_BYTES_MAX // model_bytes
-    if count > max(1, most):
+    most = max(1, _STACK_BYTES_MAX // model_bytes)
+    if count > most:
         raise ConfigurationError(
             f"`side_by_side` must be at most {most} for this model, whose variables take "
             f"{math.ceil(model_bytes / 1024)} KiB with the optimizer's: all of a stack's may take "

@@ -5,7 +5,7 @@ Importing this module does not load TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class StackedModels:
         self._initial = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]
         self._stacked = [tf.Variable(_repeated(value, count), trainable=False) for value in self._initial]
         self._inputs, self._weighted = len(example.x), example.weight is not None
+        self._loop: Any
         try:
             self._loop = self._traced(example)
         except Exception as error:
@@ -81,7 +82,7 @@ class StackedModels:
         by_variable = {id(one): stacked for one, stacked in zip(self._variables, self._stacked, strict=True)}
         return [by_variable[id(weight)].numpy() for weight in self._model.weights]
 
-    def _traced(self, example: Batch) -> Callable[..., Any]:
+    def _traced(self, example: Batch) -> Any:
         """Compile the loop for any number of steps, of copies and of rows."""
         import tensorflow as tf
 
@@ -106,10 +107,7 @@ class StackedModels:
 
         kinds = [(array.shape[1:], array.dtype) for array in arrays_of(example)]
         specs = [tf.TensorSpec((None, None, None, *shape), dtype) for shape, dtype in kinds]
-        traced: Callable[..., Any] = tf.function(loop, autograph=False).get_concrete_function(
-            tf.TensorSpec((None,), tf.int32), *specs
-        )
-        return traced
+        return tf.function(loop, autograph=False).get_concrete_function(tf.TensorSpec((None,), tf.int32), *specs)
 
     def _step(self, elements: Any) -> tuple[list[Any], Any]:
         """Return what one model's variables are after a step, and loss and metrics, as Keras' own trainers do it."""
@@ -145,9 +143,7 @@ class StackedModels:
         """Raise ConfigurationError if the step uses state that is not stacked, which all copies would share."""
         own = {id(stacked.handle) for stacked in self._stacked}
         others = [
-            tensor
-            for tensor in self._loop.captured_inputs  # type: ignore[attr-defined]
-            if tensor.dtype.name == "resource" and id(tensor) not in own
+            tensor for tensor in self._loop.captured_inputs if tensor.dtype.name == "resource" and id(tensor) not in own
         ]
         if others:
             raise ConfigurationError(

@@ -21,7 +21,7 @@ from distkeras.data.spec import DataSpec
 from distkeras.groups import side_by_side
 from distkeras.groups.pieces import MODEL, WEIGHTS, Pieces, folder, piece_schema, write_whole
 from distkeras.groups.replica import ReplicaOfGroups, weights_of
-from distkeras.groups.side_by_side import GroupsSideBySide, turns
+from distkeras.groups.side_by_side import GroupsSideBySide, common_steps
 from distkeras.groups.task import GroupPartition, GroupTask
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import Recipe, recipe_of
@@ -135,11 +135,11 @@ def test_a_group_that_diverges_leaves_its_neighbors_alone() -> None:
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9))
 def test_each_group_takes_its_mini_batches_in_order(counts: list[int], batch_size: int) -> None:
     taken: list[list[int]] = [[] for _ in counts]
-    for turn in turns(counts, batch_size):
-        assert all(one < other for one, other in pairwise(turn.places.tolist()))
-        for place, first in zip(turn.places.tolist(), turn.first.tolist(), strict=True):
+    for common in common_steps(counts, batch_size):
+        assert all(one < other for one, other in pairwise(common.places.tolist()))
+        for place, first in zip(common.places.tolist(), common.first.tolist(), strict=True):
             assert len(taken[place]) == first
-            taken[place] += [turn.size] * turn.steps
+            taken[place] += [common.size] * common.steps
     for count, sizes in zip(counts, taken, strict=True):
         whole, rest = divmod(count, batch_size)
         assert sizes == [batch_size] * whole + [rest] * (rest > 0)

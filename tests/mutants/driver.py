@@ -51,8 +51,8 @@ DRIVER = (
     Mutant(
         "every epoch has the same order",
         "distkeras/data/shuffling.py",
-        "(self._spec.seed, self._worker, epoch) if block is None",
-        "(self._spec.seed, self._worker, 0) if block is None",
+        "(spec.seed, worker, epoch) if block is None",
+        "(spec.seed, worker, 0) if block is None",
         "shuffling is once for all epochs",
         ("tests/data/test_batches.py", "tests/data/test_source.py"),
     ),
