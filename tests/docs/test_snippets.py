@@ -32,8 +32,8 @@ FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
 FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
-#: Of these, the pages that are run by default; README and "Getting started" are, too.
-QUICK = ("failures", "inference")
+#: Of these, what is run by default; README and "Getting started" are, too.
+QUICK = ("failures",)
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 

@@ -44,6 +44,7 @@ def estimator(model: keras.Model, **options: Any) -> KerasEstimator:
     return KerasEstimator(model, make("downpour", window=2), tables=tables, num_epoch=2, **given | options)
 
 
+@pytest.mark.slow  # `training/test_tables` trains by rows
 def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
     rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

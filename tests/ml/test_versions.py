@@ -112,6 +112,7 @@ def test_each_micro_batch_is_scored_with_one_version(
     assert seen == {0: {3}, 1: {13}, 2: {21}}
 
 
+@pytest.mark.slow
 def test_an_invalid_row_has_a_version_and_no_prediction(spark: SparkSession, tmp_path: Path) -> None:
     publish(folder_at(tmp_path / "versions"), 2)
     arrive(spark, tmp_path / "arriving", 0)
@@ -129,6 +130,7 @@ def test_an_invalid_row_has_a_version_and_no_prediction(spark: SparkSession, tmp
             assert row["prediction"] == expected(2, [row["a"], row["b"]])
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_scored_with_the_version_of_the_call(spark: SparkSession, tmp_path: Path) -> None:
     folder = folder_at(tmp_path / "versions")
     publish(folder, 1)

@@ -139,6 +139,7 @@ def test_a_function_of_sql_takes_arguments_in_the_order_of_its_mapping(spark: Sp
         register_function(spark, "unnamed", named_model())
 
 
+@pytest.mark.slow
 def test_callbacks_evaluate_by_name(rows: DataFrame) -> None:
     stopping = EarlyStopping(rows, every_commits=1)
     trained = Trainer(named_model(), "downpour", **options()).train(rows, callbacks=[stopping])

@@ -266,6 +266,7 @@ class TestErrors:
             trainer(scored(wide(tmp_path))).train(df, callbacks=callbacks)
         assert not begun  # the error is from before any work
 
+    @pytest.mark.slow
     def test_a_callback_that_restores_weights_of_another_moment(self, spark: SparkSession, tmp_path: Path) -> None:
         class First(Callback):
             def on_end(self, context: CallbackContext) -> None:

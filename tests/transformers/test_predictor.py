@@ -53,7 +53,11 @@ def rows(spark: SparkSession) -> DataFrame:
     return df.repartitionByRange(3, "id").withColumn("when", F.lit("2020-02-02").cast("timestamp")).cache()
 
 
-@pytest.fixture(params=["function", "python"])
+#: Only older versions of PySpark need the second way; one test goes it with the others as well.
+PYTHON_MARK = pytest.mark.slow if predictor.arrow_udf is not None else ()
+
+
+@pytest.fixture(params=["function", pytest.param("python", marks=PYTHON_MARK)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How rows reach the model: a function over the features, as PySpark has it from 4.1 on, or all through Python."""
     if request.param == "python":
@@ -86,6 +90,7 @@ def test_wide_tables_stay_in_files(rows: DataFrame, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("way", ["function", "python"], indirect=True)
 @pytest.mark.parametrize(
     ("column", "batch_size"),
     [
