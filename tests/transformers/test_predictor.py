@@ -53,11 +53,10 @@ def rows(spark: SparkSession) -> DataFrame:
     return df.repartitionByRange(3, "id").withColumn("when", F.lit("2020-02-02").cast("timestamp")).cache()
 
 
-#: Only older versions of PySpark need the second way; one test goes it with the others as well.
-PYTHON_MARK = pytest.mark.slow if predictor.arrow_udf is not None else ()
-
-
-@pytest.fixture(params=["function", pytest.param("python", marks=PYTHON_MARK)])
+# Older versions of PySpark have the second way only; under newer ones, one test goes it by default.
+@pytest.fixture(
+    params=["function", pytest.param("python", marks=() if predictor.arrow_udf is None else pytest.mark.slow)]
+)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How rows reach the model: a function over the features, as PySpark has it from 4.1 on, or all through Python."""
     if request.param == "python":
