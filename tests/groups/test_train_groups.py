@@ -260,9 +260,9 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
     ("changed", "named"),
     [
         ("weights", "state"),
-        ("optimizer", "state"),
-        ("rule", "rule.hyper_parameters.window"),
-        ("rows_max", "rows_max"),
+        pytest.param("optimizer", "state", marks=pytest.mark.slow),
+        pytest.param("rule", "rule.hyper_parameters.window", marks=pytest.mark.slow),
+        pytest.param("rows_max", "rows_max", marks=pytest.mark.slow),
         pytest.param("side_by_side", "side_by_side", marks=pytest.mark.slow),
     ],
 )

@@ -64,6 +64,7 @@ def test_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> Non
     np.testing.assert_allclose([row["pair"] for row in found], expected[1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_table_of_vectors_in_parquet(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
     """Which Spark reads in batches of columns."""
     rows.write.parquet(str(tmp_path / "rows"))

@@ -105,6 +105,7 @@ def test_labels_of_another_shape_than_the_output(spark: SparkSession) -> None:
     assert "Traceback" in present(caught.value.remote_traceback)
 
 
+@pytest.mark.slow  # a bad row is above
 def test_features_of_another_shape_than_the_input(spark: SparkSession) -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
     with pytest.raises(ShapeError, match=r"3 values each.*2 values") as caught:

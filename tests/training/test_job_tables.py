@@ -120,6 +120,7 @@ class TestRecords:
         sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
         assert committed(trainer) == expected_ranges(sizes, 2, 20)
 
+    @pytest.mark.slow
     def test_gap_is_null_unless_measured(self, trainer: Trainer, ones: DataFrame) -> None:
         assert trainer.commits.where("gap is not null").count() == 0
         measured = counter(measure_gap=True, num_epoch=1)

@@ -115,6 +115,7 @@ class TestEveryRowOnce:
     def test_downpour_counts(self, ones: DataFrame, workers: int, window: int) -> None:
         assert counts(counter(make("downpour", window=window), workers=workers).train(ones)) == [EPOCHS] * ROWS
 
+    @pytest.mark.slow
     def test_agn_of_window_1_counts_with_two_workers_as_downpour_does(self, ones: DataFrame) -> None:
         # The numbers are exact in float32, so that the workers' turns, which cannot be repeated, play no part.
         assert counts(counter(make("agn", window=1)).train(ones)) == [EPOCHS] * ROWS
@@ -182,6 +183,7 @@ class TestEveryRowOnce:
             assert steps[0] == 3
             assert set(steps) <= {1, 2, 3}
 
+    @pytest.mark.slow  # `data/test_spool` has the file
     def test_spooled_to_a_file(self, ones: DataFrame) -> None:
         assert counts(counter(spool_bytes=0).train(ones)) == [EPOCHS] * ROWS
 
