@@ -5,7 +5,8 @@ a second attempt too) and drivers (killed, and two at once on one checkpoint); c
 the disk of the snapshots is full, their store slow or failing half-way; and strangers come to the port. Tasks that last
 get second attempts, by Spark's speculation.
 
-Some jobs are streams, whose weights count how often each row moved them.
+Some jobs are streams, some have relays, and in some the workers exchange with each other; their weights count how often
+each row moved them.
 
 Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
 that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
@@ -46,6 +47,8 @@ from chaos.jobs import (
     deadlines,
     image_job,
     in_cluster,
+    members_job,
+    relays_job,
     stream_job,
     table_job,
     with_batches_counted,
@@ -75,7 +78,7 @@ class JobSizes:
 FULL = JobSizes()
 TINY = JobSizes(rows=1500, epochs=2, counted_rows=120, counted_epochs=4, stream_rows=60, micro_batches=5)
 #: Kinds of jobs.
-JOBS = ("images", "cluster", "table", "stream", "counting")
+JOBS = ("images", "cluster", "table", "stream", "relays", "members", "counting")
 
 
 @dataclass
@@ -333,5 +336,7 @@ def _specs(size: JobSizes, scratch: Path, rule: str) -> dict[str, JobSpec]:
         "cluster": in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
         "table": table_job(scratch, rows=rows, epochs=epochs),
         "stream": stream_job(scratch, rows=size.stream_rows, epochs=2, micro_batches=size.micro_batches),
+        "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
+        "members": members_job(scratch / "members", rows=rows, epochs=epochs),
         "counting": counting_job(scratch, rows=rows, epochs=epochs),
     }

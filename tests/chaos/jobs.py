@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distkeras import Trainer
+    from distkeras.ps.rules import Rule
     from distkeras.ps.transport.deadlines import Deadlines
 
 WORKERS = 3
@@ -38,7 +39,7 @@ class JobSpec:
         name: for the report.
         folder: its rows, as Parquet.
         rows, epochs, batch_size: its size.
-        rule: the update rule.
+        rule: the update rule, or its name.
         options: of the trainer, for this rule.
         build: makes the compiled model.
         judge: from the trained model to its accuracy, and to what is wrong with it (empty if nothing is).
@@ -51,7 +52,7 @@ class JobSpec:
     rows: int
     epochs: int
     batch_size: int
-    rule: str
+    rule: str | Rule
     options: dict[str, Any]
     build: Callable[[], keras.Model]
     judge: Callable[[keras.Model], tuple[float | None, str]]
@@ -233,6 +234,30 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     path = write_parquet(folder / "counting", np.eye(rows, dtype=np.float32), np.full(rows, -1e4), files=WORKERS)
     build = _counting_model(rows)
     return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, counts_of(rows, epochs))
+
+
+def relays_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
+    """The counting job in two groups, whose relays send the movements of their workers."""
+    return replace(
+        counting_job(folder, rows=rows, epochs=epochs), name="relays (downpour)", options={"relays": WORKERS - 1}
+    )
+
+
+def members_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
+    """The counting job under DASO, each worker a node, which average their parameters after each mini-batch.
+
+    So each row moves its weight by the share of one node in an epoch, whenever its mini-batch is taken.
+    """
+    from distkeras.ps.rules import make
+
+    def judge(model: keras.Model) -> tuple[None, str]:
+        counts = WORKERS * _counts(model)
+        wrong = np.flatnonzero(np.abs(counts - epochs) > 1e-3)
+        text = f"{wrong.size} of {rows} rows moved the center another number of times than {epochs}"
+        return None, f"{text}: from {counts.min():g} to {counts.max():g}" if wrong.size else ""
+
+    rule = make("daso", nodes=WORKERS, warm_up=epochs, cool_down=0, cast=False, momentum=0.0)
+    return replace(counting_job(folder, rows=rows, epochs=epochs), name="members (daso)", rule=rule, judge=judge)
 
 
 def _counting_model(rows: int) -> Callable[[], keras.Model]:
