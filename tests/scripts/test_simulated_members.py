@@ -91,7 +91,10 @@ def test_what_members_must_have_is_what_the_simulator_says(hyper_parameters: dic
 def test_no_promise_breaks() -> None:
     outcomes = {seed: simulate(draw_members(seed)) for seed in collecting(RUNS)}
     assert not [f"seed {seed}: {one.finding}" for seed, one in outcomes.items() if one.finding]
-    assert "" in {one.error for one in outcomes.values()}
+    assert {one.error for one in outcomes.values()} <= {"", "NonFiniteError"}
+    assert {"kill sender", "kill server", "stop worker"} <= {
+        fault.kind for one in outcomes.values() for fault in one.injected
+    }
 
 
 @pytest.mark.parametrize("name", SOON)

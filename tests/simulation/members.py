@@ -212,12 +212,16 @@ class Member:
             world=self._world,
         )
         links.course = self._course
-        members = client.announce(*links.address, node, plan.batches[client.worker])
-        if not members.places:
-            client.stopping = True
-            return None
-        links.connect(Membership.of(members, client.worker))
-        return links
+        try:
+            members = client.announce(*links.address, node, plan.batches[client.worker])
+            if members.places:
+                links.connect(Membership.of(members, client.worker))
+                return links
+        except BaseException:
+            links.close()
+            raise
+        client.stopping = True
+        return None
 
     def close(self) -> None:
         """Hang up on the others."""

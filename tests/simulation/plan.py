@@ -85,19 +85,6 @@ _STOP_WORKERS = ("stop worker", "stop and rival")
 NEED_CHECKPOINT = (*DEATHS, "second driver")
 
 
-#: Kinds that members of a job do not notice: all of them come through without an error.
-HARMLESS_TO_MEMBERS = {
-    "disk full",
-    "disk slow",
-    "store crawls",
-    "no memory",
-    "clock jump",
-    "slow start",
-    "snapshot rot",
-    "log rot",
-}
-
-
 #: Short ones, but in the proportions that real ones have.
 DEADLINES = Deadlines(
     connect=10.0,

@@ -25,7 +25,7 @@ from simulation.disk import Disk
 from simulation.driver import Driver
 from simulation.faults import Striker
 from simulation.network import Network, VirtualStream
-from simulation.plan import HARMLESS_TO_MEMBERS, KINDS, NEED_CHECKPOINT, PHASES, Fault, Plan
+from simulation.plan import KINDS, NEED_CHECKPOINT, PHASES, Fault, Plan
 from simulation.scheduler import Finding, Process, Scheduler, Task
 from simulation.watch import Watch
 from simulation.world import Surroundings, VirtualChild
@@ -37,8 +37,6 @@ _MOST_DRIVERS = 8
 #: How many servers that do not serve yet a fault may kill; and how often a driver starts its first server.
 _DEATHS = {"kill server": 1, "impostor": 1, "kill server twice": 2, "kill next server": 1, "crash in disk": 1}
 _STARTS = 3
-#: Of what a member that is late makes others give up.
-_LATE = ("to run at once", "to read their rows")
 
 
 @dataclass(frozen=True)
@@ -269,8 +267,7 @@ class _Run:
         # Workers of groups begin together, and one that computes for several leases comes late to the next server.
         late = self.plan.relays and self.plan.long and isinstance(error, DeadlineError)
         excused = (
-            self._excused_for_members(error, kinds)
-            or (not self.plan.every and kinds & {*NEED_CHECKPOINT})
+            (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
             or (isinstance(error, (NonFiniteError, WorkerError)) and self._nans > self.plan.skipped)
             or (isinstance(error, LedgerError) and self.plan.altered and len(self.drivers) > 1)
@@ -281,14 +278,6 @@ class _Run:
             self.error = type(error).__name__
             return
         raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
-
-    def _excused_for_members(self, error: DistkerasError, kinds: set[str]) -> bool:
-        """Return whether ``error`` is what becomes of a job of members that comes too late, or has a NaN."""
-        if self.watch.course is None or not kinds - HARMLESS_TO_MEMBERS:
-            return False
-        if isinstance(error, DeadlineError):
-            return any(text in error.message for text in _LATE)
-        return isinstance(error, NonFiniteError) and self._nans > 0
 
     def _require_progress(self) -> None:
         if not self._expected and not any(driver.process.alive for driver in self.drivers):
