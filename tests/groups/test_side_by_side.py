@@ -86,19 +86,22 @@ def rows(seed: int, count: int) -> tuple[np.ndarray, ...]:
 
 
 def assert_same_but_for_rounding(
-    optimizer: str, layers: tuple[str, ...], groups: Sequence[tuple[np.ndarray, ...]], bad: int = -1
+    ways: tuple[ReplicaOfGroups, GroupsSideBySide],
+    groups: Sequence[tuple[np.ndarray, ...]],
+    spec: DataSpec = SPEC,
+    bad: int = -1,
 ) -> None:
-    alone, stack = both_ways(optimizer, layers)
+    alone, stack = ways
     outcomes = stack.train(groups)
     assert len(outcomes) == len(groups)
     for place, (columns, outcome) in enumerate(zip(groups, outcomes, strict=True)):
         if place == bad:
             with pytest.raises(NonFiniteError) as error:
-                alone.train(columns, SPEC)
+                alone.train(columns, spec)
             assert isinstance(outcome, NonFiniteError)
             assert (str(outcome), outcome.step) == (str(error.value), error.value.step)
             continue
-        replica, means = alone.train(columns, SPEC)
+        replica, means = alone.train(columns, spec)
         assert not isinstance(outcome, NonFiniteError)
         ours, theirs = (np.frombuffer(data, np.float32) for data in (outcome[0], weights_of(replica.model)))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -122,14 +125,36 @@ COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
 def test_groups_of_any_sizes_have_the_numbers_of_groups_alone(
     optimizer: str, layers: tuple[str, ...], counts: list[int]
 ) -> None:
-    assert_same_but_for_rounding(optimizer, layers, [rows(seed, count) for seed, count in enumerate(counts)])
+    assert_same_but_for_rounding(both_ways(optimizer, layers), [rows(seed, count) for seed, count in enumerate(counts)])
 
 
 def test_a_group_that_diverges_leaves_its_neighbors_alone() -> None:
     groups = [rows(seed, count) for seed, count in enumerate((9, 11, 6))]
     groups[1] = tuple(column * np.float32(1e30) for column in groups[1])
-    assert_same_but_for_rounding("adam", (), groups, bad=1)
-    assert_same_but_for_rounding("adam", (), [groups[2], groups[0], rows(3, 11)])
+    assert_same_but_for_rounding(both_ways("adam"), groups, bad=1)
+    assert_same_but_for_rounding(both_ways("adam"), [groups[2], groups[0], rows(3, 11)])
+
+
+@pytest.mark.slow
+def test_inputs_by_name_sample_weights_and_no_shuffling() -> None:
+    spec = DataSpec(
+        features=(Column("a", (3,)), Column("b", (1,))),
+        labels=(Column("y", ()),),
+        sample_weight=Column("weight"),
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+    )
+    keras.utils.set_random_seed(1)
+    inputs = {"a": keras.Input((3,), name="a"), "b": keras.Input((1,), name="b")}
+    joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+    recipe, model_file = described(keras.Model(inputs, keras.layers.Dense(1)(joined)), "adam")
+    ways = ReplicaOfGroups(recipe, model_file), GroupsSideBySide(recipe, model_file, spec, 3)
+    groups = []
+    for seed, count in enumerate((9, 5, 2)):
+        (a, y), (b, weight) = rows(seed, count), rows(seed + 9, count)
+        groups.append((a, b[:, :1], y, np.abs(weight)))
+    assert_same_but_for_rounding(ways, groups, spec)
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9))
