@@ -11,12 +11,14 @@ import inspect
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, to_bytes
+from distkeras.keras_model.flat_model import flattened, inner_models
 from distkeras.keras_model.model_graph import Given, ModelGraph, Source, functional_of, input_layer
 from distkeras.keras_model.row_optimizers import reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, moving_statistics, trainable_variables
@@ -161,9 +163,9 @@ def cut(
 
     found = list(_embeddings(model))
     names = _require_names(choose, {path for path, _ in found})
-    plan = _Plan(model, recipe, window, batch_size, names, shapes, least_bytes)
     kept, tables = dict[str, str](), list[_Found]()
-    with keras.saving.custom_object_scope(recipe.objects):
+    with keras.saving.custom_object_scope(recipe.objects), _graph_of(model, [path for path, _ in found]) as graph:
+        plan = _Plan(model, graph, recipe, window, batch_size, names, shapes, least_bytes)
         for path, layer in found:
             table = plan.table(path, layer)
             if isinstance(table, str) and _is_wide(layer):
@@ -182,7 +184,25 @@ def cut(
         if not tables:
             return CutModel(kept)
         tables.sort(key=lambda table: table.shape.partial)  # the driver's vector has the others, at its end
-        return _Cutter(model, recipe, plan.graph, tables, kept).cut_model()
+        return _Cutter(model, graph[0], recipe, plan.graph, tables, kept).cut_model()
+
+
+@contextmanager
+def _graph_of(model: keras.Model, paths: Sequence[str]) -> Iterator[tuple[Any, str]]:
+    """Give a model as a functional one (None for others), and why models within it are not part of its graph."""
+    functional, reason = functional_of(model), ""
+    if functional is not model or not any("/" in path for path in paths) or not inner_models(model):
+        yield functional, reason
+        return
+    with ExitStack() as stack:
+        if any(functional_of(tensor._keras_history.operation) for tensor in model.outputs):  # noqa: SLF001 - there is no public one
+            reason = ", and an output has the name of such a layer"
+        else:
+            try:
+                functional = stack.enter_context(flattened(model))
+            except ValueError as error:
+                reason = f", and {error}"
+        yield functional, reason
 
 
 def _require_names(choose: str | Sequence[str] | None, known: set[str]) -> tuple[str, ...] | None:
@@ -249,6 +269,7 @@ class _Plan:
     def __init__(
         self,
         model: keras.Model,
+        graph: tuple[Any, str],
         recipe: Recipe,
         window: int | str | None,
         batch_size: int,
@@ -257,13 +278,13 @@ class _Plan:
         least_bytes: int,
     ) -> None:
         self._model, self._recipe, self._names = model, recipe, names
+        self._functional, self._nested = graph
         self._window, self._batch_size, self._shapes = window, batch_size, shapes
         self._least_bytes = least_bytes
         self._against = reason_against_rows(model.optimizer)
         # Row 0, if a mask is made of it: one without a mask may be looked up by the same tensors.
         self._always = int(any(_masks(layer) for _, layer in _embeddings(model)))
-        functional = functional_of(model)
-        self.graph = None if functional is None else ModelGraph(functional.get_config())
+        self.graph = None if self._functional is None else ModelGraph(self._functional.get_config())
 
     def table(self, path: str, layer: Any) -> _Found | str:
         """Return the table of an Embedding; or why it stays dense, as a text."""
@@ -284,7 +305,7 @@ class _Plan:
         few = layer.input_dim < WORTH * most or 4 * (layer.input_dim - most) * layer.output_dim < self._least_bytes
         if self._names is None and few:
             return f"{layer.input_dim} rows of {layer.output_dim} are too few to gain by it: a window can touch {most}"
-        shape = TableShape(layer.name, layer.input_dim, layer.output_dim, min(most, layer.input_dim))
+        shape = TableShape(path, layer.input_dim, layer.output_dim, min(most, layer.input_dim))
         return _Found(layer, shape, tuple(calls))
 
     def _reason(self, path: str, layer: Any) -> str | None:
@@ -294,8 +315,8 @@ class _Plan:
             return "only functional and Sequential models of Keras' own classes can be cut"
         if not isinstance(self._window, int):
             return f"a window must be a number of mini-batches. Received: window={self._window!r}"
-        if "/" in path:
-            return f"it lies within the layer {path.rpartition('/')[0]!r}"
+        if "/" in path and (_is_wide(layer) or not any(own is layer for own in self._functional.layers)):
+            return f"it lies within the layer {path.rpartition('/')[0]!r}{self._nested}"
         own = self._reason_of_layer(layer)
         return own or self._against or self._reason_of_state() or self._reason_of_ids(layer)
 
@@ -336,8 +357,9 @@ class _Plan:
 
     def _users(self, layer: Any) -> Iterator[Any]:
         """Yield the other layers that hold an Embedding or its weights."""
+        models = inner_models(self._model) if self._functional is not functional_of(self._model) else []
         for other in self._model._flatten_layers(include_self=False):  # noqa: SLF001 - there is no public list
-            if other is layer:
+            if other is layer or any(other is model for model in models):
                 continue
             own = [*other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists have more
             if any(variable is layer.embeddings for variable in own) or any(part is layer for part in other._layers):  # noqa: SLF001 - there is no public list
@@ -349,7 +371,7 @@ class _Plan:
             if len(call) != 1:
                 return f"it is called on {len(call)} tensors, and not on one"
             for name in self.graph.before(call[0].source):
-                reason = _reason_against_making_ids(_operation(functional_of(self._model), name))
+                reason = _reason_against_making_ids(_operation(self._functional, name))
                 if reason is not None:
                     return reason
         return None
@@ -365,13 +387,12 @@ class _Plan:
         """Return the shape of a row's ids once the shapes of the inputs are known."""
         import keras
 
-        functional = functional_of(self._model)
         assert self._shapes is not None
         inputs = [
             keras.KerasTensor((None, *shape), tensor.dtype)
-            for tensor, shape in zip(functional.inputs, self._shapes, strict=True)
+            for tensor, shape in zip(self._functional.inputs, self._shapes, strict=True)
         ]
-        ids = keras.Model(functional.inputs, _tensor(functional, given.source))
+        ids = keras.Model(self._functional.inputs, _tensor(self._functional, given.source))
         return tuple(ids.compute_output_spec(inputs if len(inputs) > 1 else inputs[0]).shape[1:])
 
 
@@ -407,11 +428,17 @@ class _Cutter:
     """Builds the small model and the one that makes row numbers."""
 
     def __init__(
-        self, model: Any, recipe: Recipe, graph: ModelGraph | None, tables: Sequence[_Found], kept: Mapping[str, str]
+        self,
+        model: Any,
+        functional: Any,
+        recipe: Recipe,
+        graph: ModelGraph | None,
+        tables: Sequence[_Found],
+        kept: Mapping[str, str],
     ) -> None:
         assert graph is not None
         self._model, self._recipe, self._graph, self._tables, self._kept = model, recipe, graph, tables, kept
-        self._functional = functional_of(model)
+        self._functional = functional
         self._input_names = [tensor._keras_history.operation.name for tensor in self._functional.inputs]  # noqa: SLF001 - there is no public list
         self._sources = list(dict.fromkeys(given.source for table in tables for given in table.calls))
         self._shapes = {given.source: given.shape for table in tables for given in table.calls}
@@ -465,7 +492,7 @@ class _Cutter:
         return small, kept
 
     def _rebuilt(self, config: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Any:
-        if self._functional is self._model:
+        if functional_of(self._model) is self._model:
             return type(self._model).from_config(config)
         # A Sequential model stays one: its outputs have no names.
         names = {layer["name"]: layer for layer in config["layers"]}

@@ -23,12 +23,14 @@ from support.training.table_models import (
     sequential,
     slices,
     string_lookup,
+    towers,
     two_calls,
     two_tables,
     wide_and_deep,
 )
 
-from distkeras.keras_model.archive import from_bytes
+from distkeras.keras_model.archive import from_bytes, to_bytes
+from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.tables import LEAST_BYTES, WORTH, cut
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
@@ -100,9 +102,26 @@ def own_class() -> keras.Model:
     return compiled(OwnStep(ids, layers.Dense(1)(layers.Flatten()(embedding()(ids)))))
 
 
-def nested() -> keras.Model:
+def nested_twice() -> keras.Model:
+    keras.utils.set_random_seed(1)
     inner = keras.Sequential([keras.Input((4,), dtype="int32"), embedding(), layers.Flatten()], name="tower")
-    return embedded(inner)
+    inputs = [keras.Input((4,), dtype="int32") for _ in range(2)]
+    return compiled(keras.Model(inputs, layers.Dense(1)(layers.Concatenate()([inner(ids) for ids in inputs]))))
+
+
+def nested_output() -> keras.Model:
+    ids = keras.Input((4,), dtype="int32")
+    inner = keras.Sequential(
+        [keras.Input((4,), dtype="int32"), embedding(), layers.Flatten(), layers.Dense(1)], name="tower"
+    )
+    return compiled(keras.Model(ids, inner(ids)))
+
+
+def used_three_times() -> keras.Model:
+    ids = keras.Input((4,), dtype="int32")
+    inner = keras.Sequential([keras.Input((4,), dtype="int32"), embedding(), layers.Flatten()], name="tower")
+    made = layers.Dense(3, name="many")(inner(ids))
+    return compiled(keras.Model(ids, layers.Concatenate()([layers.Dense(1)(made) for _ in range(3)])))
 
 
 def wrapped() -> keras.Model:
@@ -165,7 +184,9 @@ def optimized(kind: str, **options: Any) -> Callable[[], keras.Model]:
 DENSE = {
     "subclassed": (subclassed, "only functional and Sequential models"),
     "own class": (own_class, "only functional and Sequential models"),
-    "nested": (nested, "within the layer 'tower'"),
+    "nested twice": (nested_twice, "within the layer 'tower', and the layer 'table' is called more than once"),
+    "nested output": (nested_output, "within the layer 'tower', and an output has the name"),
+    "nested, in three sums": (used_three_times, "within the layer 'tower', and the output of 'many' is used more than"),
     "wrapped": (wrapped, "within the layer 'times'"),
     "own embedding": (lambda: embedded(OwnEmbedding(ROWS, 8, name="table")), "its class is OwnEmbedding"),
     "reversible": (reversible, "its class is ReversibleEmbedding"),
@@ -219,6 +240,18 @@ def test_the_number_of_ids_may_be_known_from_the_data() -> None:
 @pytest.mark.parametrize("window", [None, "auto"])
 def test_a_window_must_be_a_number(window: Any) -> None:
     assert "a number of mini-batches" in CutCase.of(one_table(), window=window).cut.kept_dense["table"]
+
+
+def test_models_that_are_layers_are_cut_and_left_as_they_are() -> None:
+    model = towers()
+    shapes = {layer.name: layer.output.shape for layer in model.layers}
+    recipe = recipe_of(model, to_bytes(model))
+    result = cut(model, recipe, window=WINDOW, batch_size=SIZE, least_bytes=0)
+    assert [table.name for table in result.tables] == ["one/narrow", "other/within/wide"]
+    assert {layer.name: layer.output.shape for layer in model.layers} == shapes  # else, several outputs
+    assert model.get_layer("one").get_layer("narrow").output.shape == (None, 2, 5)
+    only = cut(model, recipe, window=WINDOW, batch_size=SIZE, choose=["other/within/wide"])
+    assert only.kept_dense == {"one/narrow": "`tables` does not name it"}
 
 
 def test_a_table_gains_from_a_number_of_rows_on() -> None:

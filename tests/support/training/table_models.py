@@ -247,7 +247,29 @@ def ids_from_the_end(draw: np.random.Generator, rows: int) -> tuple[Sequence[np.
     return [np.where(draw.random(ids.shape) < 0.5, ids, ids - ROWS)], targets
 
 
+def towers(optimizer: Any = None) -> keras.Model:
+    """Two towers that are models, one of which has another model within it."""
+    keras.utils.set_random_seed(3)
+    users, items = (keras.Input((2,), dtype="int32", name=name) for name in ("users", "items"))
+    one = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int32"),
+            layers.Embedding(OTHER_ROWS, 5, name="narrow"),
+            layers.Flatten(),
+            layers.Dense(4, name="first"),
+        ],
+        name="one",
+    )
+    wide = keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(ROWS, 8, name="wide")], name="within")
+    ids = keras.Input((2,), dtype="int32")
+    hidden = layers.BatchNormalization(name="norm")(layers.Flatten()(wide(ids)))
+    other = keras.Model(ids, layers.Dropout(0.3, seed=7)(layers.Dense(4, name="second")(hidden)), name="other")
+    return compiled(keras.Model([users, items], head(layers.Concatenate()([one(users), other(items)]))), optimizer)
+
+
 CASES = {
+    "towers": Case(towers, two_id_inputs),
+    "adagrad, towers": Case(lambda: towers(keras.optimizers.Adagrad(0.5)), two_id_inputs),
     "dropout, and ids from the end": Case(dropped, ids_from_the_end),
     "one table": Case(one_table, ids_and_target),
     "an extra input": Case(extra_input, ids_extra_and_target),
