@@ -17,6 +17,7 @@ folder imports only from those above it, and from ``ps``::
     training     one training job on Spark
     groups       a model for each group of rows
     trainer      the trainer: one class for every rule
+    search       which trials of a search train on
     compat       what dist-keras had otherwise
     trainers     dist-keras' trainers, and its other modules by their names:
     evaluators   its evaluators
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from distkeras.ps.simulation import timing as timing
     from distkeras.ps.simulation.simulate import simulate as simulate
     from distkeras.ps.transport.deadlines import Deadlines as Deadlines
+    from distkeras.search import SuccessiveHalving as SuccessiveHalving
     from distkeras.settings import Executors as Executors
     from distkeras.settings import Monitoring as Monitoring
     from distkeras.settings import Network as Network
@@ -101,6 +103,7 @@ _NAMES = {
     "distkeras.ps.simulation": ("timing",),
     "distkeras.ps.simulation.simulate": ("simulate",),
     "distkeras.ps.transport.deadlines": ("Deadlines",),
+    "distkeras.search": ("SuccessiveHalving",),
     "distkeras.settings": ("Executors", "Monitoring", "Network"),
     "distkeras.trainer": ("Trainer",),
     "distkeras.trainers": (

@@ -1,4 +1,4 @@
-"""A search over learning rates whose pruner ends the jobs of poor ones early, compared with the whole grid."""
+"""A search over learning rates that ends poor ones early, by successive halving, compared with the whole grid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 SECTION = "search"
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 EPOCHS, BATCH, HIDDEN = 16, 128, 512
+#: Of the first rung, and by which the trials become fewer and the epochs more.
+FIRST_EPOCHS, FACTOR = 2, 4
 #: Rows to train on, and to evaluate on.
 ROWS, VALIDATION_ROWS = 50_000, 10_000
 
@@ -33,30 +34,24 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def _rates(rates: tuple[float, ...], count: int) -> Iterator[Case]:
-    if find_spec("optuna") is None:
-        yield Case(SECTION, _name(rates), "settings/s", lambda: 1.0, None, missing="optuna")
-        return
     with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as folder:
         df, validation = _frames(spark, count, Path(folder))
-        search = _Search(df, validation, rates)
-        search.run(pruned=True, seed=0)  # warm
+        search = _Search(df, validation, rates, Path(folder))
+        search.halving(seed=0)  # warm
+        search.found.clear()
         seeds = iter(range(1, 1000))  # of the order of the rates: another one in each turn
         yield Case(
             SECTION,
-            _name(rates),
+            f"{len(rates)} learning rates, {EPOCHS} epochs, Fashion-MNIST",
             "settings/s",
-            lambda: search.run(pruned=True, seed=next(seeds)),
+            lambda: search.halving(seed=next(seeds)),
             None,
-            lambda: search.run(pruned=False, seed=0),
+            search.grid,
             target_naive=2.0,
             turns=3,
             once=True,
             note=search.note,
         )
-
-
-def _name(rates: tuple[float, ...]) -> str:
-    return f"{len(rates)} learning rates, {EPOCHS} epochs, Fashion-MNIST"
 
 
 def _frames(spark: Any, count: int, folder: Path) -> tuple[DataFrame, DataFrame]:
@@ -75,34 +70,39 @@ def _frames(spark: Any, count: int, folder: Path) -> tuple[DataFrame, DataFrame]
 class _Search:
     """Finds the best of some learning rates, and remembers what each search has found and trained."""
 
-    def __init__(self, df: DataFrame, validation: DataFrame, rates: tuple[float, ...]) -> None:
-        self._df, self._validation, self._rates = df, validation, rates
-        self._found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    def __init__(self, df: DataFrame, validation: DataFrame, rates: tuple[float, ...], folder: Path) -> None:
+        self._df, self._validation, self._rates, self._folder = df, validation, rates, folder
+        #: Of each search: its name, the best rate, epochs and jobs.
+        self.found: list[tuple[str, float, int, int]] = []
 
-    def run(self, *, pruned: bool, seed: int) -> float:
-        """Search once, in the order that ``seed`` gives; return settings a second."""
-        import optuna
+    def halving(self, *, seed: int) -> float:
+        """Search in rungs, in the order of the rates that ``seed`` gives; return settings a second."""
+        from distkeras import SuccessiveHalving
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruners = optuna.pruners
-        # After each epoch: whether the trial is among the best quarter of those that came so far.
-        pruner = pruners.PercentilePruner(25.0, n_startup_trials=1) if pruned else pruners.NopPruner()
-        study = optuna.create_study(direction="maximize", pruner=pruner)
-        for rate in np.random.default_rng(seed).permutation(self._rates).tolist():
-            study.enqueue_trial({"rate": rate})
-        began, epochs = time.perf_counter(), 0.0
-        for _ in self._rates:
-            epochs += self._try(study)
-        seconds = time.perf_counter() - began
-        self._found[pruned].append((study.best_params["rate"], epochs))
-        return len(self._rates) / seconds
+        rates = np.random.default_rng(seed).permutation(self._rates).tolist()
+        search = SuccessiveHalving(rates, EPOCHS, first_epochs=FIRST_EPOCHS, factor=FACTOR, mode="max")
+        began, epochs, jobs = time.perf_counter(), 0, 0
+        with tempfile.TemporaryDirectory(prefix="search-", dir=self._folder) as folder:
+            for rung in search:
+                for trial in rung:
+                    trained = max(trial.values, default=0)
+                    trial.report(self._train(trial.setting, trial.epochs, f"{folder}/{trial.number}"))
+                    epochs, jobs = epochs + trial.epochs - trained, jobs + 1
+        self.found.append(("halving", search.best.setting, epochs, jobs))
+        return len(rates) / (time.perf_counter() - began)
 
-    def _try(self, study: Any) -> float:
-        """Train the study's next setting; return the epochs that it was trained for."""
+    def grid(self) -> float:
+        """Train all rates to the end; return settings a second."""
+        began = time.perf_counter()
+        values = {rate: self._train(rate, EPOCHS, None) for rate in self._rates}
+        self.found.append(("grid", max(values, key=values.__getitem__), EPOCHS * len(values), len(values)))
+        return len(values) / (time.perf_counter() - began)
+
+    def _train(self, rate: float, epochs: int, checkpoint: str | None) -> float:
+        """Train with a learning rate, or train on from ``checkpoint``; return the accuracy on the validation rows."""
         import keras
-        from optuna.trial import TrialState
 
-        from distkeras import Monitoring, Pruning, Trainer
+        from distkeras import EarlyStopping, Monitoring, Trainer
 
         keras.utils.set_random_seed(0)
         layers = [
@@ -110,29 +110,26 @@ class _Search:
             keras.layers.Dense(HIDDEN, activation="relu"),
             keras.layers.Dense(CLASSES, activation="softmax"),
         ]
-        trial = study.ask()
         trainer = Trainer(
             keras.Sequential(layers),
             "agn",
-            worker_optimizer=keras.optimizers.SGD(trial.suggest_float("rate", 1e-4, 10.0, log=True)),
+            worker_optimizer=keras.optimizers.SGD(rate),
             loss="sparse_categorical_crossentropy",
             metrics=["accuracy"],
             num_workers=WORKERS,
             batch_size=BATCH,
-            num_epoch=EPOCHS,
+            num_epoch=epochs,
             monitoring=Monitoring(progress=False),
         )
-        pruning = Pruning(trial, self._validation, "accuracy")
-        trainer.train(self._df, callbacks=[pruning])
-        value = pruning.evaluations[-1]["accuracy"]
-        study.tell(trial, *((None, TrialState.PRUNED) if pruning.pruned else (value,)))
-        return trainer.history.count() * BATCH / self._df.count()
+        evaluation = EarlyStopping(self._validation, "accuracy", every_epochs=epochs)
+        trainer.train(self._df, callbacks=[evaluation], checkpoint=checkpoint, resume=checkpoint is not None)
+        return evaluation.evaluations[-1]["accuracy"]
 
     def note(self) -> str:
-        """Return what the searches have found, and the epochs that they have trained."""
+        """Return what the searches have found, and what they have trained for it."""
         parts = []
-        for pruned, name in ((True, "pruned"), (False, "grid")):
-            rates = sorted({rate for rate, _ in self._found[pruned]})
-            epochs = np.mean([epochs for _, epochs in self._found[pruned]])
-            parts.append(f"{name}: best {', '.join(map(str, rates))} after {epochs:.1f} epochs")
-        return f"{'; '.join(parts)}; each starts {len(self._rates)} jobs; the grid evaluates each epoch, too"
+        for name in ("halving", "grid"):
+            rates, epochs, jobs = zip(*(found for search, *found in self.found if search == name), strict=True)
+            mean = f"{np.mean(epochs):g} epochs, {np.mean(jobs):g} jobs"
+            parts.append(f"{name}: best {', '.join(map(str, rates))}; {mean}")
+        return "; ".join(parts)

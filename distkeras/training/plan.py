@@ -122,6 +122,7 @@ class JobPlan:
             metrics=self.replica.metric_names,
             rows=self.cut.worker,
             micro_batch=self.micro_batch,
+            saved=self.server.checkpoint is not None,
         )
 
     def build_replica(self) -> KerasReplica:

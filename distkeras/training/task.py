@@ -87,6 +87,7 @@ class Task:
         metrics: history columns, loss first.
         rows: the tables that travel by rows, which the model of ``recipe`` has small ones for; None: none does.
         micro_batch: the number of the stream's micro-batch that the rows are; -1: they are no stream's.
+        saved: the server saves its state, from which a later job may train on: with more epochs or rows.
     """
 
     address: Address
@@ -98,6 +99,7 @@ class Task:
     metrics: tuple[str, ...]
     rows: RowModel | None = None
     micro_batch: int = NO_MICRO_BATCH
+    saved: bool = False
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Train, and yield the summary; the function for ``mapInArrow``."""
@@ -235,8 +237,7 @@ class _TaskAttempt:
             return self._begin_as_member(settings.rule, replica, source, welcome)
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and not settings.rule.traits.gradient:  # there, the server takes the steps
-            at_end = task.micro_batch != NO_MICRO_BATCH
-            keeper = OptimizerKeeper(replica, self._optimizer_due, welcome, at_end=at_end)
+            keeper = OptimizerKeeper(replica, self._optimizer_due, welcome, at_end=task.saved)
         tables = self._table_windows(source)
         return work(
             settings.rule,
