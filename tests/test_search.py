@@ -142,7 +142,7 @@ class TestErrors:
     )
     def test_arguments(self, name: str, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=f"`{name}` must"):
-            SuccessiveHalving(**{"settings": [1], "epochs": 4, "mode": "min"} | options)
+            SuccessiveHalving(**{"settings": [1], "epochs": 4, "mode": "min", **options})
 
     def test_a_value_that_is_no_number(self) -> None:
         (trial,) = next(iter(SuccessiveHalving([1], 4, mode="min")))
