@@ -26,7 +26,7 @@ _LIBRARY = re.compile(
     r"|[/\\]distkeras[/\\](?:"
     r"(?:analysis|commands|compat|dashboard|data|groups|job_server|keras_model|ml|ps|results|spark|training|transformers)[/\\]"
     r"|(?:__(?:init|main)__|callbacks|evaluators|flags|job_deployment|keras_callbacks|layers|mlflow_logger|predictors"
-    r"|prometheus|settings"
+    r"|prometheus|search|settings"
     r"|trainers?|utils)\.py$)"
 )
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in .*\n(?:^    .*\n?)*', re.M)
