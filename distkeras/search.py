@@ -17,7 +17,7 @@ class SearchTrial:
         number: the position of its setting, from 0.
         setting: as it was given.
         epochs: epochs that it must be trained for in its present rung, those of the rungs before among them.
-        values: what was reported, by those epochs.
+        values: what was reported, by those epochs; empty in the first rung.
     """
 
     def __init__(self, number: int, setting: Any, epochs: int) -> None:
@@ -59,7 +59,7 @@ class SuccessiveHalving:
     An iteration yields the rungs. In the first one, all settings are trained for ``first_epochs``. Of n trials, the
     best ``max(1, n // factor)`` go on to the next rung, which has ``factor`` times the epochs, and the last rung has
     ``epochs``. A trial that is left alone goes there at once. A job with a checkpoint goes on exactly where it stopped
-    in the rung before: ``trainer.train(df, checkpoint=…, resume=True)`` with a larger ``num_epoch``.
+    in the rung before: ``trainer.train(df, checkpoint=…, resume=bool(trial.values))`` with a larger ``num_epoch``.
 
     Which settings go on does not depend on their order. Trials with equal values go on or end together: where there is
     room for some of them only, all go on; but if they are the worst ones and others are better, all end. A trial that

@@ -85,8 +85,8 @@ class _Search:
         with tempfile.TemporaryDirectory(prefix="search-", dir=self._folder) as folder:
             for rung in search:
                 for trial in rung:
-                    trained = max(trial.values, default=0)
-                    trial.report(self._train(trial.setting, trial.epochs, f"{folder}/{trial.number}"))
+                    trained, place = max(trial.values, default=0), f"{folder}/{trial.number}"
+                    trial.report(self._train(trial.setting, trial.epochs, checkpoint=place, resume=trained > 0))
                     epochs, jobs = epochs + trial.epochs - trained, jobs + 1
         self.found.append(("halving", search.best.setting, epochs, jobs))
         return len(rates) / (time.perf_counter() - began)
@@ -94,12 +94,12 @@ class _Search:
     def grid(self) -> float:
         """Train all rates to the end; return settings a second."""
         began = time.perf_counter()
-        values = {rate: self._train(rate, EPOCHS, None) for rate in self._rates}
+        values = {rate: self._train(rate, EPOCHS) for rate in self._rates}
         self.found.append(("grid", max(values, key=values.__getitem__), EPOCHS * len(values), len(values)))
         return len(values) / (time.perf_counter() - began)
 
-    def _train(self, rate: float, epochs: int, checkpoint: str | None) -> float:
-        """Train with a learning rate, or train on from ``checkpoint``; return the accuracy on the validation rows."""
+    def _train(self, rate: float, epochs: int, **saving: Any) -> float:
+        """Train with a learning rate; return the accuracy on the validation rows."""
         import keras
 
         from distkeras import EarlyStopping, Monitoring, Trainer
@@ -122,7 +122,7 @@ class _Search:
             monitoring=Monitoring(progress=False),
         )
         evaluation = EarlyStopping(self._validation, "accuracy", every_epochs=epochs)
-        trainer.train(self._df, callbacks=[evaluation], checkpoint=checkpoint, resume=checkpoint is not None)
+        trainer.train(self._df, callbacks=[evaluation], **saving)
         return evaluation.evaluations[-1]["accuracy"]
 
     def note(self) -> str:

@@ -37,7 +37,9 @@ def test_a_trial_goes_on_as_if_it_had_never_stopped(clouds: DataFrame, tmp_path:
         for trial in rung:
             evaluation = EarlyStopping(clouds, every_epochs=trial.epochs)
             trainer = trainer_of(trial.setting, trial.epochs)
-            model = trainer.train(clouds, callbacks=[evaluation], checkpoint=tmp_path / str(trial.number), resume=True)
+            model = trainer.train(
+                clouds, callbacks=[evaluation], checkpoint=tmp_path / str(trial.number), resume=bool(trial.values)
+            )
             trial.report(evaluation.evaluations[-1]["loss"])
             weights[trial.setting, trial.epochs] = model.get_weights()
             steps[trial.setting, trial.epochs] = trainer.history.count()
