@@ -459,7 +459,7 @@ def test_the_job_server_s_page_finds_and_does(visit: Callable[..., Any], tmp_pat
         require_count(page, "article", 2)
         service.files.of(ids[1]).sent_model.unlink()
         page.get_by_role("button", name="Submit again").first.click()
-        page.get_by_role("alert").get_by_text("must still exist").wait_for()
+        page.get_by_role("alert").get_by_text("its model was removed").wait_for()
         new = next(one.id for one in service.client("ann").jobs(text="job 01") if one.id != ids[1])
         service.finish(new)
         with page.expect_download() as download:

@@ -96,7 +96,7 @@ class TestOnceMore:
     def test_its_model_must_still_be_there(self, service: JobService, model: bytes) -> None:
         job = service.client("ann").job(service.submit("ann", model).json["id"])
         service.files.of(job.id).sent_model.unlink()
-        with pytest.raises(StateError, match="model must still exist"):
+        with pytest.raises(StateError, match="its model was removed"):
             job.resubmit()
         job.cancel()
 

@@ -141,7 +141,7 @@ def test_one_of_an_older_connection_is_refused() -> None:
         newer = running.client(attempt=1, size=SIZE)
         with contextlib.closing(older), contextlib.closing(newer):
             newer.join()
-            with pytest.raises(LeaseLostError, match="given over another connection"):
+            with pytest.raises(LeaseLostError, match="has its lease over another connection"):
                 older.request(keep(older, state_of(1)), Ack)
             assert newer.fetch_optimizer() is None
 
