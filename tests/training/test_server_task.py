@@ -180,10 +180,10 @@ def test_no_server_is_found_where_none_is_announced(tmp_path: Path) -> None:
         find(str(tmp_path))
     snapshots = SnapshotDirectory(str(tmp_path), token="0000000a")
     snapshots.take_over()
-    with pytest.raises(ServerLostError, match="not up yet"):
+    with pytest.raises(ServerLostError, match="has not announced its address yet"):
         find(str(tmp_path))
     snapshots.announce({"host": "127.0.0.1", "port": 1})
     assert find(str(tmp_path)) == {"host": "127.0.0.1", "port": 1}
     SnapshotDirectory(str(tmp_path), token="0000000a").take_over()
-    with pytest.raises(ServerLostError, match="not up yet"):
+    with pytest.raises(ServerLostError, match="has not announced its address yet"):
         find(str(tmp_path))

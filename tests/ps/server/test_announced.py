@@ -455,7 +455,7 @@ class TestStandby:
     def test_a_job_that_does_not_move_is_not_waited_for_for_ever(self, tmp_path: Path) -> None:
         owner = Attempt(request(tmp_path), 0)
         until(lambda: incarnation(tmp_path))
-        with pytest.raises(DeadlineError, match="for the job to move"):
+        with pytest.raises(DeadlineError, match="for a commit, as the standby"):
             Standby(request(tmp_path, silence=brief(0.5))).until_needed()
         goodbye(tmp_path)
         assert owner.returned() is None
