@@ -60,7 +60,7 @@ class TableChoice:
             raise ConfigurationError(
                 "`model` must have no WideEmbedding for `train_stream`, whose tables are dense. Received: one"
             )
-        if not names or (chosen == "dense" and not wide):
+        if (not names and chosen == "auto") or (chosen == "dense" and not wide):
             return CutModel({})
         reason = reason_against_tables(self.server, self.worker, self.training)
         if reason is not None and wide:
