@@ -81,9 +81,9 @@ from distkeras.training.plan import (
     require_slots,
     validation_rows,
 )
-from distkeras.training.publishing import Publisher
 from distkeras.training.run import run_job, server_ahead
 from distkeras.training.stream import (
+    Publisher,
     StreamTraining,
     center_of,
     query_folder,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
-from distkeras.ps.center.optimizer_states import KeptState
+from distkeras.ps.center.leases import KeptState
 from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.checkpoint.table_files import TableFiles

@@ -19,7 +19,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
-from distkeras.ps.center.optimizer_states import KeptState
+from distkeras.ps.center.leases import KeptState
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.row_files import RowFile

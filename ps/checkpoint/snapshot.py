@@ -15,9 +15,8 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
+from distkeras.ps.center.leases import NO_ATTEMPT, KeptState, LeaseState
 from distkeras.ps.center.micro_batches import MicroBatch
-from distkeras.ps.center.optimizer_states import KeptState
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule

@@ -16,9 +16,8 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.center import Center, Released, check_hello, check_shapes, not_finite
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
-from distkeras.ps.center.optimizer_states import StateMemory
 from distkeras.ps.center.schedulers import Scheduler, scheduler_for
 from distkeras.ps.center.tables import Table, check_wants, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpointer

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
-from distkeras.ps.center.optimizer_states import StateMemory
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import (

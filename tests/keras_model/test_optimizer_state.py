@@ -15,9 +15,8 @@ from support.present import present
 from support.training.small_classifier import batches, weights
 
 from distkeras.keras_model import archive
-from distkeras.keras_model.optimizer_state import has_state
 from distkeras.keras_model.recipe import Recipe, recipe_of
-from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.replica import KerasReplica, has_state
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.ps.protocol.messages import OptimizerState
 

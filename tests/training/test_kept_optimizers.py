@@ -28,7 +28,7 @@ def recording(folder: Path) -> Callable[[int], None]:
     # ruff: noqa: SLF001 - workers get it by value, and it looks at what they have
 
     def action(step: int) -> None:
-        from distkeras.keras_model.optimizer_state import read_state
+        from distkeras.keras_model.replica import read_state
 
         keeper = running_keeper()
         state = read_state(keeper._replica.model.optimizer)

@@ -13,7 +13,7 @@ from support.present import present
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.optimizer_states import KeptState
+from distkeras.ps.center.leases import KeptState
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory

@@ -16,7 +16,7 @@ from support.present import present
 from support.ps.frames import some_commit
 from support.ps.running_server import Running
 
-from distkeras.ps.center import optimizer_states
+from distkeras.ps.center import leases
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import LeaseLostError, RemoteProtocolError
 from distkeras.ps.protocol.messages import (
@@ -175,7 +175,7 @@ def test_the_largest_arrives_and_a_larger_one_is_not_sent(caplog: pytest.LogCapt
 
 
 def test_a_large_one_is_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_states, "MEMORY_BYTES", 2 * 1000)  # a partition's share is 1000
+    monkeypatch.setattr(leases, "MEMORY_BYTES", 2 * 1000)  # a partition's share is 1000
     with served() as (running, client):
         for count in (1000, 1001):
             state = state_of(*np.resize(np.arange(256), count))
@@ -191,7 +191,7 @@ def test_without_room_in_a_file_it_is_not_kept(
     def full(self: World, size: int) -> memoryview:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(optimizer_states, "MEMORY_BYTES", 2 * 1000)
+    monkeypatch.setattr(leases, "MEMORY_BYTES", 2 * 1000)
     monkeypatch.setattr(World, "scratch", full)
     with served() as (_, client):
         client.keep_optimizer(state_of(*[1] * 1000))
