@@ -41,7 +41,7 @@ from distkeras.keras_model.stored_rows import require_folder
 from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
-from distkeras.ps.checkpoint.versions import Versions, versions_of
+from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
@@ -356,7 +356,7 @@ class Trainer(JobResults):
         place = checkpoint_of(checkpoint, resume=False)
         if place is None:
             raise ConfigurationError("`checkpoint` must be given: it is what a stream goes on from. Received: None")
-        versions = versions_of(publish)
+        versions = Versions.of("publish", publish)
         writer = writer_of(stream, trigger, query_name)
         plan = self._begin(*self._plan(stream, callbacks, center_of(place), resume=True))
         rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)

@@ -73,11 +73,9 @@ class ServerSettings:
         check_field(self, "max_body", require_integer)
         check_field(self, "measure_gap", require_boolean)
         check_field(self, "authenticate_vectors", require_boolean)
-        if self.staleness_bound is not None:
-            check_field(self, "staleness_bound", require_integer, 0)
+        check_field(self, "staleness_bound", require_integer, 0, optional=True)
         scheduler_for(self.rule, self.workers, self.staleness_bound)
-        if self.learning_rate is not None:
-            check_field(self, "learning_rate", lambda name, value: schedule_of(value))
+        check_field(self, "learning_rate", lambda name, value: schedule_of(value), optional=True)
         require_learning_rate(self.rule, self.learning_rate)
         if self.tables:
             check_field(self, "tables", _require_shapes)
@@ -140,8 +138,7 @@ class WorkerSettings:
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
                 "Received: overlap=True"
             )
-        if self.threads is not None:
-            check_field(self, "threads", require_integer)
+        check_field(self, "threads", require_integer, optional=True)
         if self.relays is not None:
             _require_relays(self.rule, self.relays)
             reasons = {

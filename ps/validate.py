@@ -83,6 +83,13 @@ def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
 
 
-def check_field(holder: object, name: str, check: Callable[..., Any], *bounds: float, **options: Any) -> None:
-    """Set the field ``name`` of a frozen dataclass to what ``check(name, value, *bounds, **options)`` returns."""
-    object.__setattr__(holder, name, check(name, getattr(holder, name), *bounds, **options))
+def check_field(
+    holder: object, name: str, check: Callable[..., Any], *bounds: float, optional: bool = False, **options: Any
+) -> None:
+    """Set the field ``name`` of a frozen dataclass to what ``check(name, value, *bounds, **options)`` returns.
+
+    If the field is ``optional``, None stays as it is.
+    """
+    value = getattr(holder, name)
+    if value is not None or not optional:
+        object.__setattr__(holder, name, check(name, value, *bounds, **options))

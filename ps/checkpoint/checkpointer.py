@@ -13,11 +13,12 @@ from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joine
 from distkeras.ps.center.leases import KeptState
 from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.snapshot import capture
+from distkeras.ps.checkpoint.store import SavePlace
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.deadlines import Backoff
-from distkeras.ps.validate import check_field, invalid, require_boolean, require_integer, require_text
+from distkeras.ps.validate import require_boolean
 from distkeras.ps.world.world import REAL, Condition, World
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ _MOST_COMMITS = 4 * BLOCK_COMMITS
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(SavePlace):
     """Where and how often the server's state is saved.
 
     Args:
@@ -92,15 +93,7 @@ class Checkpoint:
         ConfigurationError: no text, or a number that is not positive.
     """
 
-    uri: str
     every: int = 100
-    keep: int = 3
-
-    def __post_init__(self) -> None:
-        uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
-        object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
-        for name in ("every", "keep"):
-            check_field(self, name, require_integer)
 
 
 def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
@@ -111,11 +104,7 @@ def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume
     """
     if require_boolean("resume", resume) and checkpoint is None:
         raise ConfigurationError("`resume` needs a `checkpoint` to resume from. Received: resume=True, checkpoint=None")
-    if checkpoint is None or isinstance(checkpoint, Checkpoint):
-        return checkpoint
-    if not isinstance(checkpoint, str | os.PathLike) or not os.fspath(checkpoint):
-        raise invalid("checkpoint", checkpoint, "a directory, a URI, or a `Checkpoint`")
-    return Checkpoint(os.fspath(checkpoint))
+    return Checkpoint.of("checkpoint", checkpoint)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
+from distkeras.ps.validate import check_field, invalid, require_integer, require_text
 from distkeras.ps.world.world import REAL, World
 
 #: The digits are the format's version: what is in the headers counts as well.
@@ -67,6 +70,36 @@ def retried(
             if not backoff.pause():
                 raise
             record_activity()
+
+
+@dataclass(frozen=True)
+class SavePlace:
+    """A directory where a job saves something: ``every`` so often, and the latest ``keep``, at least ``keep_min``."""
+
+    keep_min: ClassVar[int] = 1
+
+    uri: str
+    every: int = 1
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
+        object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
+        check_field(self, "every", require_integer)
+        check_field(self, "keep", require_integer, self.keep_min)
+
+    @classmethod
+    def of(cls, argument: str, value: Any) -> Self | None:
+        """Return the place that a caller's ``argument`` names; None for nowhere.
+
+        Raises:
+            ConfigurationError: it cannot work.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise invalid(argument, value, f"a directory, a URI, or `{cls.__name__}`")
+        return cls(os.fspath(value))
 
 
 class Store:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,10 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.checkpoint.directory import require_same_job
-from distkeras.ps.checkpoint.store import DamagedError, Store, retried
+from distkeras.ps.checkpoint.store import DamagedError, SavePlace, Store, retried
 from distkeras.ps.errors import DeadlineError, DifferentJobError, NoVersionError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
-from distkeras.ps.validate import check_field, invalid, require_integer, require_text
 from distkeras.ps.world.world import REAL, World
 
 #: The latest versions that are never deleted, nor need a second look before they are used.
@@ -48,7 +46,7 @@ _READER = re.compile(r"reader-([0-9a-f]{16})-(\d{10})-(\d{10})-(\d{10})")
 
 
 @dataclass(frozen=True)
-class Versions:
+class Versions(SavePlace):
     """Where and how often a stream's versions are published.
 
     Args:
@@ -60,28 +58,7 @@ class Versions:
         ConfigurationError: no text, or a number that is too small.
     """
 
-    uri: str
-    every: int = 1
-    keep: int = 3
-
-    def __post_init__(self) -> None:
-        uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
-        object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
-        check_field(self, "every", require_integer)
-        check_field(self, "keep", require_integer, LATEST)
-
-
-def versions_of(publish: str | os.PathLike[str] | Versions | None) -> Versions | None:
-    """Return where a stream publishes, from a caller's argument of this name; None for nowhere.
-
-    Raises:
-        ConfigurationError: it cannot work.
-    """
-    if publish is None or isinstance(publish, Versions):
-        return publish
-    if not isinstance(publish, str | os.PathLike) or not os.fspath(publish):
-        raise invalid("publish", publish, "a directory, a URI, or `Versions`")
-    return Versions(os.fspath(publish))
+    keep_min = LATEST
 
 
 class Version(NamedTuple):

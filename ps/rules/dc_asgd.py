@@ -51,8 +51,7 @@ class DCASGD(ASGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("adaptive", self.adaptive, (True, False))
-        if self.compensation is not None:
-            check_field(self, "compensation", require_number, inclusive=True)
+        check_field(self, "compensation", require_number, inclusive=True, optional=True)
         check_field(self, "decay", require_number, inclusive=True, below=1)
         check_field(self, "epsilon", require_number, inclusive=True)
         check_field(self, "momentum", require_number, inclusive=True, below=1)

@@ -211,8 +211,7 @@ class DelayAdaptive(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold is not None:
-            check_field(self, "threshold", require_integer)
+        check_field(self, "threshold", require_integer, optional=True)
 
     @property
     def traits(self) -> Traits:
@@ -285,10 +284,8 @@ class Ringmaster(Rule):
         super().__post_init__()
         if self.window is None:
             raise invalid("window", self.window, "a number: a refused window's rows are kept for the next try")
-        if self.threshold is not None:
-            check_field(self, "threshold", require_integer)
-        if self.patience is not None:
-            check_field(self, "patience", require_integer, 0)
+        check_field(self, "threshold", require_integer, optional=True)
+        check_field(self, "patience", require_integer, 0, optional=True)
 
     @property
     def traits(self) -> Traits:

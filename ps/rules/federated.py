@@ -180,8 +180,7 @@ class FedBuff(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.buffer is not None:
-            check_field(self, "buffer", require_integer)
+        check_field(self, "buffer", require_integer, optional=True)
         check_field(self, "server_rate", require_number)
         check_field(self, "exponent", require_number, inclusive=True)
         check_field(self, "momentum", require_number, inclusive=True, below=1)
@@ -304,8 +303,7 @@ class FADAS(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("buffer", "delay_threshold"):
-            if getattr(self, name) is not None:
-                check_field(self, name, require_integer)
+            check_field(self, name, require_integer, optional=True)
         check_adaptive_step(self)
 
     @property

@@ -171,8 +171,7 @@ class DelayedNesterov(Rule):
         super().__post_init__()
         check_field(self, "server_rate", require_number)
         check_field(self, "momentum", require_number, inclusive=True, below=1)
-        if self.period is not None:
-            check_field(self, "period", require_integer)
+        check_field(self, "period", require_integer, optional=True)
         check_field(self, "activation", require_number, inclusive=True, up_to=1)
 
     @property

@@ -59,8 +59,7 @@ class Gamma(Timing):
         super().__post_init__()
         require_choice("heterogeneous", self.heterogeneous, (True, False))
         check_field(self, "v_task", require_number)
-        if self.v_machine is not None:
-            check_field(self, "v_machine", require_number)
+        check_field(self, "v_machine", require_number, optional=True)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
         """Draws the means now, one for all machines or one for each."""

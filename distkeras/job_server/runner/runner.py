@@ -93,8 +93,7 @@ class RunnerSettings:
         check_field(self, "lease", require_number)
         check_field(self, "log_max", require_integer, 10_000)
         for name in ("retention", "run_max", "memory_max"):
-            if getattr(self, name) is not None:
-                check_field(self, name, require_number)
+            check_field(self, name, require_number, optional=True)
 
 
 class JobRunner:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkeras.ps.checkpoint.versions import HELD_SECONDS, Version, VersionFolder, Versions, model_key, versions_of
+from distkeras.ps.checkpoint.versions import HELD_SECONDS, Version, VersionFolder, Versions, model_key
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, NoVersionError, SnapshotError
 from distkeras.ps.world.files import Files, LocalFiles
 from distkeras.ps.world.world import World
@@ -221,9 +221,9 @@ def test_what_is_held_can_be_read_in_any_order_of_events(
 
 
 def test_what_publish_takes(tmp_path: Path) -> None:
-    assert versions_of(None) is None
-    assert versions_of(tmp_path) == Versions(str(tmp_path))
-    assert versions_of(Versions(tmp_path, every=2)) == Versions(str(tmp_path), every=2)  # type: ignore[arg-type]  # as `Checkpoint`
-    for wrong in (lambda: versions_of(3), lambda: versions_of(""), lambda: Versions("x", keep=1)):  # type: ignore[arg-type]  # that is tested
+    assert Versions.of("publish", None) is None
+    assert Versions.of("publish", tmp_path) == Versions(str(tmp_path))
+    assert Versions.of("publish", Versions(tmp_path, every=2)) == Versions(str(tmp_path), every=2)  # type: ignore[arg-type]  # as `Checkpoint`
+    for wrong in (lambda: Versions.of("publish", 3), lambda: Versions.of("publish", ""), lambda: Versions("x", keep=1)):  # type: ignore[arg-type]  # that is tested
         with pytest.raises(ConfigurationError, match="must be"):
             wrong()
