@@ -123,7 +123,7 @@ class JobOver(Exception):
 
 @dataclass(frozen=True)
 class JobLink:
-    """What else is to be had of a job while it runs.
+    """What else can be asked of a job while it runs.
 
     Args:
         ask: calls with the driver's connection, until there is an answer.
@@ -211,7 +211,7 @@ class CallbackContext:
         return values
 
     def stop(self, reason: str) -> None:
-        """End the job early, and well: every worker commits what it has computed, and leaves."""
+        """End the job early and successfully: every worker commits what it has computed, and leaves."""
         self._stop(reason)
 
     def restore(self, center: CenterWeights) -> None:
@@ -294,7 +294,7 @@ class Callback:
         """Called while Spark starts the tasks, in the callback's own thread: for what takes long the first time.
 
         Args:
-            replica: returns the callback's copy of the model, which has weights of its own making until `on_center`.
+            replica: returns the callback's copy of the model, whose weights are those of a new model until `on_center`.
         """
 
     def on_center(self, context: CallbackContext) -> None:

@@ -243,7 +243,7 @@ def start_child(folder: Path, saved: str) -> subprocess.Popen[bytes]:
 
 
 def keras_child(folder: Path, saved: str) -> None:
-    """Train for ever, with a checkpoint every `SAVED_STEPS` steps; write down when each step was."""
+    """Train forever, with a checkpoint every `SAVED_STEPS` steps; write down when each step was."""
     import keras as library
 
     x, y = arrays(folder)

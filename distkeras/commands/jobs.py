@@ -1,4 +1,4 @@
-"""``distkeras jobs``: jobs on a job server, sent and looked after."""
+"""``distkeras jobs``: jobs on a job server, sent and watched."""
 
 from __future__ import annotations
 

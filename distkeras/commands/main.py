@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("rules", help="print the table of update rules", add_help=False)
     commands.add_parser("server", help="run a parameter server on its own", add_help=False)
     _add_serve_flags(commands.add_parser("serve", help="run the job server; needs distkeras[jobs]", allow_abbrev=False))
-    add_actions(commands.add_parser("jobs", help="send jobs to a job server, and look after them"))
+    add_actions(commands.add_parser("jobs", help="send jobs to a job server, and watch them"))
     completion = commands.add_parser("completion", help="print what completes these commands in a shell")
     completion.add_argument("shell", choices=["bash", "zsh"])
     return main

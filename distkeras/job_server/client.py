@@ -52,7 +52,7 @@ class JobClient:
     Args:
         url: of the server.
         token: yours; None: what the environment has as ``DISTKERAS_TOKEN``.
-        timeout: seconds that an answer may keep silent.
+        timeout: seconds to wait for the next bytes of an answer.
         plain_http: send the token over HTTP to another machine, where anyone on the way may read it.
 
     Raises:
@@ -91,7 +91,7 @@ class JobClient:
             tags: words by which you find it, without spaces.
             webhook: URL that the end of the job is posted to, as JSON; where the server's operator allows it.
             checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
-            time_budget: seconds after which training ends early, and well.
+            time_budget: seconds after which training ends early and successfully.
             early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
                 `distkeras.EarlyStopping`; without ``patience`` and ``target`` it only evaluates.
             options: keywords of `distkeras.Trainer`, of values that JSON has: ``worker_optimizer`` is a name, or a
@@ -260,7 +260,7 @@ class RemoteJob:
         return self
 
     def wait(self, timeout: float = _WEEK, *, progress: bool | None = None) -> RemoteJob:
-        """Wait until the job has ended well, and show its progress.
+        """Wait until the job has ended successfully, and show its progress.
 
         Args:
             timeout: seconds.
@@ -289,7 +289,7 @@ class RemoteJob:
         return self
 
     def require_done(self) -> None:
-        """Check that the job had ended well at the last `refresh`.
+        """Check that the job had ended successfully at the last `refresh`.
 
         Raises:
             JobFailedError: it has not; the text says how it ended.

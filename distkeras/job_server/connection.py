@@ -58,7 +58,7 @@ class ServerConnection:
 
         Raises:
             JobServerError: of the kind that the server says.
-            ServerLostError: it cannot be reached; `DeadlineError`: it keeps silent.
+            ServerLostError: it cannot be reached; `DeadlineError`: it does not respond.
         """
         data = None if body is None else json.dumps(body).encode()
         return self._json(self._request(method, path, data, "application/json", query))

@@ -60,7 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--user-max", type=int, default=20_480, metavar="MB", help="of one user's jobs (default: %(default)s)")
     add("--queued-max", type=int, default=1000, metavar="N", help="of one user's jobs that wait (default: %(default)s)")
     add("--disk-reserve", type=int, default=1024, metavar="MB", help="left for jobs to be taken and begun (1024)")
-    add("--hours-max", type=float, metavar="N", help="that one driver may run (default: for ever)")
+    add("--hours-max", type=float, metavar="N", help="that one driver may run (default: forever)")
     add(
         "--memory-max",
         type=int,
@@ -69,7 +69,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--log-max", type=int, default=64, metavar="MB", help="of what a job prints; the latest is kept (%(default)s)")
     add("--attempts", type=int, default=3, metavar="N", help="drivers that one job may have in turn (default: 3)")
-    add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: for ever)")
+    add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: forever)")
 
 
 class JobServer:

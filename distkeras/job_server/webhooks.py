@@ -85,7 +85,7 @@ class WebhookSender:
             if self._post(job):
                 self._jobs.end_webhook(job)
             elif pause is None:
-                log.warning("the webhook of job %s was tried %d times in vain", job.id, job.tries + 1)
+                log.warning("the webhook of job %s was tried %d times without success", job.id, job.tries + 1)
 
     def _post(self, job: StoredJob) -> bool:
         """Return whether the address has taken the job."""

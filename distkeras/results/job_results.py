@@ -63,7 +63,7 @@ class JobResults:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of the parts of the last job: start, spark, finish, total; empty where none has ended well."""
+        """Seconds of the parts of the last job: start, spark, finish, total; empty unless one has succeeded."""
         return self.outcome.timings
 
     @property

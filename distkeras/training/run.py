@@ -143,7 +143,9 @@ def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
         server.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
         server.try_to_ask(lambda driver: _collect(driver, plan, outcome))
     except DistkerasError as error:
-        outcome.events.report(log, "lost", "what the job had learned is not to be had: %s", error.message)
+        outcome.events.report(
+            log, "lost", "the center and the records of the failed job cannot be fetched: %s", error.message
+        )
         server.abandon(error)
 
 

@@ -301,7 +301,7 @@ class StreamTraining:
             return progress
 
     def exception(self) -> BaseException | None:
-        """Return what ended the stream; None if it goes on, or has ended well."""
+        """Return what ended the stream; None if it goes on, or has ended successfully."""
         return self._failure if self._ended.is_set() else None
 
     @short_errors
@@ -502,7 +502,7 @@ class StreamTraining:
         try:
             last = self._server.try_to_ask(self._plan.fetch_center)
         except DistkerasError as error:
-            self._outcome.events.report(log, "lost", "the stream's last center is not to be had: %s", error.message)
+            self._outcome.events.report(log, "lost", "the stream's last center cannot be fetched: %s", error.message)
             self._server.abandon(error)
             return None
         self._load(last)

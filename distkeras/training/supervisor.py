@@ -75,7 +75,7 @@ class Supervisor:
         self._world = world
         self._driver = self.connect()
         self.news_seconds = 0.0
-        #: Seconds that a server which lives may keep silent.
+        #: Seconds for which a running server may not respond.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
         self._active_at = world.monotonic()
         self._limit = RestartLimit()

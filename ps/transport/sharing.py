@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def offer_slots(sizes: SlotSizes, world: World) -> tuple[SharedMemory, SharedSlots, str] | None:
-    """Return new memory, its slots, and the token that is there in hexadecimal digits; None: there is none to be had.
+    """Return new memory, its slots, and the token that is there in hexadecimal digits; None: none is available.
 
     The memory may be hidden once the peer has answered the `Hello` that names it.
     """

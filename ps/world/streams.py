@@ -210,7 +210,7 @@ class _Plain:
         timeout = min(timeout, _LONGEST_CALL)
         if not 0.99 * timeout <= self._limits.get(option, 0.0) <= 1.01 * timeout:
             whole = int(timeout)
-            rest = max(1, int((timeout - whole) * 1e6))  # zero would mean for ever
+            rest = max(1, int((timeout - whole) * 1e6))  # zero would mean forever
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, rest))
             self._limits[option] = timeout
 

@@ -8,7 +8,7 @@ get second attempts, by Spark's speculation.
 Some jobs are streams, some have relays, and in some the workers exchange with each other; their weights count how often
 each row moved them.
 
-Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
+Checks that every job succeeds, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
 that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
 needs the package psutil (the extra `tests` brings it). Hosts are cut off where this user may make network namespaces.
 """

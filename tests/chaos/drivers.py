@@ -129,7 +129,7 @@ class Drivers:
     def _judged(self, winner: _Driver) -> JobResult:
         told = _told(winner)
         if "result" not in told:
-            return self._problem(f"the last driver must end well. Received: {told['text']}")
+            return self._problem(f"the last driver must end successfully. Received: {told['text']}")
         result = JobResult(**told["result"] | {"problems": tuple(told["result"]["problems"])})
         problems = list(result.problems)
         for loser in self._drivers:

@@ -26,6 +26,12 @@ WORDS = {
     r"it is no(?! longer\b)": "it is not, there is no",
     r"beside": "next to, with, in addition to",
     r"so it is\.": "repeat the words",
+    r"for ever\b": "forever",
+    r"in vain": "without success",
+    r"to be had": "available",
+    r"end(?:s|ed)? well\b": "successfully",
+    r"(?:keeps?|kept) silent": "does not respond",
+    r"look(?:s|ed)? after": "check, watch",
 }
 
 #: All pages. Their generated parts count too: the words of these are in `scripts/`.

@@ -121,7 +121,7 @@ def test_the_predictor_scores_a_stream_too(spark: SparkSession, tmp_path: Path) 
     np.testing.assert_allclose(found, model.predict(features(range(ROWS)), verbose=0), atol=1e-6)
 
 
-#: Scores files one at a time, for ever.
+#: Scores files one at a time, forever.
 DRIVER = """
 import sys
 from pyspark.sql import SparkSession

@@ -89,7 +89,7 @@ DRIVER = (
         ("tests/data/test_source.py", "tests/data/test_batches.py"),
     ),
     Mutant(
-        "a server that dies again and again is started for ever",
+        "a server that dies again and again is started forever",
         SUPERVISOR,
         "        if self._futile >= _MAX_FUTILE_RESTARTS:\n",
         "        if self._futile > 10**6:\n",
@@ -105,7 +105,7 @@ DRIVER = (
         _SUPERVISOR,
     ),
     Mutant(
-        "a server that stands still is waited for for ever",
+        "a server that stands still is waited for forever",
         SUPERVISOR,
         "            if self._world.monotonic() > deadline:\n",
         "            if self._world.monotonic() > deadline + 10**6:\n",

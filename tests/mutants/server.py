@@ -134,7 +134,7 @@ SERVER = (
         _SERVER,
     ),
     Mutant(
-        "a silent holder keeps its lease for ever",
+        "a silent holder keeps its lease forever",
         DISPATCHER,
         "expired = self._seconds_silent(worker) >= self._deadlines.lease",
         "expired = False",

@@ -23,7 +23,7 @@ SPEEDS = (
         _CENTER,
         "return max(1, math.floor(",
         "return max(0, math.floor(",
-        "a slow worker commits nothing, for ever",
+        "a slow worker commits nothing, forever",
         _AT_CENTER,
     ),
     Mutant(

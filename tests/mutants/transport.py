@@ -113,11 +113,11 @@ TRANSPORT = (
         STREAMS,
         "    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)",
         "    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)",
-        "a host that vanished is waited for for ever",
+        "a host that vanished is waited for forever",
         ("tests/ps/server/test_hostile.py", *_CHANNEL),
     ),
     Mutant(
-        "a frame may take for ever",
+        "a frame may take forever",
         "ps/transport/client.py",
         "                begun, deadline = True, self._now() + self.frame",
         "                begun = True",
@@ -145,7 +145,7 @@ TRANSPORT = (
         "ps/transport/deadlines.py",
         "        if self._world.monotonic() + self._pause > self._deadline:",
         "        if self._world.monotonic() - self._pause > self._deadline + 3600.0:",
-        "a server that is gone is dialed for ever",
+        "a server that is gone is dialed forever",
         ("tests/ps/transport/test_backoff.py",),
     ),
     Mutant(

@@ -105,5 +105,5 @@ def _print_story(plan: Plan, outcome: Outcome) -> None:
     print(f"  {plan}")
     for line in outcome.story:
         print(f"  {line}")
-    print(f"  {outcome.finding or outcome.error or 'ends well'}")
+    print(f"  {outcome.finding or outcome.error or 'ends successfully'}")
     sys.stdout.flush()

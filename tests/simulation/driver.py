@@ -1,4 +1,4 @@
-"""A job's driver: the real process handle and supervisor, and a Spark that starts attempts until all ended well."""
+"""A job's driver: the real process handle and supervisor, and a Spark that starts attempts until all succeed."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Driver:
         self.executors: Executors | None = None
         #: The stream's micro-batch that the server is to be at; None: it has none yet, or the job trains no stream.
         self._present: int | None = None
-        #: The center and the records, where the job ended well.
+        #: The center and the records, where the job ended successfully.
         self.center: np.ndarray | None = None
         self.commits: np.ndarray | None = None
         #: Why it did not.

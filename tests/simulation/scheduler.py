@@ -351,7 +351,7 @@ class Scheduler:
         timers, before = self._timers, self.now
         while not self._ready or (timers and timers[0][0] <= self.now):
             if not timers:
-                raise Finding("stuck", f"every wait must end. Received: all wait for ever: {self.people()}")
+                raise Finding("stuck", f"every wait must end. Received: all wait forever: {self.people()}")
             time, _, task, generation, call = heappop(timers)
             if task is None:
                 self.now = max(self.now, time)

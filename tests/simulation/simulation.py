@@ -45,7 +45,7 @@ class Outcome:
 
     Args:
         finding: the promise that it broke; None: none.
-        error: why the job did not end well, where a fault excuses it; "" : it ended well.
+        error: why the job did not end successfully, where a fault excuses it; "" : it ended successfully.
         digest: of the sequence of its steps.
         steps, sends, seconds: how many, and how long it took in virtual time.
         injected: the faults that were in time to strike.
@@ -207,7 +207,7 @@ class _Run:
         self.scheduler.later(seconds, come)
 
     def _check_end(self, driver: Driver) -> None:
-        """What a job that ended well has: each mini-batch once, but for what faults excuse."""
+        """What a job that ended successfully has: each mini-batch once, but for what faults excuse."""
         assert driver.commits is not None
         assert driver.center is not None
         rows = driver.commits
@@ -277,7 +277,7 @@ class _Run:
         if excused:
             self.error = type(error).__name__
             return
-        raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
+        raise Finding("failed", f"the job must end successfully. Received: {type(error).__name__}: {error.message}")
 
     def _require_progress(self) -> None:
         if not self._expected and not any(driver.process.alive for driver in self.drivers):

@@ -4,7 +4,7 @@ const RETRY_MS = 1000;
 const RETRY_MS_MAX = 15000;
 
 /**
- * Follows a stream for ever, and goes on where it broke off.
+ * Follows a stream forever, and goes on where it broke off.
  *
  * `url` and `headers()` say what to ask for; `onmessage` is given each message, `onstate` "live", "away" or "refused".
  * Returns a function that ends it.

@@ -62,8 +62,8 @@ class RunnerSettings:
         grace: seconds that a driver has to end, when asked to, before it is killed.
         lease: seconds without a sign of life after which another server, or a driver that is not visible from here,
             counts as dead.
-        retention: seconds that an ended job is kept; None: for ever.
-        run_max: seconds that a driver may run; None: for ever.
+        retention: seconds that an ended job is kept; None: forever.
+        run_max: seconds that a driver may run; None: forever.
         log_max: bytes of what a job's drivers print; of more, the latest are kept.
         memory_max: bytes of private memory that the processes of a job may have on this machine; None: no limit.
         reserve: bytes that the disk of the jobs' files must have left for one to begin.
@@ -112,7 +112,7 @@ class JobRunner:
         self._looked_at = time.monotonic()
 
     def silence(self) -> float:
-        """Return the seconds since the jobs were last looked after."""
+        """Return the seconds since the jobs were last checked."""
         return time.monotonic() - self._looked_at
 
     def run(self, stop: threading.Event) -> None:
@@ -122,7 +122,9 @@ class JobRunner:
                 self.tick()
                 self._looked_at = time.monotonic()
             except (SQLAlchemyError, OSError) as error:
-                log.warning("the jobs could not be looked after, and will be again: %s", str(error).partition("\n")[0])
+                log.warning(
+                    "the jobs could not be checked, and will be checked again: %s", str(error).partition("\n")[0]
+                )
 
     def tick(self) -> None:
         """Look at all jobs once."""
@@ -154,7 +156,7 @@ class JobRunner:
         gone = server is not None and server.visible and not server.alive()
         if not (gone or silent) or not self._files.of(job.id).path.is_dir() or not self._store.adopt(job, self.name):
             return False
-        log.info("job %s is looked after again, after the death of its server", job.id)
+        log.info("job %s is taken over after the death of its server", job.id)
         return True
 
     def _is_silent(self, kind: str, job_id: str, sign: str) -> bool:

@@ -42,14 +42,14 @@ SILENCE_MAX = 120.0
 
 @server_pages.get("/healthz")
 def show_health() -> tuple[Response, int]:
-    """Answer 200 if the database answers and the jobs are looked after, else 503; without a token."""
+    """Answer 200 if the database answers and the jobs are checked, else 503; without a token."""
     problems = []
     try:
         services().jobs.counts()
     except SQLAlchemyError:
         problems.append("the database does not answer")
     if services().silence() > SILENCE_MAX:
-        problems.append("the jobs are not looked after")
+        problems.append("the jobs are not being checked")
     return jsonify({"status": "failing" if problems else "ok", "problems": problems}), 503 if problems else 200
 
 
@@ -73,7 +73,7 @@ class _ServerNumbers(Collector):
         yield jobs
         yield GaugeMetricFamily("distkeras_disk_free_bytes", "Free bytes of the jobs' disk.", self._of.files.free())
         yield GaugeMetricFamily(
-            "distkeras_runner_silence_seconds", "Seconds since the jobs were last looked after.", self._of.silence()
+            "distkeras_runner_silence_seconds", "Seconds since the jobs were last checked.", self._of.silence()
         )
         version = GaugeMetricFamily("distkeras_build_info", "The version of distkeras.", labels=["version"])
         version.add_metric([distkeras.__version__], 1)

@@ -47,7 +47,7 @@ class Services:
     jobs: JobStore
     files: JobFiles
     settings: ServiceSettings
-    #: Seconds since the jobs were last looked after.
+    #: Seconds since the jobs were last checked.
     silence: Callable[[], float] = lambda: 0.0
 
 

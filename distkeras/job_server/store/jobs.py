@@ -58,7 +58,7 @@ class StoredJob:
         renewal: rises while that process lives.
         driver: the process that does it.
         cancel: when a user asked for its end.
-        error: why it did not end well.
+        error: why it did not end successfully.
         webhook: where its end is posted; None: nowhere.
         tries: how often that was tried.
         notify: when to try it next; None: no more.
@@ -315,7 +315,7 @@ class JobStore:
 
         Args:
             state: the new one. `JobState.QUEUED` only where no user asked for its end meanwhile.
-            error: why it did not end well.
+            error: why it did not end successfully.
             size: bytes of its files.
             outcome: how this attempt ended. Default: as the job did.
         """

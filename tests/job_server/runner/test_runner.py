@@ -182,7 +182,7 @@ def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[by
 def test_two_servers_of_one_database_run_no_job_twice(
     office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """Each a process, with a runner that claims, starts and looks after drivers as they come."""
+    """Each a process, with a runner that claims, starts and watches drivers as they come."""
     command = [
         sys.executable,
         runner_process.__file__,

@@ -224,6 +224,6 @@ def test_what_publish_takes(tmp_path: Path) -> None:
     assert Versions.of("publish", None) is None
     assert Versions.of("publish", tmp_path) == Versions(str(tmp_path))
     assert Versions.of("publish", Versions(tmp_path, every=2)) == Versions(str(tmp_path), every=2)  # type: ignore[arg-type]  # as `Checkpoint`
-    for wrong in (lambda: Versions.of("publish", 3), lambda: Versions.of("publish", ""), lambda: Versions("x", keep=1)):  # type: ignore[arg-type]  # that is tested
+    for wrong in (lambda: Versions.of("publish", 3), lambda: Versions.of("publish", ""), lambda: Versions("x", keep=1)):
         with pytest.raises(ConfigurationError, match="must be"):
             wrong()

@@ -385,7 +385,7 @@ def test_an_attempt_claims_again_where_another_job_has_claimed_at_the_same_momen
 def test_one_that_has_lost_the_job_to_another_one_ends_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the announced address there is the other job's server: a driver would ask that one, for ever."""
+    """At the announced address there is the other job's server: a driver would ask that one, forever."""
     monkeypatch.setattr(announced, "_ANSWERS_LOST", brief(0.2))
     owner = Attempt(request(tmp_path), 0)
     until(lambda: incarnation(tmp_path) == 1)

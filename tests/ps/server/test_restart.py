@@ -390,7 +390,7 @@ class TestResume:
             check_exact(job, epochs=2)
 
     def test_a_partition_without_rows_stays_ended_when_the_server_comes_back(self, tmp_path: Path) -> None:
-        """Its task has returned: with partitions that are opened again, a round would wait for it for ever."""
+        """Its task has returned: with partitions that are opened again, a round would wait for it forever."""
         with Job(tmp_path, make("ssgd"), eta=0.1) as job:
             job.start(1, values=[])
             job.start(0)

@@ -26,7 +26,7 @@ def request(folder: Path) -> StartRequest:
 
 
 def test_it_tells_nothing_more_once_it_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process reads it any more: when the pipe is full, the checkpointer would wait for ever."""
+    """No process reads it any more: when the pipe is full, the checkpointer would wait forever."""
     monkeypatch.setattr(start, "_LOADING_SECONDS", -1.0)
     told: list[StartReport] = []
 

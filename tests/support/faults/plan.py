@@ -44,7 +44,7 @@ class ServerHandle:
 
     def reach(self) -> None:
         self._reached.set()
-        assert self._go.wait(PATIENCE), "a worker is held for ever"
+        assert self._go.wait(PATIENCE), "a worker is held forever"
 
     def wait(self) -> None:
         """Until the worker is there."""

@@ -64,7 +64,7 @@ class AnnouncedServer:
         self.process.send_signal(signal.SIGCONT)
 
     def returned(self) -> StartReport | None:
-        """Return what the server did, once it has ended well."""
+        """Return what the server did, once it has ended successfully."""
         out, _ = self.process.communicate(timeout=patience(60))
         assert self.process.returncode == 0
         line = out.strip()
