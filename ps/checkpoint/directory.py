@@ -22,7 +22,6 @@ from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
 from distkeras.ps.center.leases import KeptState
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
-from distkeras.ps.checkpoint.row_files import RowFile
 from distkeras.ps.checkpoint.snapshot import State, restore
 from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError, Store, retried
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
@@ -136,6 +135,24 @@ class LogFiles:
     def with_last(self, file: LogFile, replaced: int = 0) -> LogFiles:
         """Return these files with ``file`` in place of the last ``replaced`` ones."""
         return LogFiles((*self.files[: len(self.files) - replaced], file))
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """One file with rows of a table.
+
+    Args:
+        start, stop: the range of its rows.
+        whole: whether it has all rows of that range.
+        size: bytes of its rows, and of their numbers in a partial file.
+    """
+
+    name: str
+    table: int
+    start: int
+    stop: int
+    whole: bool
+    size: int
 
 
 log = logging.getLogger(__name__)

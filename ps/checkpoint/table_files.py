@@ -1,23 +1,31 @@
-"""Writing the rows of a center's tables for its snapshots: each snapshot writes the rows that have changed."""
+"""Writing the rows of a center's tables for its snapshots: each snapshot writes the rows that have changed.
+
+A snapshot names the files of its tables in order; each replaces rows of those before it. A *whole* file has all rows of
+a range, and a *partial* one the rows in a range that had changed.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.center.tables import Table
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.row_files import LARGEST, RowFile, covers, due, merged, needed, partials, replaced, wholes
+from distkeras.ps.checkpoint.directory import RowFile, SnapshotDirectory
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.world.world import Condition
 
 log = logging.getLogger(__name__)
+#: Bytes of rows in one file, at most.
+LARGEST = 64 << 20
+#: So many partial files of a table that follow one another, each of fewer bytes than that, become one.
+MERGED, SMALL = 16, 4 << 20
 
 #: Bytes that are copied, and rows that are searched, under one hold of the lock.
 AT_ONCE, SEARCHED = 4 << 20, 1 << 20
@@ -204,3 +212,69 @@ class Outgoing:
     def _write(self) -> None:
         self._files.append(self._save(self._ids[: self._count], self._rows[: self._count]))
         self._count = 0
+
+
+def covers(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> bool:
+    """Return whether each number from ``start`` to ``stop`` is in one of the ``ranges``."""
+    for first, end in sorted(ranges):
+        if first > start:
+            break
+        start = max(start, end)
+    return start >= stop
+
+
+def wholes(files: Iterable[RowFile], table: int) -> list[RowFile]:
+    """Return the whole files of ``table``."""
+    return [file for file in files if file.table == table and file.whole]
+
+
+def partials(files: Iterable[RowFile], table: int) -> list[RowFile]:
+    """Return the partial files of ``table``."""
+    return [file for file in files if file.table == table and not file.whole]
+
+
+def needed(files: Sequence[RowFile]) -> tuple[RowFile, ...]:
+    """Return ``files`` without those of which later whole files replace every row."""
+    kept, ranges = list[RowFile](), defaultdict[int, list[tuple[int, int]]](list)
+    for file in reversed(files):
+        replacing = ranges[file.table]
+        if not covers(replacing, file.start, file.stop):
+            kept.append(file)
+        if file.whole:
+            replacing.append((file.start, file.stop))
+    return tuple(reversed(kept))
+
+
+def due(files: Sequence[RowFile], table: int) -> list[RowFile]:
+    """Return the last partial files of ``table``, if these are to become one; else nothing."""
+    small = list[RowFile]()
+    for file in reversed(partials(files, table)):
+        if file.size >= SMALL:
+            break
+        small.append(file)
+    return small[::-1] if len(small) >= MERGED else []
+
+
+def merged(files: Sequence[RowFile], contents: Sequence[Rows], among: Sequence[RowFile]) -> Rows:
+    """Return the rows of some partial files as those of one, which is read where the last one of them was.
+
+    Args:
+        files: partial files of one table, in order.
+        among: the list that they are of.
+    """
+    last, pieces = among.index(files[-1]), list[Rows]()
+    for file, (ids, rows) in zip(files, contents, strict=True):
+        stays = np.ones(len(ids), np.bool_)
+        for later in wholes(among[among.index(file) : last], file.table):
+            stays &= (ids < later.start) | (ids >= later.stop)
+        pieces.append((ids[stays], rows[stays]))
+    ids = np.concatenate([ids for ids, _ in reversed(pieces)])
+    unique, first = np.unique(ids, return_index=True)  # the first one of each, which is the latest here
+    return unique, np.concatenate([rows for _, rows in reversed(pieces)])[first]
+
+
+def replaced(files: Sequence[RowFile], old: Sequence[RowFile], new: Sequence[RowFile]) -> tuple[RowFile, ...]:
+    """Return ``files`` with ``new`` in the place of the last one of ``old``, and without the others of these."""
+    last = files.index(old[-1])
+    before, after = files[:last], files[last + 1 :]
+    return (*(file for file in before if file not in old), *new, *after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-CHANGES, LISTS = "ps/center/table_changes.py", "ps/checkpoint/row_files.py"
+CHANGES = "ps/center/table_changes.py"
 WRITER, DIRECTORY = "ps/checkpoint/table_files.py", "ps/checkpoint/directory.py"
 _TESTS = ("tests/ps/checkpoint/test_table_files.py",)
 _DRAWN = ("tests/ps/checkpoint/test_table_sequences.py",)
@@ -103,7 +103,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "the merged file has the first of a row's values",
-        LISTS,
+        WRITER,
         "    return unique, np.concatenate([rows for _, rows in reversed(pieces)])[first]\n",
         "    return unique, np.concatenate([rows for _, rows in pieces])[first]\n",
         "old rows come back",
@@ -111,7 +111,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "the merged file has rows that a whole file has replaced",
-        LISTS,
+        WRITER,
         "            stays &= (ids < later.start) | (ids >= later.stop)\n",
         "            pass\n",
         "old rows come back",
@@ -119,7 +119,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "a gap between whole files goes unnoticed",
-        LISTS,
+        WRITER,
         "        if first > start:\n            break\n",
         "",
         "files are dropped that have the only copy of a row",

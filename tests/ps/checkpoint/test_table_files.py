@@ -11,8 +11,7 @@ import pytest
 from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.row_files import RowFile
+from distkeras.ps.checkpoint.directory import RowFile, SnapshotDirectory
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 
 

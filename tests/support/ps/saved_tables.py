@@ -13,9 +13,8 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.tables import make_table
-from distkeras.ps.checkpoint import row_files, table_files
-from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
-from distkeras.ps.checkpoint.row_files import RowFile
+from distkeras.ps.checkpoint import table_files
+from distkeras.ps.checkpoint.directory import LogFiles, RowFile, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.protocol.tables import TableShape
@@ -36,10 +35,8 @@ def nothing() -> None:
 def small_files(width: int) -> Iterator[None]:
     """Files of at most 6 rows of that width, of which 3 small ones become one; 2 rows under one hold of the lock."""
     row = 4 * width
-    with (
-        mock.patch.multiple(row_files, LARGEST=6 * row, MERGED=3, SMALL=4 * (8 + row)),
-        mock.patch.multiple(table_files, LARGEST=6 * row, AT_ONCE=2 * row, SEARCHED=5),
-    ):
+    limits = {"LARGEST": 6 * row, "MERGED": 3, "SMALL": 4 * (8 + row), "AT_ONCE": 2 * row, "SEARCHED": 5}
+    with mock.patch.multiple(table_files, **limits):
         yield
 
 
