@@ -30,7 +30,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
-    from distkeras.results.micro_batches import MicroBatchProgress
+    from distkeras.results.job_results import MicroBatchProgress
 
 log = logging.getLogger(__name__)
 

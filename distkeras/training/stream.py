@@ -40,8 +40,7 @@ from distkeras.ps.protocol.messages import MicroBatchBegun
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
-from distkeras.results.job_results import JobResults
-from distkeras.results.micro_batches import MicroBatchProgress, backlog_of
+from distkeras.results.job_results import JobResults, MicroBatchProgress, backlog_of
 from distkeras.results.tables import JobRecords, Resumed
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts

@@ -105,14 +105,10 @@ def submit_prediction(form: PredictionForm) -> Any:
 def resubmit_job(path: JobPath) -> Any:
     """Submit a job once more, as yours: its description is checked again, and its model is the one that was sent."""
     job = _job(path)
-    sent = services().files.of(job.id).sent_model
-
-    def write(place: Path) -> None:
-        try:
-            shutil.copyfile(sent, place)
-        except FileNotFoundError:
-            raise StateError(f"job {job.id} cannot be submitted again: its model was removed") from None
-
+    write = _copy_of(
+        services().files.of(job.id).sent_model,
+        StateError(f"job {job.id} cannot be submitted again: its model was removed"),
+    )
     if job.kind == TRAIN:
         training = JobDescription.from_json(job.submitted)
         return _accept(training, _training_order(training), write)
@@ -175,13 +171,19 @@ def _model_of(job_id: str) -> Callable[[Path], object]:
     if job.kind != TRAIN or job.state is not JobState.DONE or not model.exists():
         raise DescriptionError(f"`job` must have trained a model. Received: {job_id}, {job.kind}, {job.state}", "job")
 
+    return _copy_of(
+        model, DescriptionError(f"`job` must be one of yours. Received: {job_id}, removed meanwhile", "job")
+    )
+
+
+def _copy_of(model: Path, error: Exception) -> Callable[[Path], object]:
+    """Return the function that copies ``model`` to a file; it raises ``error`` if the model was removed."""
+
     def write(path: Path) -> None:
         try:
             shutil.copyfile(model, path)
         except FileNotFoundError:
-            raise DescriptionError(
-                f"`job` must be one of yours. Received: {job_id}, removed meanwhile", "job"
-            ) from None
+            raise error from None
 
     return write
 

@@ -35,8 +35,8 @@ def nothing() -> None:
 def small_files(width: int) -> Iterator[None]:
     """Files of at most 6 rows of that width, of which 3 small ones become one; 2 rows under one hold of the lock."""
     row = 4 * width
-    limits = {"LARGEST": 6 * row, "MERGED": 3, "SMALL": 4 * (8 + row), "AT_ONCE": 2 * row, "SEARCHED": 5}
-    with mock.patch.multiple(table_files, **limits):
+    small = 4 * (8 + row)
+    with mock.patch.multiple(table_files, LARGEST=6 * row, MERGED=3, SMALL=small, AT_ONCE=2 * row, SEARCHED=5):
         yield
 
 
