@@ -268,15 +268,15 @@ class Callback:
     ) -> None:
         if (every_commits, every_seconds, every_epochs) != (None, None, None):
             self.every_commits, self.every_seconds, self.every_epochs = every_commits, every_seconds, every_epochs
-        self.settle()
+        self.check_intervals()
 
     @property
     def needs_epochs(self) -> bool:
         """Return whether it counts epochs, of which a stream has none: its micro-batches have their own."""
         return self.every_epochs is not None
 
-    def settle(self) -> None:
-        """Settle how often it is called, also for a class whose constructor does not call this one's."""
+    def check_intervals(self) -> None:
+        """Check and complete how often it is called, also for a class whose constructor does not call this one's."""
         if (self.every_commits, self.every_seconds, self.every_epochs) == (None, None, None):
             self.every_seconds = _DEFAULT_SECONDS
         if self.every_commits is not None:

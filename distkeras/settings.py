@@ -295,7 +295,7 @@ class JobFacts:
     def of(
         cls, training: TrainSettings, server: ServerSettings, options: Mapping[str, Any], *, stream: bool = False
     ) -> JobFacts:
-        """Return the facts of a job whose number of workers is settled."""
+        """Return the facts of a job whose number of workers is known."""
         return cls(
             rule=repr(server.rule),
             workers=server.workers,
@@ -352,7 +352,7 @@ def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
 def component_settings(kind: type[_S], rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> _S:
     """Return `ServerSettings` or `WorkerSettings` from the keywords of `Trainer`.
 
-    The number of workers, the host and the tables are settled when there is a DataFrame.
+    The number of workers, the host and the tables are determined when there is a DataFrame.
 
     Raises:
         ConfigurationError: one of the keywords cannot work.

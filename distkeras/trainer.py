@@ -496,7 +496,7 @@ class Trainer(JobResults):
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
-        """Settle everything that can be settled without a server; what cannot work fails here."""
+        """Prepare everything that needs no server; what cannot work fails here."""
         callbacks = [*require_callbacks(callbacks), *self.observers]
         require_dataframe("df", df, stream=False)
         return self._begin(*self._plan(df, callbacks, checkpoint, resume))

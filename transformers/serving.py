@@ -109,7 +109,7 @@ class PredictionPlan:
     Args:
         read_archive: returns the model's ``.keras`` archive, in the task.
         key: identity of the model: content hash, and what else distinguishes two models.
-        objects: custom objects; unpickling them settles the backend.
+        objects: custom objects; unpickling them chooses the backend.
         inputs: the model's inputs, in its order.
         columns: the new columns, of which each shows one of the model's outputs.
         row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.

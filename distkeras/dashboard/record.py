@@ -1,4 +1,4 @@
-"""What a page tells of a job: one record of it, of bounded size, from which every kind of page is made."""
+"""What a page shows of a job: one record of it, of bounded size, from which every kind of page is made."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Buckets:
     Attributes:
         width: seconds of a bucket.
         used: buckets up to the latest that has something.
-        changed: the first bucket that has changed since `settle`; ``used`` where none has.
-        folded: the width has changed since `settle`.
+        changed: the first bucket that has changed since `mark_sent`; ``used`` where none has.
+        folded: the width has changed since `mark_sent`.
     """
 
     def __init__(self, rows: Mapping[str, int], most: int) -> None:
@@ -64,7 +64,7 @@ class Buckets:
         """Return the sums of a quantity, float64 ``(rows, used - first)``."""
         return self._sums[name][:, first : self.used]
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """Mark all that there is as sent."""
         self.changed, self.folded = self.used, False
 
@@ -268,7 +268,7 @@ class WorkerRows:
         """Return the samples and commits of all workers."""
         return int(self._sums["samples"].sum()), int(self._sums["commits"].sum())
 
-    def told(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+    def columns(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
         """Return the rows of some workers, JSON-ready, as a list for each column.
 
         Args:
@@ -341,7 +341,7 @@ class Now:
 
 
 @dataclass
-class _Told:
+class _Sent:
     """What has been sent of a record."""
 
     events: int = 0
@@ -389,13 +389,13 @@ class JobRecord:
         self._evaluations: list[list[Any]] = []
         self.workers = WorkerRows(facts.workers)
         self._sums = _CommitSums(self.facts, self.metrics)
-        self._told = _Told()
+        self._sent = _Sent()
 
     def clear(self) -> None:
         """Forget everything that came with commits; they are read again from the first one on."""
         self._sums = _CommitSums(self.facts, self.metrics)
         self.workers = self.workers.forgetting_commits()
-        self._told = _Told()
+        self._sent = _Sent()
 
     def skip(self, commits: int) -> None:
         """Leave out the next rows of the commit log: so many."""
@@ -437,7 +437,7 @@ class JobRecord:
         for name, values in of_job.items():
             self._sums.buckets.add(name, 0, places, values)
         self.workers.add(commits, samples, split)
-        self._told.workers.update(commits["worker"].tolist())
+        self._sent.workers.update(commits["worker"].tolist())
 
     def _add_steps(self, commits: np.ndarray, steps: np.ndarray, places: np.ndarray, applied: np.ndarray) -> np.ndarray:
         """Add the metrics of the mini-batches, and return the samples behind each commit."""
@@ -469,7 +469,7 @@ class JobRecord:
             self._events_seen += 1
             if event.worker is not None:
                 self.workers.note_event(event.worker, event.kind)
-                self._told.workers.add(event.worker)
+                self._sent.workers.add(event.worker)
 
     def add_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Add evaluations of the center."""
@@ -478,7 +478,7 @@ class JobRecord:
             self._evaluations.append([self._moment(one.timestamp), one.clock, one.source, values])
             if len(self._evaluations) > _EVALUATIONS:
                 del self._evaluations[1::2]
-                self._told.whole = True
+                self._sent.whole = True
 
     def set_micro_batch(self, progress: MicroBatchProgress | None) -> None:
         """Note the latest micro-batch of a stream, and add what it took if it was another one before."""
@@ -495,32 +495,32 @@ class JobRecord:
 
     def set_table(self, table: np.ndarray) -> None:
         """Note which workers are there, from rows of `messages.WorkerTable`."""
-        self._told.workers.update(self.workers.set_table(table))
+        self._sent.workers.update(self.workers.set_table(table))
 
     def whole(self) -> dict[str, Any]:
         """Return all of the record, JSON-ready; `more` continues from there."""
-        self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
+        self._sent = _Sent(self._events_seen, len(self._evaluations), whole=False)
         facts = asdict(self.facts) | {"options": {name: _json_of(value) for name, value in self.facts.options.items()}}
         entry = {"kind": "whole", "facts": facts, "metrics": list(self.metrics), "began": self.began}
         entry |= self._lines(0) | self._rest()
-        entry["workers"] = self.workers.told(range(self.facts.workers), self._seconds)
+        entry["workers"] = self.workers.columns(range(self.facts.workers), self._seconds)
         entry["events"] = list(self._events)
         entry["evaluations"] = list(self._evaluations)
-        self._sums.buckets.settle()
+        self._sums.buckets.mark_sent()
         return entry
 
     def more(self) -> dict[str, Any] | None:
         """Return what has changed since `whole` or the last `more`; None if `whole` must be sent again."""
-        sent, buckets = self._told, self._sums.buckets
+        sent, buckets = self._sent, self._sums.buckets
         if sent.whole or buckets.folded:
             return None
         new = min(self._events_seen - sent.events, len(self._events))
         answer = {"kind": "more"} | self._lines(buckets.changed) | self._rest()
-        answer["workers"] = self.workers.told(sorted(sent.workers), self._seconds)
+        answer["workers"] = self.workers.columns(sorted(sent.workers), self._seconds)
         answer["events"] = list(self._events)[len(self._events) - new :]
         answer["evaluations"] = self._evaluations[sent.evaluations :]
-        self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
-        buckets.settle()
+        self._sent = _Sent(self._events_seen, len(self._evaluations), whole=False)
+        buckets.mark_sent()
         return answer
 
     def _lines(self, first: int) -> dict[str, Any]:

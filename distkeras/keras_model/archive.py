@@ -226,7 +226,7 @@ def ensure_backend(name: str) -> str:
 
 
 class CustomObjects(dict[str, Any]):
-    """Registered name to class or function; pickles so that the backend is settled before Keras is imported.
+    """Registered name to class or function; pickles so that the backend is chosen before Keras is imported.
 
     Classes defined in a notebook travel by value, and their base classes make the receiving process import
     Keras while it unpickles: the backend must be known by then. A pickle is rebuilt in the order of its

@@ -15,7 +15,7 @@ from distkeras.ps.validate import require_number
 
 #: The caller's name of an argument, where it differs.
 _KEYWORDS = {"optimizer": "worker_optimizer"}
-#: Metrics whose class Keras settles when it sees labels.
+#: Metrics whose class Keras chooses when it sees labels.
 _SETTLED_LATER = ("accuracy", "acc", "crossentropy", "ce")
 _KERAS_ERRORS = (TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
 

@@ -400,7 +400,7 @@ def _states(model: keras.Model) -> list[keras.Variable]:
 
 
 def _kind(batch: Batch) -> Any:
-    """Return what metrics and losses are settled by: dtypes and shapes of a row, and whether rows are weighted."""
+    """Return what decides metrics and losses: dtypes and shapes of a row, and whether rows are weighted."""
     return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y)], batch.weight is None
 
 

@@ -21,7 +21,7 @@ _NOT_NEEDED = "matplotlib"
 
 
 def import_keras(*, on_driver: bool = False) -> None:
-    """Import Keras with its backend, which `archive.ensure_backend` has settled, unless this process has them.
+    """Import Keras with its backend, which `archive.ensure_backend` has chosen, unless this process has them.
 
     Args:
         on_driver: the user may draw pictures, and has objects that the collector must not take for permanent.

@@ -55,7 +55,7 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
         if not isinstance(callback, Callback):
             expected = ", made ones: not the class itself" if isinstance(callback, type) else ", or of Keras'"
             raise ConfigurationError(f"`callbacks` must be of `distkeras.Callback`s{expected}. Received: {callback!r}")
-        callback.settle()
+        callback.check_intervals()
     return all_callbacks
 
 

@@ -1,4 +1,4 @@
-"""A job that is settled before any of it starts, and the checks of what cannot work."""
+"""A job as it is planned before any of it starts, and the checks of what cannot work."""
 
 from __future__ import annotations
 

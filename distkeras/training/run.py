@@ -35,7 +35,7 @@ _KILLED = 10.0
 
 @contextmanager
 def server_ahead(settings: TrainSettings) -> Iterator[Child | None]:
-    """Give the server's process, which comes up while the driver settles the job; None if it runs elsewhere."""
+    """Give the server's process, which comes up while the driver prepares the job; None if it runs elsewhere."""
     if settings.server == "cluster":
         yield None
         return

@@ -28,11 +28,11 @@ def test_the_first_bucket_that_has_changed_is_known() -> None:
     buckets = Buckets({"count": 1}, 4)
     buckets.place(np.array([2.5, 0.5]))
     assert (buckets.used, buckets.changed) == (3, 0)
-    buckets.settle()
+    buckets.mark_sent()
     assert (buckets.changed, buckets.folded) == (3, False)
     buckets.place(np.array([2.9, 3.0]))
     assert (buckets.used, buckets.changed) == (4, 2)
-    buckets.settle()
+    buckets.mark_sent()
     buckets.place(np.array([4.0]))
     assert (buckets.width, buckets.used, buckets.changed, buckets.folded) == (2.0, 3, 0, True)
 
