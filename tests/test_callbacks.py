@@ -325,7 +325,7 @@ def test_those_that_had_begun_learn_that_a_job_failed_before_it_began(caplog: py
     with pytest.raises(EmptyDataError, match="nothing there"):
         begin_callbacks([first, second, third, fourth], setup)
     assert [callback.failures for callback in (first, second, third, fourth)] == [[error], [error], [error], []]
-    assert "Ending could not take in that the job has failed" in caplog.text
+    assert "Ending.on_failure raised an error, after the job had failed" in caplog.text
 
 
 def test_what_is_no_callback() -> None:

@@ -74,7 +74,7 @@ class WebhookSender:
             try:
                 self.send_due()
             except SQLAlchemyError as error:
-                log.warning("webhooks could not be sent, and will be: %s", str(error).partition("\n")[0])
+                log.warning("webhooks could not be sent, and will be tried again: %s", str(error).partition("\n")[0])
 
     def send_due(self) -> None:
         """Post each job that is due, once."""
@@ -97,5 +97,5 @@ class WebhookSender:
             with self._opener.open(request, timeout=_TIMEOUT) as answer:
                 return 200 <= int(answer.status) < 300
         except (OSError, ValueError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
-            log.info("the webhook of job %s did not get through: %s", job.id, error)
+            log.info("the webhook of job %s could not be delivered: %s", job.id, error)
             return False

@@ -89,7 +89,7 @@ def fail_callbacks(callbacks: Sequence[Callback], error: BaseException) -> None:
         try:
             callback.on_failure(error)
         except Exception:
-            log.exception("%s could not take in that the job has failed", type(callback).__name__)
+            log.exception("%s.on_failure raised an error, after the job had failed", type(callback).__name__)
 
 
 class CallbackRunner:

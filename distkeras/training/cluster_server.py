@@ -331,7 +331,7 @@ class ClusterServer:
                 f"the parameter server stopped responding, and did not come back after a restart: {error}. See the log "
                 "of its Spark task"
             )
-        self._events.report(log, "standstill", "the parameter server stands still, and is started again: %s", error)
+        self._events.report(log, "standstill", "the parameter server does not respond, and is started again: %s", error)
         self._server.cancel(_CANCEL)
         self._run_next(max(self._task.given_up, incarnation))
 

@@ -148,7 +148,7 @@ class Supervisor:
         """Kill a server that lives and does not answer; without a checkpoint that would not help, and is an error."""
         if self._process.settings.checkpoint is None:
             raise error
-        text = "the parameter server stands still, and is killed: %s"
+        text = "the parameter server does not respond, and is killed: %s"
         self._events.report(log, "standstill", text, error.message)
         self._process.kill()
 

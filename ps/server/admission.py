@@ -162,4 +162,4 @@ class AdmissionControl:
             full = len(self._first) == self.addresses_max
             address = "further addresses" if full else pending.address
             self._first[("", False) if full else key] = Refusal(self._world.time(), address, reason)
-        report(log, "refused", "refused %s: %s; this is said once", address, reason)
+        report(log, "refused", "refused %s: %s (logged once for each address)", address, reason)

@@ -305,7 +305,7 @@ class JobRunner:
                     self._store.remove(job)
                 except StateError:
                     continue  # its user has removed it meanwhile
-                log.info("job %s of %s is kept no longer", job.id, job.user)
+                log.info("job %s of %s is removed, as its retention has ended", job.id, job.user)
         for folder in self._files.strays():
             try:
                 self._store.get(_SERVER, folder.path.name)
