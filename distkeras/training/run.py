@@ -1,33 +1,250 @@
-"""A job from its plan to its end: a server while Spark runs the tasks."""
+"""A job from its plan to its end: a server, the Spark action in a thread, and the driver waiting for both."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from distkeras.callbacks import CenterWeights
 from distkeras.data.ordering import require_rows
-from distkeras.ps.errors import DistkerasError, EmptyDataError
+from distkeras.data.schema import map_in_arrow
+from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
+from distkeras.ps.protocol.messages import Status
 from distkeras.ps.server.process import ServerProcess, spawn_server
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.processes import Child
 from distkeras.results.job_results import JobOutcome
 from distkeras.results.tables import JobRecords, Resumed
 from distkeras.settings import TrainSettings
+from distkeras.spark.actions import SparkAction, in_callers_scope
+from distkeras.spark.failures import typed_error
+from distkeras.spark.kept_layout import KeptLayout
+from distkeras.spark.record_stream import in_sized_batches
+from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.spark_job import SparkJob
 from distkeras.training.supervisor import Supervisor
+from distkeras.training.task import SUMMARY
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
+
 log = logging.getLogger(__name__)
+
+#: Seconds that Spark may take to end a cancelled job.
+_CANCEL_SECONDS = 60.0
+#: Seconds after which an idle thread checks whether the job is over.
+_POLL_SECONDS = 1.0
+#: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
+_STATUS_SECONDS = 0.1
+#: Of this process' sessions.
+_LAYOUT = KeptLayout()
+
+
+class _TasksEnded(NamedTuple):
+    """Every task has returned, or Spark has given up."""
+
+
+class _StatusArrived(NamedTuple):
+    """The server has applied more commits."""
+
+    status: Status
+
+
+class _JobFailed(NamedTuple):
+    """The server has reported why the job cannot continue: a worker's report, most often."""
+
+    error: DistkerasError | OSError
+
+
+class _StopRequested(NamedTuple):
+    """A callback ends the job early."""
+
+    reason: str
+
+
+class _CallbackFailed(NamedTuple):
+    """A callback has raised."""
+
+    error: BaseException
+
+
+_Signal = _TasksEnded | _StatusArrived | _JobFailed | _StopRequested | _CallbackFailed
+
+
+class SparkJob:
+    """Trains on every partition of a job's DataFrame.
+
+    The Spark action runs in one thread, another one waits for the server's news, and each callback has its own. They
+    signal the thread in `run`, which alone decides.
+
+    Args:
+        stalls: finds silent workers; None: no one looks for them.
+        events: takes the end that callbacks ask for.
+        on_status: takes each new status of the server, in addition to the callbacks of ``plan``.
+
+    Attributes:
+        stopped: why a callback ended the job early; None: none did.
+        callbacks: what runs them.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        server: ServerHandle,
+        progress: Progress,
+        stalls: StallDetector | None,
+        events: Events,
+        on_status: Callable[[Status], None] = lambda status: None,
+    ) -> None:
+        self._plan, self._server, self._progress, self._stalls, self._events = plan, server, progress, stalls, events
+        self._on_status = on_status
+        self._session = plan.df.sparkSession
+        self._task = plan.task(server.address)
+        self.stopped: str | None = None
+        self._observer = server.connect()
+        self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
+        self.callbacks = CallbackRunner(
+            plan.callbacks,
+            plan.build_replica,
+            server.connect,
+            fetch_center=plan.fetch_center,
+            on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
+            on_error=self.fail,
+            scope=partial(in_callers_scope, self._session),
+        )
+        self._over = threading.Event()
+
+    def run(self) -> list[Row]:
+        """Train, and return the tasks' summaries, one row each.
+
+        Raises:
+            DistkerasError: what a worker reported, or that the server is gone, or that Spark gave up.
+            DeadlineError: a callback does not return.
+            Exception: what a callback raised.
+            KeyboardInterrupt: the Spark job is cancelled by then.
+        """
+        action = SparkAction(self._session, self._collect, "distkeras-train", lambda: self._signals.put(_TasksEnded()))
+        watch_server = in_callers_scope(self._session, self._watch_server)
+        watch = threading.Thread(target=watch_server, name="distkeras-watch", daemon=True)
+        watch.start()
+        self.callbacks.start()
+        try:
+            rows = self._wait_for_tasks(action)
+            self.callbacks.wait_for_calls(self._task.settings.deadlines.reply)
+            self._raise_late_callback_error()
+            return rows
+        except BaseException:
+            self.callbacks.stop_calling()
+            action.cancel(_CANCEL_SECONDS)
+            with contextlib.suppress(DeadlineError):  # the first error is the one to report
+                self.callbacks.wait_for_calls()
+            raise
+        finally:
+            self._over.set()
+            self._observer.close()
+            watch.join(_CANCEL_SECONDS)
+
+    def fail(self, error: BaseException) -> None:
+        """Let `run` raise what a callback has raised; from any thread."""
+        self._signals.put(_CallbackFailed(error))
+
+    def _collect(self) -> list[Row]:
+        plan = self._plan
+        laid_out = in_sized_batches(_LAYOUT.of(plan.df, plan.arrangement), plan.spec.row_bytes)
+        return map_in_arrow(laid_out, self._task.run, SUMMARY, plan.training.resources).collect()
+
+    def _wait_for_tasks(self, action: SparkAction) -> list[Row]:
+        while True:
+            try:
+                signal = self._signals.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                self._progress.tick()
+                self._server.watch()
+                continue
+            match signal:
+                case _StatusArrived(status):
+                    self._progress.update(status)
+                    self._on_status(status)
+                    self.callbacks.update(status)
+                case _StopRequested(reason):
+                    self._end_early(reason)
+                case _TasksEnded():
+                    try:
+                        rows = action.rows()
+                    except Exception as error:  # noqa: BLE001 - raised as one of our errors
+                        raise self._cause_of(error) from None
+                    # The last commits may have come after the last news.
+                    status = self._server.ask(lambda driver: driver.observe(-1, 0.0))
+                    self._progress.update(status)
+                    self.callbacks.stop_calling()
+                    self._on_status(status)
+                    self.callbacks.update(status)
+                    return rows
+                case _JobFailed(error) | _CallbackFailed(error):
+                    raise error
+
+    def _end_early(self, reason: str) -> None:
+        if self.stopped is None:
+            self.stopped = reason
+            self._events.report(log, "stop", "the job ends early: %s", reason, level=logging.INFO)
+            self.callbacks.stop_calling()
+            self._server.end_early(reason)
+
+    def _raise_late_callback_error(self) -> None:
+        """Raise what a callback has raised while Spark's tasks came to their end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                signal = self._signals.get_nowait()
+                if isinstance(signal, _CallbackFailed):
+                    raise signal.error
+
+    def _cause_of(self, failure: Exception) -> Exception:
+        """Return why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
+        deadline = time.monotonic() + 3 * _POLL_SECONDS + 2 * self._server.news_seconds
+        with contextlib.suppress(queue.Empty):
+            while True:
+                signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(signal, _JobFailed):
+                    return signal.error
+        return typed_error(failure, self._session)
+
+    def _watch_server(self) -> None:
+        clock, checked = -1, time.monotonic()
+        reported: tuple[int, int, int] | None = None
+        while not self._over.is_set():
+            try:
+                status = self._observer.observe(clock, _POLL_SECONDS)
+                if self._stalls is not None and time.monotonic() - checked >= self._stalls.interval:
+                    checked = time.monotonic()
+                    self._stalls.check(self._observer.list_workers())
+            except (DistkerasError, OSError) as error:
+                if self._over.is_set():
+                    return
+                if self._observer.lost(error) or not self._server.alive():
+                    clock = -1  # a server that comes back has gone back; whether it must is for `Supervisor.watch`
+                    self._over.wait(_POLL_SECONDS)
+                    continue
+                self._signals.put(_JobFailed(error))
+                return
+            self._server.record_activity()
+            news = (status.clock, status.joined, status.finished)
+            if status.clock >= clock and news != reported:
+                clock, reported = status.clock, news
+                self._signals.put(_StatusArrived(status))
+                self._over.wait(_STATUS_SECONDS)
+            self._over.wait(self._server.news_seconds)
+
 
 #: Seconds for a process that was killed to be gone.
 _KILLED = 10.0

@@ -49,7 +49,7 @@ from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.spark_job import SparkJob
+from distkeras.training.run import SparkJob
 from distkeras.training.supervisor import Supervisor
 
 if TYPE_CHECKING:

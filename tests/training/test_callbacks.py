@@ -265,7 +265,7 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_end_includes_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.training.spark_job._STATUS_SECONDS", 1000.0)  # no news after the first
+    monkeypatch.setattr("distkeras.training.run._STATUS_SECONDS", 1000.0)  # no news after the first
     trainer = Trainer(
         wrong_model(),
         make("downpour", window=2),
