@@ -13,7 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, finalize
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
@@ -23,8 +23,7 @@ from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 if TYPE_CHECKING:
-    from distkeras.results.job_results import JobResults
-    from distkeras.trainer import Trainer
+    from distkeras.results.job_results import JobOutcome, JobResults
 
 _LOOPBACK, _HTML = "127.0.0.1", "text/html; charset=utf-8"
 #: Connections at a time: each has a thread.
@@ -176,8 +175,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: an access log would fill the notebook."""
 
 
+class Observed(Protocol):
+    """A trainer, as far as a page needs it."""
+
+    outcome: JobOutcome
+    observers: list[Callback]
+
+
 #: The page of each trainer that has one.
-_PAGES: WeakKeyDictionary[Trainer, Dashboard] = WeakKeyDictionary()
+_PAGES: WeakKeyDictionary[Observed, Dashboard] = WeakKeyDictionary()
 #: Pixels of the frame in a notebook.
 _HEIGHT = 760
 
@@ -275,7 +281,7 @@ class Dashboard(Callback):
         return f"{type(self).__name__}({'closed' if self.closed else self.url})"
 
 
-def dashboard_of(trainers: Sequence[Trainer], port: int = 0) -> Dashboard:
+def dashboard_of(trainers: Sequence[Observed], port: int = 0) -> Dashboard:
     """Return the page of these trainers' jobs, which ends with the first one; the same page for the same trainers.
 
     Raises:
@@ -291,7 +297,7 @@ def dashboard_of(trainers: Sequence[Trainer], port: int = 0) -> Dashboard:
     return page
 
 
-def watch_of(trainer: Trainer) -> JobWatch:
+def watch_of(trainer: Observed) -> JobWatch:
     """Return the callback that writes the journal of a trainer's jobs from now on."""
     for observer in trainer.observers:
         if isinstance(observer, JobWatch):
