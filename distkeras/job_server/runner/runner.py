@@ -238,11 +238,11 @@ class JobRunner:
     def _outgrows(self, job: StoredJob, driver: ProcessId) -> bool:
         """Return whether the processes of a job have more memory than they may; keep that as the job's error."""
         most = self._settings.memory_max
-        if most is None or (found := driver.memory()) <= most:
+        if most is None or (used := driver.memory()) <= most:
             return False
         self._excesses[job.id] = (
             f"the processes of a job must have at most {most >> 20} MB of memory, as the server's operator says. "
-            f"Received: {found >> 20} MB"
+            f"Received: {used >> 20} MB"
         )
         return True
 

@@ -229,8 +229,8 @@ class JobStore:
         """Return how many jobs are in each state."""
         with self._engine.connect() as connection:
             rows = connection.execute(select(JOBS.c.state, func.count()).group_by(JOBS.c.state)).all()
-        found = {JobState(state): count for state, count in rows}
-        return {state: found.get(state, 0) for state in JobState}
+        counted = {JobState(state): count for state, count in rows}
+        return {state: counted.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
         """Cancel a job that waits, or ask the server of a job that runs to end it.
