@@ -281,7 +281,7 @@ class ClusterServer:
                 raise
 
     def _look_while_asking(self) -> None:
-        """Look after the server while a request is under way; end the request if its slot may be needed for that."""
+        """Check the server while a request is under way; end the request if its slot may be needed for that."""
         if not self._insists:
             return
         under_way = self._search is not None

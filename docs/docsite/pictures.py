@@ -119,7 +119,7 @@ _DATAFRAME = (
         "(seed, partition, epoch); a checksum",
         "over the rows' hashes",
     ),
-    ("room", "data.spool", "Spool", "memory up to spool_bytes, then a file:", "later epochs do not ask Spark again"),
+    ("room", "data.source", "Spool", "memory up to spool_bytes, then a file:", "later epochs do not ask Spark again"),
     ("room", "ps.worker.loop", "Training thread", "a window of steps on the replica,", "then an exchange"),
 )
 

@@ -61,7 +61,7 @@ def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, str]]
     return found
 
 
-def test_the_page_is_there_for_everyone_with_its_address(dashboard: Dashboard) -> None:
+def test_the_page_is_there_foreveryone_with_its_address(dashboard: Dashboard) -> None:
     answer, connection = ask(dashboard.url)
     body = answer.read()
     assert answer.status == 200

@@ -63,7 +63,7 @@ def test_closing_frees_a_thread_that_waits_for_room() -> None:
         next(prefetcher)
 
 
-def test_closing_wakes_the_consumer_and_does_not_wait_for_ever() -> None:
+def test_closing_wakes_the_consumer_and_does_not_wait_forever() -> None:
     gate, waiting = threading.Event(), threading.Event()
 
     def blocked_items() -> Iterator[int]:
@@ -84,7 +84,7 @@ def test_closing_wakes_the_consumer_and_does_not_wait_for_ever() -> None:
     prefetcher.close(SECONDS)
 
 
-def test_a_consumer_does_not_wait_for_ever() -> None:
+def test_a_consumer_does_not_wait_forever() -> None:
     gate = threading.Event()
 
     def late_items() -> Iterator[int]:

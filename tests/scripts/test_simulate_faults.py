@@ -241,7 +241,7 @@ class TestScheduler:
         scheduler.run(Process("main", "here"), main)
         assert heard == [1.0, 6.5, 7.5]
 
-    def test_a_wait_for_ever_is_found(self) -> None:
+    def test_a_wait_forever_is_found(self) -> None:
         scheduler = Scheduler(0)
         with pytest.raises(Finding, match="every wait must end"):
             scheduler.run(Process("main", "here"), lambda: scheduler.wait(None, None))

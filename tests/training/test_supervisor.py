@@ -56,7 +56,7 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
         assert server.restarts == 0
 
 
-def test_a_server_that_does_not_answer_is_not_asked_for_ever() -> None:
+def test_a_server_that_does_not_answer_is_not_asked_forever() -> None:
     deadlines = replace(PATIENT, reply=brief(0.5))
     with (
         ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=deadlines)) as process,

@@ -116,7 +116,7 @@ class JobRunner:
         return time.monotonic() - self._looked_at
 
     def run(self, stop: threading.Event) -> None:
-        """Look after the jobs until ``stop``. The drivers continue."""
+        """Start and watch the jobs until ``stop``. The drivers continue."""
         while not stop.wait(_LOOK):
             try:
                 self.tick()
@@ -211,7 +211,7 @@ class JobRunner:
         return True
 
     def _look(self, job: StoredJob) -> bool:
-        """Look after one job; return whether nothing of it is left."""
+        """Check one job; return whether nothing of it is left."""
         folder = self._files.of(job.id)
         child = self._children.get(job.id)
         if child is not None:

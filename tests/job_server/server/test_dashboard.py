@@ -21,7 +21,7 @@ def job(service: JobService, model: bytes) -> str:
     return str(found)
 
 
-def test_the_shell_is_for_everybody_and_has_its_own_policy(service: JobService) -> None:
+def test_the_shell_is_foreverybody_and_has_its_own_policy(service: JobService) -> None:
     answer = service.call("GET", "/dashboard", prefix="")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/html")

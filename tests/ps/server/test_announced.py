@@ -187,7 +187,7 @@ def waits(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
     return lambda: "waits while that one lives" in caplog.text
 
 
-def test_an_attempt_waits_while_another_one_serves_and_ends_well_with_it(
+def test_an_attempt_waits_while_another_one_serves_and_ends_successfully_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = waits(caplog)
@@ -452,7 +452,7 @@ class TestStandby:
         client.close()
         assert stranger.returned() is None
 
-    def test_a_job_that_does_not_move_is_not_waited_for_for_ever(self, tmp_path: Path) -> None:
+    def test_a_job_that_does_not_move_is_not_waited_forever(self, tmp_path: Path) -> None:
         owner = Attempt(request(tmp_path), 0)
         until(lambda: incarnation(tmp_path))
         with pytest.raises(DeadlineError, match="for a commit, as the standby"):

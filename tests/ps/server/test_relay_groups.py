@@ -165,7 +165,7 @@ def test_a_job_without_groups_takes_no_sum() -> None:
             client.request(replace(commit_of(0), grouped=True), CenterReply)
 
 
-def test_a_relay_that_keeps_silent_is_followed_by_another_one() -> None:
+def test_a_relay_that_does_not_respond_is_followed_by_another_one() -> None:
     """It accepts connections, and nothing more: its workers report it lost, and one of them is the relay."""
     data = values_of(3, 4)
     deadlines = replace(PATIENT, handshake=brief(1), lease=brief(1))

@@ -53,7 +53,7 @@ def test_a_question_about_the_center_waits_until_it_is_published(name: str) -> N
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_it_does_not_wait_for_ever(name: str) -> None:
+def test_it_does_not_wait_forever(name: str) -> None:
     settings = ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, publish=0.05))
     with ParameterServer(settings, KEY) as server:
         client = DriverClient(Address(*server.address, KEY), PATIENT)

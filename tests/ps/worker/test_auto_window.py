@@ -82,7 +82,7 @@ def test_overlapped_exchanges_are_hidden_behind_the_window() -> None:
     assert found == [(10, False)] * (MEASURED + 1) + [(3, True)] * 2
 
 
-def test_an_exchange_that_takes_for_ever_gets_the_longest_window() -> None:
+def test_an_exchange_that_takes_forever_gets_the_longest_window() -> None:
     assert windows_of(make("agn"), step=1e-12, exchange=60.0, count=MEASURED + 2)[-1] == (LONGEST, False)
 
 
