@@ -73,7 +73,7 @@ class Origin(enum.Enum):
 
     USER = "code, data or settings: it comes again at every attempt"
     NODE = "a machine's memory, disk, threads or descriptors: another attempt, perhaps elsewhere, may do better"
-    NETWORK = "a connection, or a peer that keeps silent: another attempt may do better"
+    NETWORK = "a connection, or a peer that does not respond: another attempt may do better"
     JOB = "what became of the job or of this attempt: nothing new"
 
 
@@ -235,7 +235,7 @@ class JobStoppedError(DistkerasError):
 
 
 class MemberLostError(DistkerasError, ConnectionError):
-    """A worker that others exchange with has died or keeps silent: they begin the round again, with its successor.
+    """A worker that others exchange with has died or does not respond: they begin the round again, with its successor.
 
     The job ends with this error if no successor comes, or if the workers lose each other again and again.
     """

@@ -225,7 +225,7 @@ class Rendezvous:
         try:
             if self._held.keys() >= center.scheduler.active:
                 self._apply(center)
-            # Another one may have waited in vain for a member that is silent, and will say so.
+            # Another one may have waited for a member that does not respond, and will say so.
             timeout = self._settings.deadlines.reply
             if not self._changed.wait_while_running(lambda: own.applied is not None, timeout, peer.hung_up):
                 self._end_membership()

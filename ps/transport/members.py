@@ -5,7 +5,7 @@ to the server is. Rules:
 
 1. Every sum adds its terms up in the order of the ranks, so a result does not depend on which one came first.
 2. Every message names its purpose and its step, and one that is not the expected one is an error.
-3. Every wait has a deadline. A member that hangs up, or keeps silent until the deadline, is a `MemberLostError`, which
+3. Every wait has a deadline. A member that hangs up, or does not respond in time, is a `MemberLostError`, which
    names it. Its finder hangs up on all others, so that all find it; then all announce themselves to the server again,
    and connect again (`server.rendezvous`). Members leave after the same round of the server, so none waits for one that
    has left in good order.
