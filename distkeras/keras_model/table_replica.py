@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.keras_model.optimizer_state import layout_of, load_state, state_bytes
-from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
 from distkeras.keras_model.row_optimizers import accumulators_of
 from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.protocol.messages import OptimizerState
