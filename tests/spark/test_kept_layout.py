@@ -16,7 +16,7 @@ from distkeras.data.spec import DataSpec
 from distkeras.spark.kept_layout import Arrangement, KeptLayout, KeptRows
 
 #: Pairs of layouts that are drawn where `--pairs` does not say: by default, and among the slow tests.
-FEW, MANY = 6, 200
+FEW, MANY = 12, 200
 
 
 @pytest.fixture
