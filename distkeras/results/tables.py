@@ -114,6 +114,15 @@ class JobRecords:
         rows = np.concatenate(steps) if steps else np.empty((0, len(FIXED_HISTORY) + len(metrics)))
         return cls(np.concatenate(commits), rows, metrics, records.missing, first)
 
+    @classmethod
+    def drain_micro_batch(cls, driver: DriverClient, stream: str, number: int) -> JobRecords:
+        """Fetch the records of a stream's present micro-batch.
+
+        Where they begin is asked for here and not kept from the micro-batch's beginning: a server that has started
+        again without the records of a damaged file counts from another number.
+        """
+        return cls.drain(driver, driver.begin_micro_batch(stream, number).records)
+
     def commits(self) -> pa.Table:
         """Return one row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""
         applied = self.commits_array["skipped"] == 0

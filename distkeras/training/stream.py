@@ -436,7 +436,7 @@ class StreamTraining:
             if self._callback_error is not None:  # from before there was a job to end
                 raise self._callback_error
             summaries = job.run()
-        records = server.ask(lambda driver: JobRecords.drain(driver, begun.records))
+        records = server.ask(lambda driver: JobRecords.drain_micro_batch(driver, *present))
         began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
         self._outcome.records = records

@@ -222,7 +222,7 @@ class Driver:
         before = supervisor.ask(self._collect) if begun.complete else None
         self._await_tasks(supervisor)
         self._pass_phase("trained")
-        records = supervisor.ask(lambda driver: JobRecords.drain(driver, begun.records))
+        records = supervisor.ask(lambda driver: JobRecords.drain_micro_batch(driver, _STREAM, number))
         began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once(dict(enumerate(self.layout.batches)), self.epochs, began)
         if covered and self._plan.altered:

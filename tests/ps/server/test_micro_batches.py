@@ -25,6 +25,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.loop import run_worker
+from distkeras.results.tables import JobRecords
 from distkeras.training.supervisor import Supervisor
 
 SIZE = 5
@@ -123,6 +124,21 @@ def test_a_server_that_dies_within_a_micro_batch_begins_it_again(tmp_path: Path)
         client.close()
         assert stream.center() == 24.0
         assert stream.begin(1).complete
+
+
+def test_a_damaged_log_does_not_hide_records_of_the_present_micro_batch(tmp_path: Path) -> None:
+    """A server that starts again without the records of the micro-batch before counts those of this one from 0."""
+    with streaming(tmp_path) as stream:
+        stream.begin(0)
+        train_both(stream, 0)
+        assert stream.begin(1).records == 6
+        for log in tmp_path.rglob("log*.dks"):
+            log.write_bytes(log.read_bytes()[:-1] + b"!")
+        stream.kill()
+        stream.server.restart()
+        train_both(stream, 1)
+        records = stream.server.ask(lambda driver: JobRecords.drain_micro_batch(driver, "clicks", 1))
+        assert (records.missing, records.start, len(records.commits_array)) == (12, 0, 6)
 
 
 def test_a_late_attempt_is_refused_and_an_early_one_waits() -> None:
