@@ -20,7 +20,7 @@ PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 OPTIONAL = {"files.py": {"pyarrow"}, "tls.py": {"cryptography"}}
 #: What an executor imports before Keras' backend is chosen, or `distkeras.ps` alone may be there for.
 LIGHT = [
-    *(f"data/{name}" for name in ("batches", "columns", "ordering", "shuffling", "source", "spec", "spool")),
+    *(f"data/{name}" for name in ("batches", "columns", "ordering", "shuffling", "source", "spec")),
     *(f"keras_model/{name}" for name in ("archive", "compiled_steps", "recipe", "replica", "tensorflow", "variables")),
     "training/task",
 ]
