@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from support.ps.mappings import mapped
 
-from distkeras.ps.world.shared_memory import map_shared
+from distkeras.ps.world.shared_memory import SharedMemory, map_shared
 from distkeras.ps.world.world import REAL
 
 pytestmark = [
@@ -23,11 +22,6 @@ pytestmark = [
 ]
 
 SIZE = 3 * 4096
-
-
-def mapped(pid: int) -> int:
-    """How many pieces of shared memory a process has mapped."""
-    return sum("memfd:distkeras" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
 def test_what_one_writes_the_other_reads() -> None:
@@ -53,14 +47,19 @@ def test_hidden_memory_stays_with_those_who_have_it() -> None:
     assert other[0] == 7
 
 
+def inode(shared: SharedMemory) -> int:
+    return os.fstat(int(shared.place.partition("/")[2])).st_ino
+
+
 def test_it_goes_with_the_last_who_has_it() -> None:
-    before = mapped(os.getpid())
     shared = REAL.share(SIZE)
     other = REAL.map_shared(shared.place, SIZE)
-    assert mapped(os.getpid()) == before + 2
-    del shared, other
-    gc.collect()
-    assert mapped(os.getpid()) == before
+    own = inode(shared)
+    assert mapped(os.getpid())[own] == 2
+    del shared
+    assert mapped(os.getpid())[own] == 1
+    del other
+    assert mapped(os.getpid())[own] == 0
 
 
 def test_it_keeps_its_size() -> None:
@@ -74,11 +73,11 @@ def test_it_keeps_its_size() -> None:
 
 def test_a_forked_child_does_not_keep_it() -> None:
     shared = REAL.share(SIZE)
-    before = mapped(os.getpid())
+    own = inode(shared)
     pid = os.fork()
     if pid == 0:  # pragma: no cover - not this process
-        os._exit(mapped(os.getpid()))
-    assert before >= 1
+        os._exit(mapped(os.getpid())[own])
+    assert mapped(os.getpid())[own] == 1
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert shared.memory[0] == 0
 

@@ -83,11 +83,13 @@ def test_many_requests_at_once_keep_no_one_out(service: JobService) -> None:
 def test_of_too_many_connections_those_that_do_not_read_are_closed(
     serving: HttpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 2)
+    """The limit falls when each answer has begun: before that, a connection waits for its peer, and may be closed."""
+    monkeypatch.setattr(listener, "SLOWEST", _ANSWER)  # each waits for its peer soon, however much is buffered
+    monkeypatch.setattr(listener, "BODY_SECONDS", patience(60))
     with contextlib.ExitStack() as stack:
-        peers = [stack.enter_context(connected(serving.port, _HALF + b"\r\n")) for _ in range(4)]
-        for peer in peers:
-            assert peer.recv(1) == b"H"
+        for _ in range(4):
+            assert stack.enter_context(connected(serving.port, _HALF + b"\r\n")).recv(1) == b"H"
+        monkeypatch.setattr(listener, "CONNECTIONS_MAX", 2)
         until(lambda: serving.connections == 2)
 
 

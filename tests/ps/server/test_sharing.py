@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.patience import brief, patience, until
+from support.ps.mappings import mapped
 from support.ps.relay import Relay
 from support.ps.running_server import KEY, Running
 from support.ps.toy_model import toy_client
@@ -45,10 +47,16 @@ SIZE = 3001
 PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))
 
 
-def mapped(pid: int) -> int:
-    """How many pieces of shared memory a process has mapped."""
-    gc.collect()
-    return sum("memfd:distkeras" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+@pytest.fixture
+def pieces() -> Callable[[int], int]:
+    """How many pieces of shared memory a process has mapped that this one had not before the test."""
+    before = mapped(os.getpid())
+
+    def count(pid: int) -> int:
+        gc.collect()
+        return sum(number for inode, number in mapped(pid).items() if inode not in before)
+
+    return count
 
 
 def trained(rule: str, *, shared: bool, **options: Any) -> tuple[bytes, bytes]:
@@ -117,7 +125,7 @@ def test_an_encrypted_connection_shares_memory_too() -> None:
             assert set(commit(client, 0)) == {1.0}
 
 
-def test_a_lost_connections_successor_has_memory_of_its_own() -> None:
+def test_a_lost_connections_successor_has_memory_of_its_own(pieces: Callable[[int], int]) -> None:
     """What was written for the old connection, and had no answer, is sent again, and counts once."""
     with (
         Running(make("downpour"), workers=1, size=SIZE) as running,
@@ -143,9 +151,9 @@ def test_a_lost_connections_successor_has_memory_of_its_own() -> None:
             assert set(commit(client, 2)) == {3.0}
             assert running.driver.drain().commits.view(COMMIT)["sequence"].tolist() == [1, 2, 3]
             del first, center, parts
-            until(lambda: mapped(os.getpid()) == 2)
+            until(lambda: pieces(os.getpid()) == 2)
         del client  # it has the center that it was sent last
-        until(lambda: mapped(os.getpid()) == 0)
+        until(lambda: pieces(os.getpid()) == 0)
 
 
 @pytest.mark.parametrize("kind", ["another process", "no token", "nothing there", "a name"])
@@ -221,7 +229,7 @@ for number in range(2):
 
 
 @pytest.mark.parametrize(("when", "applied"), [("half", {1}), ("sent", {2})])
-def test_a_killed_workers_successor_goes_on_exactly(when: str, applied: set[int]) -> None:
+def test_a_killed_workers_successor_goes_on_exactly(when: str, applied: set[int], pieces: Callable[[int], int]) -> None:
     with Running(make("downpour"), workers=1, size=SIZE) as running:
         port = str(running.server.address[1])
         command = [sys.executable, "-c", DYING, port, str(SIZE), when, KEY.hex()]
@@ -239,10 +247,10 @@ def test_a_killed_workers_successor_goes_on_exactly(when: str, applied: set[int]
             assert set(commit(client, count)) == {count + 1.0}
             del center
         del client  # it has the center that it was sent last
-        until(lambda: mapped(os.getpid()) == 0)
+        until(lambda: pieces(os.getpid()) == 0)
 
 
-def test_a_killed_server_leaves_nothing_behind() -> None:
+def test_a_killed_server_leaves_nothing_behind(pieces: Callable[[int], int]) -> None:
     deadlines = Deadlines(reconnect=brief(0.5))
     with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
         driver = DriverClient(process.address)
@@ -251,8 +259,8 @@ def test_a_killed_server_leaves_nothing_behind() -> None:
         client = WorkerClient(process.address, worker=0, attempt=0, size=SIZE, shared_parts=1, deadlines=deadlines)
         client.join()
         client.pull()
-        assert mapped(process.pid) == 1
-        assert mapped(os.getpid()) == 1
+        assert pieces(process.pid) == 1
+        assert pieces(os.getpid()) == 1
         assert set(commit(client, 0)) == {1.0}
         os.kill(process.pid, signal.SIGKILL)
         problem = ""
@@ -263,4 +271,4 @@ def test_a_killed_server_leaves_nothing_behind() -> None:
         assert "must be reached within" in problem
         client.close()
         del client  # it has the center that it was sent last
-        until(lambda: mapped(os.getpid()) == 0)
+        until(lambda: pieces(os.getpid()) == 0)

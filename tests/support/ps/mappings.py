@@ -1,0 +1,15 @@
+"""The shared memory that a process has mapped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+
+def mapped(pid: int) -> Counter[int]:
+    """How often a process has mapped each piece of shared memory, by the number of its file.
+
+    A count of all would count what other tests of the process have left, which goes at any time.
+    """
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return Counter(int(line.split()[4]) for line in lines if "memfd:distkeras" in line)
