@@ -22,14 +22,7 @@ from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.ps.validate import (
-    invalid,
-    require_boolean,
-    require_choice,
-    require_integer,
-    require_number,
-    require_text,
-)
+from distkeras.ps.validate import check_fields, checked, count, flag, invalid, positive, require_choice, require_text
 
 _S = TypeVar("_S")
 
@@ -171,52 +164,39 @@ class TrainSettings:
 
     features_col: tuple[str, ...] | dict[str, str] = ("features",)
     label_col: tuple[str, ...] | dict[str, str] = ("label",)
-    sample_weight_col: str | None = None
+    sample_weight_col: str | None = checked(None, require_text, "the name of a column, or None")
     class_weight: dict[int, float] | None = None
     decode: dict[str, Callable[[Any], Any]] | None = None
-    num_workers: int | None = None
-    batch_size: int = DataSpec.batch_size
-    num_epoch: int = DataSpec.epochs
-    seed: int = DataSpec.seed
-    shuffle: bool = DataSpec.shuffle
-    partitioned_already: bool = False
-    spool_bytes: int = Executors.spool_bytes
-    max_skipped: int = ServerSettings.max_skipped
-    progress: bool | None = Monitoring.progress
-    log_every: float | None = Monitoring.log_every
+    num_workers: int | None = count(None)
+    batch_size: int = count(DataSpec.batch_size)
+    num_epoch: int = count(DataSpec.epochs)
+    seed: int = count(DataSpec.seed, 0)
+    shuffle: bool = flag(DataSpec.shuffle)
+    partitioned_already: bool = flag(False)
+    spool_bytes: int = count(Executors.spool_bytes, 0)
+    max_skipped: int = count(ServerSettings.max_skipped, 0)
+    progress: bool | None = flag(Monitoring.progress)
+    log_every: float | None = positive(Monitoring.log_every)
     server: str = Network.server
     host: str | None = Network.host
-    tls: bool = Network.tls
-    stall_after: float | None = Monitoring.stall_after
+    tls: bool = flag(Network.tls)
+    stall_after: float | None = positive(Monitoring.stall_after)
     resources: Any = Executors.resources
-    frozen_weights: str | None = None
+    frozen_weights: str | None = checked(None, require_text, "a path or a URI, or None")
     tables: str | tuple[str, ...] = "auto"
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
+        check_fields(self)
+        converted: dict[str, Any] = {
             "features_col": names_of(self.features_col, "features_col"),
             "label_col": names_of(self.label_col, "label_col"),
             "class_weight": None if self.class_weight is None else require_class_weight(self.class_weight),
         }
-        for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 0)):
-            checked[name] = require_integer(name, getattr(self, name), least)
-        checked["tables"] = _table_names(self.tables)
-        checked["decode"] = decoders(self.decode, listed(checked["features_col"])) or None
-        if self.num_workers is not None:
-            checked["num_workers"] = require_integer("num_workers", self.num_workers)
-        for name in ("stall_after", "log_every"):
-            if getattr(self, name) is not None:
-                checked[name] = require_number(name, getattr(self, name))
-        for name in ("shuffle", "partitioned_already", "tls"):
-            checked[name] = require_boolean(name, getattr(self, name))
-        if self.progress is not None:
-            checked["progress"] = require_boolean("progress", self.progress)
-        for name, text in (("sample_weight_col", "the name of a column"), ("frozen_weights", "a path or a URI")):
-            if getattr(self, name) is not None:
-                require_text(name, getattr(self, name), f"{text}, or None")
+        converted["tables"] = _table_names(self.tables)
+        converted["decode"] = decoders(self.decode, listed(converted["features_col"])) or None
         _require_place(self.server, self.host)
         _require_profile(self.resources)
-        for name, value in checked.items():
+        for name, value in converted.items():
             object.__setattr__(self, name, value)  # frozen from here on
 
     @property

@@ -22,7 +22,7 @@ from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import check_field, invalid, require_boolean, require_integer
+from distkeras.ps.validate import check_field, check_fields, count, flag, invalid, require_integer
 
 
 @dataclass(frozen=True)
@@ -53,27 +53,22 @@ class ServerSettings:
     rule: Rule
     workers: int
     learning_rate: float | Schedule | None = None
-    staleness_bound: int | None = None
-    measure_gap: bool = False
-    max_skipped: int = 0
+    staleness_bound: int | None = count(None, 0)
+    measure_gap: bool = flag(False)
+    max_skipped: int = count(0, 0)
     host: str = "127.0.0.1"
-    port: int = 0
+    port: int = count(0, 0, 0xFFFF)
     deadlines: Deadlines = field(default_factory=Deadlines)
     checkpoint: Checkpoint | None = None
-    max_body: int = 1 << 32
-    authenticate_vectors: bool = False
+    max_body: int = count(1 << 32)
+    authenticate_vectors: bool = flag(False)
     tables: tuple[TableShape, ...] = ()
     relays: int | str | None = None
 
     def __post_init__(self) -> None:
         _require_kinds(self)
         check_field(self, "workers", require_integer)
-        check_field(self, "max_skipped", require_integer, 0)
-        check_field(self, "port", require_integer, 0, 0xFFFF)
-        check_field(self, "max_body", require_integer)
-        check_field(self, "measure_gap", require_boolean)
-        check_field(self, "authenticate_vectors", require_boolean)
-        check_field(self, "staleness_bound", require_integer, 0, optional=True)
+        check_fields(self)
         scheduler_for(self.rule, self.workers, self.staleness_bound)
         check_field(self, "learning_rate", lambda name, value: schedule_of(value), optional=True)
         require_learning_rate(self.rule, self.learning_rate)
@@ -120,25 +115,23 @@ class WorkerSettings:
     rule: Rule
     workers: int
     wire_format: str = "float32"
-    overlap: bool = False
-    threads: int | None = None
-    keep_optimizer: bool = True
-    shared_memory: bool = True
+    overlap: bool = flag(False)
+    threads: int | None = count(None)
+    keep_optimizer: bool = flag(True)
+    shared_memory: bool = flag(True)
     relays: int | str | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
         _require_kinds(self)
         check_field(self, "workers", require_integer)
+        check_fields(self)
         require_format(self.wire_format, self.rule)
-        for name in ("overlap", "keep_optimizer", "shared_memory"):
-            check_field(self, name, require_boolean)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
                 "Received: overlap=True"
             )
-        check_field(self, "threads", require_integer, optional=True)
         if self.relays is not None:
             _require_relays(self.rule, self.relays)
             reasons = {

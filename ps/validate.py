@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Hashable, Sequence
@@ -77,14 +78,15 @@ def require_text(name: str, value: Any, expected: str) -> str:
     return value
 
 
-def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raise a ConfigurationError unless the value is one of ``choices``."""
+def require_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Return the value; raise a ConfigurationError unless it is one of ``choices``."""
     if not isinstance(value, Hashable) or value not in choices:  # an array is equal to nothing, or to all
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
+    return value
 
 
 def check_field(
-    holder: object, name: str, check: Callable[..., Any], *bounds: float, optional: bool = False, **options: Any
+    holder: object, name: str, check: Callable[..., Any], *bounds: Any, optional: bool = False, **options: Any
 ) -> None:
     """Set the field ``name`` of a frozen dataclass to what ``check(name, value, *bounds, **options)`` returns.
 
@@ -93,3 +95,50 @@ def check_field(
     value = getattr(holder, name)
     if value is not None or not optional:
         object.__setattr__(holder, name, check(name, value, *bounds, **options))
+
+
+def checked(default: Any, check: Callable[..., Any], *bounds: Any, **options: Any) -> Any:
+    """Return a field of a dataclass for `check_fields`; see `check_field` for the arguments."""
+    return dataclasses.field(default=default, metadata={"check": (check, bounds, options)})
+
+
+def check_fields(holder: Any) -> None:
+    """Call `check_field` for every field of `checked`; a field is optional if its annotation ends in None.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+    for field in dataclasses.fields(holder):
+        if "check" in field.metadata:
+            check, bounds, options = field.metadata["check"]
+            check_field(holder, field.name, check, *bounds, optional=str(field.type).endswith("None"), **options)
+
+
+def count(default: int | None, low: int = 1, high: int | None = None) -> Any:
+    """Return a field for an integer from ``low`` to ``high``."""
+    return checked(default, require_integer, low, high)
+
+
+def positive(default: float | None) -> Any:
+    """Return a field for a finite number above 0."""
+    return checked(default, require_number)
+
+
+def not_negative(default: float | None) -> Any:
+    """Return a field for a finite number of at least 0."""
+    return checked(default, require_number, inclusive=True)
+
+
+def fraction(default: float) -> Any:
+    """Return a field for a number in [0, 1)."""
+    return checked(default, require_number, inclusive=True, below=1)
+
+
+def flag(default: bool | None) -> Any:
+    """Return a field for True or False."""
+    return checked(default, require_boolean)
+
+
+def choice(default: Any, *choices: Any) -> Any:
+    """Return a field for one of ``choices``."""
+    return checked(default, require_choice, choices)

@@ -11,7 +11,7 @@ import numpy as np
 
 from distkeras.data.columns import Column, ColumnArrays
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.validate import check_field, require_boolean, require_integer
+from distkeras.ps.validate import check_fields, count, flag
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,17 @@ class DataSpec:
     features: tuple[Column, ...]
     labels: tuple[Column, ...] = ()
     sample_weight: Column | None = None
-    batch_size: int = 32
-    epochs: int = 1
-    seed: int = 0
-    shuffle: bool = True
-    spool_bytes: int = 256 << 20
-    rewindable: bool = False
+    batch_size: int = count(32)
+    epochs: int = count(1)
+    seed: int = count(0, 0)
+    shuffle: bool = flag(True)
+    spool_bytes: int = count(256 << 20, 0)
+    rewindable: bool = flag(False)
 
     def __post_init__(self) -> None:
         if not self.features:
             raise ConfigurationError("`features` must name at least one column. Received: features=()")
-        for name, least in (("batch_size", 1), ("epochs", 1), ("seed", 0), ("spool_bytes", 0)):
-            check_field(self, name, require_integer, least)
-        for name in ("shuffle", "rewindable"):
-            check_field(self, name, require_boolean)
+        check_fields(self)
         if self.sample_weight is not None and self.sample_weight.shape != ():
             raise ConfigurationError(
                 f"`sample_weight` must be one number per row. Received: shape={self.sample_weight.shape}",

@@ -21,9 +21,7 @@ from distkeras.ps.rules.base import (
     WorkerState,
     sum_of_squares,
 )
-from distkeras.ps.validate import check_field, require_choice, require_number
-
-FORMS = ("4.1", "4.7", "4.10", "4.1norm", "4.7norm")
+from distkeras.ps.validate import choice, flag, positive
 
 
 @dataclass(frozen=True)
@@ -66,22 +64,14 @@ class ADAG(Rule):
         title="ADAG",
         equations="Alg 11-13, Eq 4.1, 4.7-4.10",
         sends="Δ / λ (12); with θ̃ sent (11); s ⊙ Δ / λ (13)",
-        family="delta",
         **THESIS,
     )
 
     window: int | str | None = 10
-    form: str = "4.7"
-    gamma: float = 1e-4
-    algorithm: int = 12
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("form", self.form, FORMS)
-        check_field(self, "gamma", require_number)
-        require_choice("algorithm", self.algorithm, (11, 12, 13))
-        require_choice("normalize", self.normalize, (True, False))
+    form: str = choice("4.7", "4.1", "4.7", "4.10", "4.1norm", "4.7norm")
+    gamma: float = positive(1e-4)
+    algorithm: int = choice(12, 11, 12, 13)
+    normalize: bool = flag(True)
 
     @property
     def traits(self) -> Traits:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.base import DANA, Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
-from distkeras.ps.validate import check_field, invalid, require_number
+from distkeras.ps.validate import invalid, not_negative
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,12 @@ class ASGD(Rule):
     name = "asgd"
     info = RuleInfo(title="ASGD", equations="Alg 1-2", sends="g", family="gradient", **DANA)
 
-    weight_decay: float = 0.0
+    weight_decay: float = not_negative(0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window != 1:
             raise invalid("window", self.window, "1: a gradient rule commits every gradient")
-        check_field(self, "weight_decay", require_number, inclusive=True)
 
     @property
     def traits(self) -> Traits:

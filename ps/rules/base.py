@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.ps.validate import check_field, invalid, require_integer
+from distkeras.ps.validate import check_field, check_fields, invalid, require_integer
 
 Vector = np.ndarray
 Scalars = tuple[float, ...]
@@ -108,17 +108,17 @@ class RuleInfo:
         title: the name in the paper.
         paper: short citation.
         equations: where in the paper.
-        sends: payload, in the notation of the docstrings.
-        family: "delta", "elastic", "averaging", "gradient" or "peers".
         bibtex: the paper's entry.
+        sends: payload, in the notation of the docstrings. Default: the movement since the last pull.
+        family: "delta", "elastic", "averaging", "gradient" or "peers".
     """
 
     title: str
     paper: str
     equations: str
-    sends: str
-    family: str
     bibtex: str
+    sends: str = "Δ = θᵏ − θ̃ sent"
+    family: str = "delta"
 
 
 class Context(NamedTuple):
@@ -246,6 +246,7 @@ class Rule(ABC):
     window_max: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if isinstance(self.window, str):
             self._require_free_window()
         elif self.window is not None:

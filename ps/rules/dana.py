@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.asgd import ASGD
 from distkeras.ps.rules.base import DANA, Chunk, Context, Replica, RuleInfo, Scalars, Traits, Vector, WorkerState
 from distkeras.ps.rules.dc_asgd import compensate
-from distkeras.ps.rules.momentum import NagASGD
-from distkeras.ps.validate import check_field, require_number
+from distkeras.ps.rules.momentum import LocalMomentum, NagASGD
+from distkeras.ps.validate import not_negative
 
 
 @dataclass(frozen=True)
@@ -85,23 +84,11 @@ class DanaDC(DanaZero):
     name = "dana_dc"
     info = RuleInfo(title="DANA-DC", equations="Alg 7", sends="g", family="gradient", **DANA)
 
-    compensation: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "compensation", require_number, inclusive=True)
+    compensation: float = not_negative(2.0)
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            gradient=True,
-            fixed_workers=True,
-            view=True,
-            keeps_sent=True,
-            reads_sent=True,
-            model_vectors=("velocity_sum",),
-            worker_vectors=("velocity",),
-        )
+        return replace(super().traits, keeps_sent=True, reads_sent=True)
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         compensate(chunk, self.compensation)
@@ -109,7 +96,7 @@ class DanaDC(DanaZero):
 
 
 @dataclass(frozen=True)
-class DanaSlim(ASGD):
+class DanaSlim(LocalMomentum):
     r"""DANA in Bengio's frame: the worker keeps its momentum and sends one step ahead; the server is ASGD's.
 
     .. math:: v^k \leftarrow \gamma v^k + g, \qquad \Theta \leftarrow \Theta - \eta (\gamma v^k + g)
@@ -128,24 +115,9 @@ class DanaSlim(ASGD):
     name = "dana_slim"
     info = RuleInfo(title="DANA-Slim", equations="Alg 6, Eq 15-16", sends="γvᵏ + g", family="gradient", **DANA)
 
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
-
-    def start(self, replica: Replica, sent: Vector) -> WorkerState:
-        state = super().start(replica, sent)
-        state.vectors["velocity"] = np.zeros_like(sent)
-        return state
-
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         rows = super().compute(replica, state, batches)
-        gradient, velocity = state.payload[0], state.vectors["velocity"]
+        gradient, velocity = state.payload[0], state.vectors["momentum"]
         velocity *= self.momentum
         velocity += gradient
         gradient += self.momentum * velocity

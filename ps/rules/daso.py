@@ -15,7 +15,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from distkeras.ps.rules.base import Chunk, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
-from distkeras.ps.validate import check_field, invalid, require_choice, require_integer, require_number
+from distkeras.ps.validate import check_field, count, flag, fraction, invalid, require_integer
 
 WARM_UP, CYCLING, COOL_DOWN = "warm_up", "cycling", "cool_down"
 
@@ -102,29 +102,22 @@ class Daso(Rule):
     )
 
     window: int | str | None = None
-    interval: int = 4
+    interval: int = count(4)
     wait: int | None = None
-    warm_up: int = 1
-    cool_down: int = 1
-    momentum: float = 0.9
-    cast: bool = True
-    threshold: float = 0.01
-    patience: int = 5
-    nodes: int | None = None
+    warm_up: int = count(1, 0)
+    cool_down: int = count(1, 0)
+    momentum: float = fraction(0.9)
+    cast: bool = flag(True)
+    threshold: float = fraction(0.01)
+    patience: int = count(5)
+    nodes: int | None = count(None)
 
     def __post_init__(self) -> None:
         if self.window is not None:
             raise invalid("window", self.window, "None: `interval` and `wait` say when nodes exchange")
         super().__post_init__()
-        for name, low in (("interval", 1), ("warm_up", 0), ("cool_down", 0), ("patience", 1)):
-            check_field(self, name, require_integer, low)
         if self.wait is not None:
             check_field(self, "wait", require_integer, 1, self.interval)
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-        require_choice("cast", self.cast, (True, False))
-        check_field(self, "threshold", require_number, inclusive=True, below=1)
-        if self.nodes is not None:
-            check_field(self, "nodes", require_integer)
 
     @property
     def traits(self) -> Traits:

@@ -8,7 +8,7 @@ import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
 from distkeras.ps.rules.base import DELAY_COMPENSATION, Chunk, Context, RuleInfo, Scalars, Traits
-from distkeras.ps.validate import check_field, require_choice, require_number
+from distkeras.ps.validate import flag, fraction, not_negative
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,11 @@ class DCASGD(ASGD):
     name = "dc_asgd"
     info = RuleInfo(title="DC-ASGD", equations="Alg 1-2, Section 6", sends="g", family="gradient", **DELAY_COMPENSATION)
 
-    adaptive: bool = False
-    compensation: float | None = None
-    decay: float = 0.95
-    epsilon: float = 1e-7
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("adaptive", self.adaptive, (True, False))
-        check_field(self, "compensation", require_number, inclusive=True, optional=True)
-        check_field(self, "decay", require_number, inclusive=True, below=1)
-        check_field(self, "epsilon", require_number, inclusive=True)
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
+    adaptive: bool = flag(False)
+    compensation: float | None = not_negative(None)
+    decay: float = fraction(0.95)
+    epsilon: float = not_negative(1e-7)
+    momentum: float = fraction(0.0)
 
     @property
     def traits(self) -> Traits:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.base import THESIS, Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
-from distkeras.ps.validate import check_field, invalid, require_choice, require_integer
+from distkeras.ps.validate import count, flag, invalid
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Downpour(Rule):
     """
 
     name = "downpour"
-    info = RuleInfo(
-        title="DOWNPOUR", equations="Alg 5, Eq 2.11-2.12", sends="Δ = θᵏ − θ̃ sent", family="delta", **THESIS
-    )
+    info = RuleInfo(title="DOWNPOUR", equations="Alg 5, Eq 2.11-2.12", **THESIS)
 
     @property
     def traits(self) -> Traits:
@@ -60,7 +58,7 @@ class AGN(Rule):
     """
 
     name = "agn"
-    info = RuleInfo(title="AGN", equations="Alg 10, Eq 3.1", sends="Δ / λ", family="delta", **THESIS)
+    info = RuleInfo(title="AGN", equations="Alg 10, Eq 3.1", sends="Δ / λ", **THESIS)
 
     window: int | str | None = 10
 
@@ -89,7 +87,7 @@ class DynSGD(Rule):
     """
 
     name = "dynsgd"
-    info = RuleInfo(title="DynSGD", equations="Alg 7-8, Eq 2.13", sends="Δ = θᵏ − θ̃ sent", family="delta", **THESIS)
+    info = RuleInfo(title="DynSGD", equations="Alg 7-8, Eq 2.13", **THESIS)
 
     window: int | str | None = 5
 
@@ -132,16 +130,11 @@ class ZealousDownpour(Rule):
         title="Zealous DOWNPOUR",
         equations="Alg 6",
         sends="Δ = −η Σ g at θ̃ sent; θᵏ − θ̃ sent (explore)",
-        family="delta",
         **THESIS,
     )
 
     window: int | None = 5
-    explore: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("explore", self.explore, (True, False))
+    explore: bool = flag(False)
 
     @property
     def traits(self) -> Traits:
@@ -195,8 +188,6 @@ class DelayAdaptive(Rule):
         title="Delay-adaptive ASGD",
         paper="Koloskova et al. 2022",
         equations="Thm 8",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @inproceedings{koloskova2022,
   author    = {Koloskova, Anastasia and Stich, Sebastian U. and Jaggi, Martin},
@@ -207,11 +198,7 @@ class DelayAdaptive(Rule):
     )
 
     window: int | str | None = 1
-    threshold: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "threshold", require_integer, optional=True)
+    threshold: int | None = count(None)
 
     @property
     def traits(self) -> Traits:
@@ -265,8 +252,6 @@ class Ringmaster(Rule):
         title="Ringmaster ASGD",
         paper="Maranjyan et al. 2025",
         equations="Alg 4",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @inproceedings{maranjyan2025,
   author    = {Maranjyan, Artavazd and Tyurin, Alexander and Richt{\\'a}rik, Peter},
@@ -277,15 +262,13 @@ class Ringmaster(Rule):
     )
 
     window: int | str | None = 1
-    threshold: int | None = None
-    patience: int | None = 1
+    threshold: int | None = count(None)
+    patience: int | None = count(1, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window is None:
             raise invalid("window", self.window, "a number: a refused window's rows are kept for the next try")
-        check_field(self, "threshold", require_integer, optional=True)
-        check_field(self, "patience", require_integer, 0, optional=True)
 
     @property
     def traits(self) -> Traits:

@@ -21,7 +21,7 @@ from distkeras.ps.rules.base import (
     WorkerState,
     sum_of_squares,
 )
-from distkeras.ps.validate import check_field, invalid, require_choice, require_number
+from distkeras.ps.validate import choice, fraction, invalid, not_negative, positive
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,13 @@ class AEASGD(Rule):
     )
 
     window: int | str | None = 10
-    rho: float = 5.0
-    learning_rate: float | None = None
+    rho: float = not_negative(5.0)
+    learning_rate: float | None = positive(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_field(self, "rho", require_number, inclusive=True)
-        if self.learning_rate is not None:
-            check_field(self, "learning_rate", require_number)
-            if self.learning_rate * self.rho >= 1:
-                raise invalid("rho", self.rho, f"below 1 / learning_rate = {1 / self.learning_rate:g}")
+        if self.learning_rate is not None and self.learning_rate * self.rho >= 1:
+            raise invalid("rho", self.rho, f"below 1 / learning_rate = {1 / self.learning_rate:g}")
 
     @property
     def traits(self) -> Traits:
@@ -120,11 +117,7 @@ class EASGD(AEASGD):
         title="EASGD", equations="Alg 4, Eq 2.4-2.10", sends="E = ηρ(θᵏ − θ̃ pulled)", family="elastic", **THESIS
     )
 
-    early_stopping: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("early_stopping", self.early_stopping, (None, "2.9", "2.10"))
+    early_stopping: str | None = choice(None, None, "2.9", "2.10")
 
     @property
     def traits(self) -> Traits:
@@ -199,11 +192,7 @@ class EAMSGD(AEASGD):
 }""",
     )
 
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
+    momentum: float = fraction(0.9)
 
     @property
     def traits(self) -> Traits:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.base import Chunk, Context, Rule, RuleInfo, Scalars, Traits, Vector
-from distkeras.ps.validate import check_field, require_choice, require_integer, require_number
-
-FORMS = ("adam", "yogi", "adagrad", "amsgrad")
+from distkeras.ps.validate import choice, count, flag, fraction, not_negative, positive
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,6 @@ class FedOpt(Rule):
         title="FedOpt",
         paper="Reddi et al. 2021",
         equations="Alg 2",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @inproceedings{reddi2021,
   author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and others},
@@ -64,16 +60,11 @@ class FedOpt(Rule):
     )
 
     window: int | None = None
-    form: str = "adam"
-    server_rate: float = 0.01
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    epsilon: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("form", self.form, FORMS)
-        check_adaptive_step(self)
+    form: str = choice("adam", "adam", "yogi", "adagrad", "amsgrad")
+    server_rate: float = positive(0.01)
+    beta_1: float = fraction(0.9)
+    beta_2: float = fraction(0.99)
+    epsilon: float = positive(1e-3)
 
     @property
     def traits(self) -> Traits:
@@ -97,14 +88,6 @@ class FedOpt(Rule):
             second = np.maximum(maximum, second, out=maximum)
         adaptive_step(momentum, second, self.server_rate, self.epsilon, out=scratch)
         np.add(chunk.center, scratch, out=chunk.out)
-
-
-def check_adaptive_step(rule: Rule) -> None:
-    """Check the hyper-parameters of `average` and `adaptive_step`."""
-    check_field(rule, "server_rate", require_number)
-    check_field(rule, "beta_1", require_number, inclusive=True, below=1)
-    check_field(rule, "beta_2", require_number, inclusive=True, below=1)
-    check_field(rule, "epsilon", require_number)
 
 
 def average(mean: Vector, value: Vector, decay: float, scratch: Vector) -> None:
@@ -160,8 +143,6 @@ class FedBuff(Rule):
         title="FedBuff",
         paper="Nguyen et al. 2022",
         equations="Alg 1",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @inproceedings{nguyen2022,
   author    = {Nguyen, John and Malik, Kshitiz and Zhan, Hongyuan and Yousefpour, Ashkan and others},
@@ -172,19 +153,11 @@ class FedBuff(Rule):
     )
 
     window: int | str | None = 10
-    buffer: int | None = None
-    server_rate: float = 1.0
-    exponent: float = 0.5
-    momentum: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "buffer", require_integer, optional=True)
-        check_field(self, "server_rate", require_number)
-        check_field(self, "exponent", require_number, inclusive=True)
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-        require_choice("nesterov", self.nesterov, (True, False))
+    buffer: int | None = count(None)
+    server_rate: float = positive(1.0)
+    exponent: float = not_negative(0.5)
+    momentum: float = fraction(0.0)
+    nesterov: bool = flag(False)
 
     @property
     def traits(self) -> Traits:
@@ -281,8 +254,6 @@ class FADAS(Rule):
         title="FADAS",
         paper="Wang et al. 2024",
         equations="Alg 1",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @inproceedings{wang2024,
   author    = {Wang, Yujia and Wang, Shiqiang and Lu, Songtao and Chen, Jinghui},
@@ -293,18 +264,12 @@ class FADAS(Rule):
     )
 
     window: int | str | None = 10
-    buffer: int | None = None
-    server_rate: float = 1e-3
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    epsilon: float = 1e-8
-    delay_threshold: int | None = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("buffer", "delay_threshold"):
-            check_field(self, name, require_integer, optional=True)
-        check_adaptive_step(self)
+    buffer: int | None = count(None)
+    server_rate: float = positive(1e-3)
+    beta_1: float = fraction(0.9)
+    beta_2: float = fraction(0.99)
+    epsilon: float = positive(1e-8)
+    delay_threshold: int | None = count(1)
 
     @property
     def traits(self) -> Traits:

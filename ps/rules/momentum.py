@@ -10,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
 from distkeras.ps.rules.base import DANA, ORMO, Chunk, Context, Replica, RuleInfo, Scalars, Traits, Vector, WorkerState
-from distkeras.ps.validate import check_field, require_number
+from distkeras.ps.validate import fraction
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,7 @@ class NagASGD(ASGD):
     name = "nag_asgd"
     info = RuleInfo(title="NAG-ASGD", equations="Alg 8", sends="g", family="gradient", **DANA)
 
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
+    momentum: float = fraction(0.9)
 
     @property
     def traits(self) -> Traits:
@@ -151,7 +147,23 @@ class LWP(NagASGD):
 
 
 @dataclass(frozen=True)
-class ShiftedMomentum(ASGD):
+class LocalMomentum(ASGD):
+    """Base of the rules whose workers keep the momentum, over their own gradients."""
+
+    momentum: float = fraction(0.9)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
+
+    def start(self, replica: Replica, sent: Vector) -> WorkerState:
+        state = super().start(replica, sent)
+        state.vectors["momentum"] = np.zeros_like(sent)
+        return state
+
+
+@dataclass(frozen=True)
+class ShiftedMomentum(LocalMomentum):
     r"""Local momentum: the worker sends its momentum, learning rate included, and the server subtracts it.
 
     .. math:: u^k \leftarrow \beta u^k + \eta g, \qquad \tilde\theta \leftarrow \tilde\theta - u^k
@@ -169,21 +181,6 @@ class ShiftedMomentum(ASGD):
 
     name = "shifted_momentum"
     info = RuleInfo(title="shifted momentum", equations="Remark 2", sends="uᵏ", family="gradient", **ORMO)
-
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
-
-    def start(self, replica: Replica, sent: Vector) -> WorkerState:
-        state = super().start(replica, sent)
-        state.vectors["momentum"] = np.zeros_like(sent)
-        return state
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         rows = super().compute(replica, state, batches)

@@ -19,7 +19,7 @@ from distkeras.ps.rules.base import (
     WorkerState,
 )
 from distkeras.ps.rules.federated import average
-from distkeras.ps.validate import check_field, require_choice, require_integer, require_number
+from distkeras.ps.validate import checked, count, flag, fraction, not_negative, positive, require_number
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,6 @@ class DiLoCo(Rule):
         title="DiLoCo",
         paper="Douillard et al. 2023",
         equations="Alg 1",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @article{douillard2023,
   author  = {Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and others},
@@ -98,15 +96,9 @@ class DiLoCo(Rule):
     )
 
     window: int | None = 50
-    server_rate: float = 0.7
-    momentum: float = 0.9
-    nesterov: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "server_rate", require_number)
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-        require_choice("nesterov", self.nesterov, (True, False))
+    server_rate: float = positive(0.7)
+    momentum: float = fraction(0.9)
+    nesterov: bool = flag(True)
 
     @property
     def traits(self) -> Traits:
@@ -157,22 +149,13 @@ class DelayedNesterov(Rule):
     """
 
     name = "delayed_nesterov"
-    info = RuleInfo(
-        title="Delayed Nesterov", equations="Alg 3", sends="Δ = θᵏ − θ̃ sent", family="delta", **ASYNC_LOCAL_SGD
-    )
+    info = RuleInfo(title="Delayed Nesterov", equations="Alg 3", **ASYNC_LOCAL_SGD)
 
     window: int | str | None = 50
-    server_rate: float = 0.7
-    momentum: float = 0.9
-    period: int | None = None
-    activation: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "server_rate", require_number)
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-        check_field(self, "period", require_integer, optional=True)
-        check_field(self, "activation", require_number, inclusive=True, up_to=1)
+    server_rate: float = positive(0.7)
+    momentum: float = fraction(0.9)
+    period: int | None = count(None)
+    activation: float = checked(0.0, require_number, inclusive=True, up_to=1)
 
     @property
     def traits(self) -> Traits:
@@ -237,8 +220,6 @@ class MLA(Rule):
         title="MLA",
         paper="Ajanthan et al. 2025",
         equations="Eq 7",
-        sends="Δ = θᵏ − θ̃ sent",
-        family="delta",
         bibtex="""\
 @inproceedings{ajanthan2025,
   author    = {Ajanthan, Thalaiyasingam and others},
@@ -249,15 +230,9 @@ class MLA(Rule):
     )
 
     window: int | str | None = 50
-    server_rate: float = 0.7
-    momentum: float = 0.9
-    reach: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "server_rate", require_number)
-        check_field(self, "momentum", require_number, inclusive=True, below=1)
-        check_field(self, "reach", require_number, inclusive=True)
+    server_rate: float = positive(0.7)
+    momentum: float = fraction(0.9)
+    reach: float = not_negative(0.0)
 
     @property
     def traits(self) -> Traits:

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.validate import check_field, invalid, require_integer, require_number
+from distkeras.ps.validate import (
+    check_field,
+    check_fields,
+    checked,
+    count,
+    invalid,
+    not_negative,
+    positive,
+    require_integer,
+    require_number,
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         check_field(self, "rate", require_number)
+        check_fields(self)
 
     @abstractmethod
     def __call__(self, clock: int) -> float:
@@ -72,13 +83,8 @@ class StepDecay(Schedule):
 
     name = "step"
 
-    boundaries: tuple[int, ...] = ()
-    factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "boundaries", _require_clocks)
-        check_field(self, "factor", require_number)
+    boundaries: tuple[int, ...] = checked((), _require_clocks)
+    factor: float = positive(0.1)
 
     def __call__(self, clock: int) -> float:
         return self.rate * self.factor ** sum(clock >= boundary for boundary in self.boundaries)
@@ -98,13 +104,8 @@ class WarmUp(StepDecay):
 
     name = "warm_up"
 
-    length: int = 1
-    divisor: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "length", require_integer)
-        check_field(self, "divisor", require_number, 1.0, inclusive=True)
+    length: int = count(1)
+    divisor: float = checked(1.0, require_number, 1.0, inclusive=True)
 
     def __call__(self, clock: int) -> float:
         start = 1 / self.divisor
@@ -122,13 +123,11 @@ class Cosine(Schedule):
 
     name = "cosine"
 
-    length: int = 1
-    least: float = 0.0
+    length: int = count(1)
+    least: float = not_negative(0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_field(self, "length", require_integer)
-        check_field(self, "least", require_number, inclusive=True)
         if self.least > self.rate:
             raise invalid("least", self.least, f"at most the rate, {self.rate:g}")
 

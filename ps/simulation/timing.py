@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.validate import check_field, invalid, require_choice, require_number
+from distkeras.ps.validate import check_field, check_fields, checked, flag, not_negative, positive, require_number
 
 #: ``draw(worker, steps)``: seconds that ``worker`` takes for ``steps`` local steps, each drawn independently.
 Draw = Callable[[int, int], float]
@@ -23,10 +23,10 @@ class Timing(ABC):
         mean: mean time of one step, above 0; the papers take the batch size, 128.
     """
 
-    mean: float = 128.0
+    mean: float = positive(128.0)
 
     def __post_init__(self) -> None:
-        check_field(self, "mean", require_number)
+        check_fields(self)
 
     @abstractmethod
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
@@ -51,15 +51,9 @@ class Gamma(Timing):
     Reference: Hakimi et al. 2019, Appendix A.4, Algorithms 11 and 12.
     """
 
-    heterogeneous: bool = False
-    v_task: float = 0.1
-    v_machine: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("heterogeneous", self.heterogeneous, (True, False))
-        check_field(self, "v_task", require_number)
-        check_field(self, "v_machine", require_number, optional=True)
+    heterogeneous: bool = flag(False)
+    v_task: float = positive(0.1)
+    v_machine: float | None = positive(None)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
         """Draws the means now, one for all machines or one for each."""
@@ -91,17 +85,9 @@ class SlowWorkers(Timing):
     Reference: Shi et al. 2024, Section 4 ("average computation time 10 times longer", one worker of sixteen).
     """
 
-    share: float = 1 / 16
-    factor: float = 10.0
-    variation: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_field(self, "share", require_number, inclusive=True)
-        if self.share > 1:
-            raise invalid("share", self.share, "at most 1")
-        check_field(self, "factor", require_number)
-        check_field(self, "variation", require_number)
+    share: float = checked(1 / 16, require_number, inclusive=True, up_to=1)
+    factor: float = positive(10.0)
+    variation: float = positive(0.1)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
         """The first workers are the slow ones."""
@@ -133,13 +119,12 @@ class Communication:
         service: seconds that the server, one request at a time, spends on each exchange.
     """
 
-    latency: float = 0.0
+    latency: float = not_negative(0.0)
     bandwidth: float = math.inf
-    service: float = 0.0
+    service: float = not_negative(0.0)
 
     def __post_init__(self) -> None:
-        check_field(self, "latency", require_number, inclusive=True)
-        check_field(self, "service", require_number, inclusive=True)
+        check_fields(self)
         if self.bandwidth != math.inf:
             check_field(self, "bandwidth", require_number)
 

@@ -36,7 +36,7 @@ from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import AT_WORK, JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
-from distkeras.ps.validate import check_field, require_integer, require_number
+from distkeras.ps.validate import check_fields, count, not_negative, positive
 
 log = logging.getLogger(__name__)
 
@@ -73,27 +73,21 @@ class RunnerSettings:
         ConfigurationError: a number that cannot work.
     """
 
-    slots: int = 1
+    slots: int = count(1, 0)
     master: str = "local[*,4]"
     config: Mapping[str, str] = field(default_factory=dict)
-    attempts_max: int = 3
-    grace: float = 60.0
-    lease: float = 30.0
-    retention: float | None = None
-    run_max: float | None = None
-    log_max: int = 64 << 20
-    memory_max: int | None = None
+    attempts_max: int = count(3)
+    grace: float = not_negative(60.0)
+    lease: float = positive(30.0)
+    retention: float | None = positive(None)
+    run_max: float | None = positive(None)
+    log_max: int = count(64 << 20, 10_000)
+    memory_max: int | None = positive(None)
     reserve: int = 0
     command: Sequence[str] = (sys.executable, "-m", "distkeras.job_server.driver")
 
     def __post_init__(self) -> None:
-        check_field(self, "slots", require_integer, 0)
-        check_field(self, "attempts_max", require_integer)
-        check_field(self, "grace", require_number, inclusive=True)
-        check_field(self, "lease", require_number)
-        check_field(self, "log_max", require_integer, 10_000)
-        for name in ("retention", "run_max", "memory_max"):
-            check_field(self, name, require_number, optional=True)
+        check_fields(self)
 
 
 class JobRunner:

@@ -84,7 +84,7 @@ def test_thetas_are_kept_on_request(keep: bool) -> None:
         ({"cool_down": 0.5}, "`cool_down` must be an integer of at least 0. Received: cool_down=0.5"),
         ({"momentum": 1.0}, "`momentum` must be a finite number of at least 0 and below 1. Received: momentum=1.0"),
         ({"momentum": -0.1}, "`momentum` must be a finite number of at least 0 and below 1. Received: momentum=-0.1"),
-        ({"cast": "bf16"}, "`cast` must be one of True, False. Received: cast='bf16'"),
+        ({"cast": "bf16"}, "`cast` must be True or False. Received: cast='bf16'"),
         ({"threshold": 1.0}, "`threshold` must be a finite number of at least 0 and below 1. Received: threshold=1.0"),
         (
             {"threshold": -0.1},
