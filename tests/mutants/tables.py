@@ -159,7 +159,7 @@ TABLES = (
     ),
     Mutant(
         "a momentum at the workers goes with rows",
-        "ps/rules/dana.py",
+        "ps/rules/momentum.py",
         "Traits(gradient=True, overlaps=True)",
         "Traits(gradient=True, overlaps=True, rows=True)",
         "a row inherits the momentum of another one",
