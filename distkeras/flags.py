@@ -135,11 +135,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def add_trainer_flags(parser: Any) -> None:
-    """Add a flag for each option of `Trainer`: its help is the first sentence of the docstring, and the default.
-
-    Args:
-        parser: of argparse, or a group of one.
-    """
+    """Add a flag for each option of `Trainer`, with its docstring's first sentence and its default as help."""
     parser.add_argument("--optimizer", help="Keras' name of the workers' (default: the model's, or sgd)")
     parser.add_argument("--optimizer-set", **PAIRS, help="arguments of the optimizer")
     for name, option in _options().items():
@@ -162,11 +158,7 @@ def trainer_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `Trainer` that were given, by name.
-
-    Raises:
-        ConfigurationError: a class that is no number, or an optimizer that Keras cannot make.
-    """
+    """Return the options of `Trainer` that were given, by name; raise ConfigurationError if one cannot work."""
     flags = {name: getattr(arguments, _FLAGS.get(name, name)) for name in _options()}
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     for name in ("features_col", "label_col"):

@@ -190,11 +190,7 @@ class KerasCallbacks(Callback):
 
 
 def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None = None) -> list[Any]:
-    """Return the callbacks with those of Keras in one `KerasCallbacks`.
-
-    Raises:
-        ConfigurationError: one of Keras' that cannot work on the driver.
-    """
+    """Return the callbacks with Keras' in one `KerasCallbacks`; ConfigurationError for one that cannot work here."""
     all_callbacks = list(callbacks)
     if all(isinstance(callback, Callback) for callback in all_callbacks):
         return all_callbacks

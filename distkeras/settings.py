@@ -129,11 +129,7 @@ GROUPS: dict[str, type[Any]] = {"network": Network, "executors": Executors, "mon
 
 
 def flattened(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Trainer` with the options of its groups in place of the groups.
-
-    Raises:
-        ConfigurationError: a group is of another class.
-    """
+    """Return `Trainer`'s arguments with its groups' options in their place; ConfigurationError if not a group."""
     options = {name: value for name, value in arguments.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = arguments.get(name)
@@ -306,11 +302,7 @@ def _require_profile(value: Any) -> None:
 
 
 def rule_of(rule: Rule | str) -> Rule:
-    """Return the rule.
-
-    Raises:
-        ConfigurationError: there is no such rule.
-    """
+    """Return the rule; raise ConfigurationError if there is no such rule."""
     rule_object = make(rule) if isinstance(rule, str) else rule
     if not isinstance(rule_object, Rule):
         raise invalid("rule", rule, "a `Rule` or the name of one")

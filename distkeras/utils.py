@@ -38,11 +38,7 @@ unpickle_object = refused("unpickle_object", _PICKLE)
 
 
 def to_one_hot_encoded_dense(value: float, n_dim: int = 2) -> np.ndarray:
-    """Return float64 ``(n_dim,)``: 1 at the place ``value``, else 0.
-
-    Raises:
-        ConfigurationError: ``value`` is no place in it.
-    """
+    """Return float64 ``(n_dim,)``: 1 at the place ``value``, else 0; raise ConfigurationError for no place in it."""
     if not 0 <= value < n_dim:
         raise ConfigurationError(f"`value` must be in [0, {n_dim}). Received: value={value}")
     vector = np.zeros(n_dim)

@@ -19,11 +19,7 @@ def invalid(name: str, value: Any, expected: str) -> ConfigurationError:
 
 
 def require_integer(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
-    """Return an integer of Python's or numpy's from ``low`` to ``high``, and no boolean, as an ``int``.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return an integer (no boolean) from ``low`` to ``high`` as an ``int``, or raise ConfigurationError."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         number = int(value)
         if number >= low and (high is None or number <= high):
@@ -103,11 +99,7 @@ def checked(default: Any, check: Callable[..., Any], *bounds: Any, **options: An
 
 
 def check_fields(holder: Any) -> None:
-    """Call `check_field` for every field of `checked`; a field is optional if its annotation ends in None.
-
-    Raises:
-        ConfigurationError: a value is out of its range.
-    """
+    """Call `check_field` for every field of `checked`; one whose annotation ends in None is optional."""
     for field in dataclasses.fields(holder):
         if "check" in field.metadata:
             check, bounds, options = field.metadata["check"]

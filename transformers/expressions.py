@@ -77,11 +77,7 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
 
 
 def check_new_columns(df: DataFrame, *names: str) -> None:
-    """Check that ``names`` can be added to ``df``; by default, Spark does not distinguish upper from lower case.
-
-    Raises:
-        ConfigurationError: one is there already, or occurs twice.
-    """
+    """Raise ConfigurationError unless ``df`` can take the columns; Spark's default ignores upper and lower case."""
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     taken = {name if exact else name.lower() for name in df.columns}
     for name in (name if exact else name.lower() for name in names):

@@ -35,11 +35,7 @@ def load_archive(spark: SparkSession, path: str) -> bytes:
 
 
 def config_of(value: Any, name: str) -> Any:
-    """Return what Keras describes an object, class or function by, JSON-ready; ``name`` is the caller's argument.
-
-    Raises:
-        ConfigurationError: it is neither Keras' own nor registered.
-    """
+    """Return how Keras describes ``value``, JSON-ready; ConfigurationError if it is not Keras' or registered."""
     import keras
 
     own = getattr(value, "__module__", type(value).__module__).split(".")[0] == "keras"
@@ -55,11 +51,7 @@ def config_of(value: Any, name: str) -> Any:
 
 
 def object_of(config: Any, name: str) -> Any:
-    """Return what `config_of` was given.
-
-    Raises:
-        ConfigurationError: Keras does not know it in this process.
-    """
+    """Return what `config_of` was given; raise ConfigurationError if Keras does not know it in this process."""
     import keras
 
     try:

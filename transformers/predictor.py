@@ -304,21 +304,13 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
 
     @property
     def packed_model(self) -> PackedModel:
-        """Return the model as bytes.
-
-        Raises:
-            ConfigurationError: the predictor has none.
-        """
+        """Return the model as bytes; raise ConfigurationError if the predictor has none."""
         if self._model is None:
             raise ConfigurationError("`keras_model` must be set. Received: ModelPredictor without keras_model")
         return self._model
 
     def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
-        """Return the decoders of columns of features, by column.
-
-        Raises:
-            ConfigurationError: `decode` is neither a function for the only column nor a dictionary of them.
-        """
+        """Return the decoders of features by column; raise ConfigurationError unless ``decode`` says whose they are."""
         features = listed(names_of(self._required("features_col"), "features_col"))
         by_column = decoders(self.getOrDefault("decode"), features)
         if unknown := sorted(by_column.keys() - set(features)):

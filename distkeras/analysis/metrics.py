@@ -26,11 +26,7 @@ from distkeras.ps.simulation.virtual_job import Trace
 
 
 def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
-    """Return a copy of ``frame`` in pandas.
-
-    Args:
-        frame: Spark or pandas DataFrame, or a simulation's trace, which stands for its commits.
-    """
+    """Return a copy in pandas of a Spark or pandas DataFrame, or of the commits of a simulation's trace."""
     if isinstance(frame, Trace):
         names = ("clock", "worker", "staleness", "steps", "scale", "gap", "normalized_gap")
         frame = pd.DataFrame({name: getattr(frame, name) for name in names})

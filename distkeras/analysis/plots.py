@@ -82,11 +82,7 @@ def curves(
 
 
 def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
-    """Draw how stale each worker's commits were.
-
-    A panel a worker, with a bar for each staleness and a dashed line at the mean; for many workers a map, with a row
-    for each.
-    """
+    """Draw how stale each worker's commits were: a panel each, with the mean; a map, where there are many workers."""
     counts = metrics.staleness_histogram(commits)
     shares = counts / counts.sum() * 100
     return _save(

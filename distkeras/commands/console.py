@@ -91,11 +91,7 @@ def file_system(uri: str) -> tuple[Any, str]:
 
 
 def load_model(uri: str) -> keras.Model:
-    """Return the model in a ``.keras`` file, compiled as it was.
-
-    Raises:
-        ConfigurationError: it cannot be read, or Keras cannot load it.
-    """
+    """Return the model in a ``.keras`` file, compiled as it was; raise ConfigurationError if Keras cannot load it."""
     import pyarrow as pa
 
     try:

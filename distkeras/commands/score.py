@@ -113,11 +113,7 @@ def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def model_of(arguments: argparse.Namespace) -> Transformer:
-    """Return the transformer that predicts.
-
-    Raises:
-        ConfigurationError: no model is there, or the options are not for it.
-    """
+    """Return the transformer that predicts; raise ConfigurationError for no model, or options not for it."""
     from pyspark.ml import PipelineModel
     from pyspark.ml.util import DefaultParamsReader
     from pyspark.sql import SparkSession

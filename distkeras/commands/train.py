@@ -95,11 +95,7 @@ def _rules_text() -> str:
 
 
 def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the keywords of `Trainer.train` that were given.
-
-    Raises:
-        ConfigurationError: they go with another option that was not given, or not with the rule.
-    """
+    """Return the keywords of `Trainer.train` that were given; raise ConfigurationError if one lacks another."""
     uri, every, resume = arguments.checkpoint, arguments.checkpoint_every, bool(arguments.resume)
     if uri is None and (resume or every is not None):
         raise ConfigurationError("`--resume` and `--checkpoint-every` need `--checkpoint`. Received: none")
@@ -111,11 +107,7 @@ def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
-    """Return the `Trainer`, or the `EnsembleTrainer`, that the options ask for.
-
-    Raises:
-        ConfigurationError: options that cannot work.
-    """
+    """Return the trainer that the options ask for; raise ConfigurationError if they cannot work."""
     given = trainer_keywords(arguments)
     name = arguments.rule.lower()
     rule = {SINGLE: "downpour", ENSEMBLE: "downpour"}.get(name, name)
@@ -133,11 +125,7 @@ def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
 
 
 def target(uri: str, overwrite: bool) -> tuple[Any, str]:
-    """Return file system and path of the folder to write to, which is made if it is missing.
-
-    Raises:
-        ConfigurationError: it holds something and ``overwrite`` is not set, or it cannot be made.
-    """
+    """Return file system and path of the output folder, made if need be; raise ConfigurationError for one in use."""
     import pyarrow as pa
     from pyarrow import fs
 

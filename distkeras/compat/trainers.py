@@ -124,11 +124,7 @@ _INSIDE = {
 
 
 def only_table(df: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
-    """Return the table to train on, which may be given under either name.
-
-    Raises:
-        ConfigurationError: both are given, or none.
-    """
+    """Return the table to train on, given under either name; raise ConfigurationError for both or none."""
     table = df if dataframe is None else dataframe
     if table is None or (df is not None and dataframe is not None):
         raise ConfigurationError(f"`dataframe` must be given, once. Received: df={df!r}, dataframe={dataframe!r}")

@@ -49,11 +49,7 @@ class Journal:
         return self._since >= self._most
 
     def begin(self, whole: Mapping[str, Any]) -> None:
-        """Begin another edition; a reader finds the one before or this one.
-
-        Raises:
-            OSError: it cannot be written; another edition is due.
-        """
+        """Begin another edition; a reader finds the one before or this one. After an OSError, another one is due."""
         line = _line(whole)
         self._since, self._most = 0, 0
         partial = self.path.with_name(self.path.name + ".partial")
@@ -63,11 +59,7 @@ class Journal:
         self._most = max(_SINCE_MIN, len(line))
 
     def add(self, more: Mapping[str, Any]) -> None:
-        """Append what has changed.
-
-        Raises:
-            OSError: it cannot be written; another edition is due.
-        """
+        """Append what has changed. After an OSError, another edition is due."""
         line = _line(more)
         try:
             with self.path.open("ab") as file:

@@ -269,11 +269,7 @@ class WorkerRows:
         return int(self._sums["samples"].sum()), int(self._sums["commits"].sum())
 
     def columns(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-        """Return the rows of some workers, JSON-ready, as a list for each column.
-
-        Args:
-            seconds: turns timestamps into the seconds of the page.
-        """
+        """Return workers' rows, a list for each column, JSON-ready; ``seconds`` turns timestamps into the page's."""
         chosen = np.fromiter(workers, np.int64)
         times = self._last[chosen]
         last = np.where(np.isnan(times), np.nan, seconds(np.nan_to_num(times)))

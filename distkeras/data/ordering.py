@@ -69,11 +69,7 @@ SAVE_ROWS = "Save the rows before training if they come from rand(), from limit 
 
 
 def require_rows(df: DataFrame, expected: int) -> None:
-    """Check, in one pass in Spark, that the rows of ``df``, which `partitioned` returned, are those of an earlier job.
-
-    Raises:
-        LedgerError: their sum is not ``expected``, as the earlier job's snapshot has it.
-    """
+    """Raise LedgerError unless the rows of ``df`` have the sum ``expected`` of an earlier job; one pass in Spark."""
     from pyspark.sql import functions as F
 
     # Of more than four billion rows there is none.

@@ -87,12 +87,7 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
 
 
 def field_of(fields: Sequence[StructField], name: str) -> StructField:
-    """Return the field of the column ``name``, spelled exactly so.
-
-    Raises:
-        MissingColumnError: there is none.
-        ConfigurationError: there are several.
-    """
+    """Return the column's field, spelled exactly so; MissingColumnError for none, ConfigurationError for several."""
     matches = [field for field in fields if field.name == name]
     if len(matches) > 1:
         raise ConfigurationError(
@@ -129,11 +124,7 @@ def is_scalar(kind: DataType) -> bool:
 
 
 def require_numbers(name: str, kind: DataType) -> None:
-    """Check that the column ``name`` of type ``kind`` holds numbers, arrays of them or ML vectors.
-
-    Raises:
-        ColumnTypeError: it holds something else; the text names the way to numbers.
-    """
+    """Raise ColumnTypeError, with the way to numbers, unless a column holds numbers, arrays of them or ML vectors."""
     from pyspark.sql.types import ArrayType
 
     element = kind
@@ -274,11 +265,7 @@ def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
 
 
 def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
-    """Check one row where the loss needs a class number and the column's type lets it hold one-hot labels.
-
-    Raises:
-        ShapeError: it holds one-hot labels.
-    """
+    """Raise ShapeError if a row has one-hot labels where the loss needs a class number."""
     from pyspark.errors import PySparkException
 
     for column in spec.labels:
@@ -322,11 +309,7 @@ def require_class_weight(value: Any) -> dict[int, float]:
 
 
 def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
-    """Check that the labels of ``spec`` are one class a row, and that every weight belongs to one of the classes.
-
-    Raises:
-        ConfigurationError: they are not, or a weight does not.
-    """
+    """Raise ConfigurationError unless labels are one class a row, and each weight is that of a class."""
     labels = spec.labels
     if len(labels) != 1:
         raise ConfigurationError(

@@ -44,11 +44,7 @@ def reasons(rows: int, convert: Callable[[int, int], Any]) -> list[str | None]:
 
 
 def with_reasons(df: DataFrame, spec: DataSpec, name: str) -> DataFrame:
-    """Return the rows with a further column of text, ``name``: why the row cannot be trained on, or null.
-
-    Raises:
-        ConfigurationError: ``df`` has a column of that name.
-    """
+    """Return the rows with a new column of text, ``name``: why the row cannot be trained on, or null."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 

@@ -27,11 +27,7 @@ _KINDS = ("tinyint", "smallint", "int", "bigint", "string", "boolean", "date", "
 
 
 def key_names(by: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns to group by.
-
-    Raises:
-        ConfigurationError: ``by`` is neither the name of a column nor distinct names.
-    """
+    """Return the columns to group by; raise ConfigurationError unless ``by`` is a column or distinct ones."""
     names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else ()
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
         raise invalid("by", by, "the name of a column, or a list of distinct names")
@@ -95,11 +91,7 @@ def _differs(column: pa.Array) -> np.ndarray:
 
 
 def distinct_keys(columns: Sequence[pa.Array]) -> tuple[list[Key], np.ndarray]:
-    """Return the distinct keys of some rows, and for each row the place of its key among them.
-
-    Args:
-        columns: of the key, one value a row.
-    """
+    """Return the distinct keys of rows with these columns, and for each row the place of its key among them."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         encoded = column.dictionary_encode(null_encoding="encode")
@@ -115,11 +107,7 @@ def key_text(key: Key, names: Sequence[str]) -> str:
 
 
 def key_of(values: Mapping[str, Any] | Any, names: Sequence[str]) -> Key:
-    """Return the key for what a caller names it by: its only value, or a mapping with a value for each column.
-
-    Raises:
-        ConfigurationError: it has other columns.
-    """
+    """Return the key for its only value, or for a mapping by column; raise ConfigurationError for other columns."""
     if not isinstance(values, Mapping):
         if len(names) > 1:
             raise invalid("key", values, f"a mapping with a value for each of {', '.join(names)}")

@@ -87,11 +87,7 @@ class Pieces:
         self._files = folder(uri)
 
     def write(self, name: str, groups: Sequence[TrainedGroup]) -> None:
-        """Write a piece with at least one group.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a piece with at least one group."""
         columns = [[group.key[number] for group in groups] for number in range(self.key_count)]
         columns += [[getattr(group, name.removeprefix("distkeras_")) for group in groups] for name in RESERVED]
         arrays = [pa.array(values, field.type) for values, field in zip(columns, self._schema, strict=True)]
@@ -142,11 +138,7 @@ class Pieces:
 
 
 def opened(files: Files, name: str) -> pq.ParquetFile:
-    """Open a piece to read parts of it.
-
-    Raises:
-        SnapshotError: it is not there, or not whole.
-    """
+    """Open a piece to read parts of it; raise SnapshotError if it is not there, or not whole."""
     try:
         return pq.ParquetFile(pa.BufferReader(b"".join(files.read(name))))
     except (OSError, pa.ArrowException) as error:
@@ -159,11 +151,7 @@ def schema_in(files: Files, name: str) -> pa.Schema:
 
 
 def folder(uri: str) -> Files:
-    """Return the files of a folder, which is made if it is not there.
-
-    Raises:
-        SnapshotError: it cannot be opened or made.
-    """
+    """Return the files of a folder, which is made if need be; raise SnapshotError if that fails."""
     try:
         return open_files(uri)
     except OSError as error:

@@ -187,11 +187,7 @@ class Description(Submitted):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the description that ``value`` holds, checked as far as is possible without model and data.
-
-        Raises:
-            DescriptionError: a part is not valid; the error names the field.
-        """
+        """Return the description in ``value``, checked as far as it goes; raise DescriptionError, with the field."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -243,11 +239,7 @@ class JobDescription(Description):
         return self
 
     def made_rule(self) -> Rule:
-        """Return the rule.
-
-        Raises:
-            DescriptionError: a hyper-parameter is not valid.
-        """
+        """Return the rule; raise DescriptionError if a hyper-parameter is not valid."""
         try:
             _RULES[self.rule].model_validate(self.hyper_parameters)
             return make(self.rule, **self.hyper_parameters)
@@ -257,11 +249,7 @@ class JobDescription(Description):
             raise _of_field(error, "hyper_parameters", self.hyper_parameters, "rule") from error
 
     def made_early_stopping(self, df: DataFrame) -> EarlyStopping | None:
-        """Return the callback that evaluates the center on the rows of ``df``; None where none is asked for.
-
-        Raises:
-            DescriptionError: a keyword is not valid.
-        """
+        """Return the callback that evaluates the center on ``df``, or None; DescriptionError for a bad keyword."""
         if self.early_stopping is None:
             return None
         keywords = self.early_stopping.model_dump(exclude_unset=True, exclude={"data"})
@@ -313,11 +301,7 @@ def _names(detail: Mapping[str, Any]) -> list[str]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Return the JSON in ``text``.
-
-    Raises:
-        DescriptionError: it is not JSON, is too long, or readers may disagree about its meaning.
-    """
+    """Return the JSON in ``text``; raise DescriptionError for another text, a long one, and an ambiguous one."""
     if len(text) > LONGEST:
         raise DescriptionError(f"JSON must have at most {LONGEST} bytes. Received: {len(text)}")
     try:

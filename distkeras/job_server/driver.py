@@ -136,11 +136,7 @@ def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
 
 
 def trainer_of(data: bytes, description: JobDescription) -> Trainer:
-    """Return the trainer that a description describes.
-
-    Args:
-        data: of the archive that was sent.
-    """
+    """Return the trainer that a description describes; ``data`` is the archive that was sent."""
     keywords = description.keywords()
     optimizer = keywords.get("worker_optimizer")
     if isinstance(optimizer, Mapping):

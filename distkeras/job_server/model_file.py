@@ -56,11 +56,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.>]{0,199}")
 
 
 def require_archive(file: Path | BytesIO) -> None:
-    """Check that Keras may open a file.
-
-    Raises:
-        DescriptionError: it is not such an archive, may unpack to too much, or names what is no part of a model.
-    """
+    """Raise DescriptionError unless Keras may open the file: an archive of bounded size, of parts of models."""
     try:
         size = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
         with _opened(file) as reader, zipfile.ZipFile(reader) as archive:
@@ -105,11 +101,7 @@ class _BoundedReader(io.BufferedReader):
     bound = _LIST_MAX
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read as any file does.
-
-        Raises:
-            ValueError: it is more.
-        """
+        """Read as any file does; raise ValueError if it is more than ``bound``."""
         data = super().read(self.bound + 1 if size is None or size < 0 else min(size, self.bound + 1))
         if len(data) > self.bound:
             raise ValueError(f"a list of files that is too long: more than {self.bound} bytes")

@@ -36,11 +36,7 @@ class Place:
 
 
 def require_no_links(uri: str) -> None:
-    """Check that a local place and its content have not become symbolic links to other places.
-
-    Raises:
-        DescriptionError: it has become a symbolic link, or holds one that leads out of it.
-    """
+    """Raise DescriptionError if a local place has become a symbolic link, or holds one that leads out of it."""
     if not uri.startswith(_LOCAL):
         return
     path = Path(uri.removeprefix(_LOCAL))
@@ -78,11 +74,7 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Pl
 
 
 def require_output(place: str, roots: Sequence[str], user: str) -> Place:
-    """Return where ``place`` is, if it lies below the user's own folder in one of ``roots``.
-
-    Raises:
-        DescriptionError: it lies elsewhere, or may mean several things.
-    """
+    """Return where ``place`` is; raise DescriptionError unless it lies in the user's own folder in one of ``roots``."""
     own = [f"{root.rstrip('/')}/{user}" for root in roots]
     location = require_allowed(place, own, "output")
     if location.uri == location.root:
@@ -91,11 +83,7 @@ def require_output(place: str, roots: Sequence[str], user: str) -> Place:
 
 
 def require_elsewhere(place: Place, folder: Path, field: str) -> None:
-    """Check that ``place`` lies outside of ``folder``, which holds the server's own files.
-
-    Raises:
-        DescriptionError: it does not.
-    """
+    """Raise DescriptionError if ``place`` lies in ``folder``, which holds the server's own files."""
     path, ours = Path(place.uri.removeprefix(_LOCAL)), folder.resolve()
     if place.uri.startswith(_LOCAL) and (path.is_relative_to(ours) or ours.is_relative_to(path)):
         raise DescriptionError(
@@ -104,11 +92,7 @@ def require_elsewhere(place: Place, folder: Path, field: str) -> None:
 
 
 def require_existing(place: Place, field: str) -> None:
-    """Check that a local ``place`` exists. Only Spark can check any other place.
-
-    Raises:
-        DescriptionError: it does not exist.
-    """
+    """Raise DescriptionError if a local ``place`` does not exist. Only Spark can check any other place."""
     if place.uri.startswith(_LOCAL) and not Path(place.uri.removeprefix(_LOCAL)).exists():
         raise DescriptionError(f"`{field}` must exist. Received: {place.uri[:_SHOWN]}, which does not", field)
 

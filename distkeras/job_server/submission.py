@@ -54,11 +54,7 @@ def description_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def model_of(trainer: Trainer) -> bytes:
-    """Return the model, compiled as the workers' would be, as an archive that a server takes.
-
-    Raises:
-        DescriptionError: it has classes or functions that are not Keras', or the compilation has.
-    """
+    """Return the archive of the model, compiled as the workers'; raise DescriptionError if it has code in it."""
     recipe = trainer.recipe
     if recipe.objects:
         names = ", ".join(sorted(recipe.objects))

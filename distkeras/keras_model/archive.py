@@ -136,11 +136,7 @@ def has_optimizer_state(model: keras.Model) -> bool:
 
 
 def load_optimizer_state(model: keras.Model, data: bytes) -> None:
-    """Give the optimizer of a compiled model the state that the archive of a model like it holds.
-
-    Raises:
-        ConfigurationError: the archive has none for these variables.
-    """
+    """Give a compiled model's optimizer the state in an archive of such a model; ConfigurationError if it has none."""
     from keras.src.saving import saving_lib
 
     model.optimizer.build(model.trainable_variables)
@@ -185,11 +181,7 @@ def _asset_folder(data: bytes) -> Iterator[None]:
 
 
 def running_backend() -> str:
-    """Return the backend that Keras runs on in this process.
-
-    Raises:
-        ConfigurationError: it is one that does not train.
-    """
+    """Return Keras' backend in this process; raise ConfigurationError if it does not train."""
     import keras
 
     name: str = keras.config.backend()

@@ -28,11 +28,7 @@ class PackedObject:
 
 
 def pack(name: str, value: Any) -> Any:
-    """Return the argument ``name`` of ``compile`` with `PackedObject`s in place of Keras objects; functions stay.
-
-    Raises:
-        ConfigurationError: a class, an object without configuration, or something that Keras does not take.
-    """
+    """Return an argument of ``compile`` with `PackedObject`s for Keras' objects; ConfigurationError for others."""
     import keras
 
     keyword = _KEYWORDS.get(name, name)
@@ -89,11 +85,7 @@ def classes_in(value: Any) -> Iterator[type]:
 
 
 def unpack(name: str, value: Any) -> Any:
-    """Return what `pack` was given.
-
-    Raises:
-        ConfigurationError: a class that is not registered, or a name that Keras does not know.
-    """
+    """Return what `pack` was given; raise ConfigurationError for a class or name that Keras does not know."""
     if isinstance(value, Mapping):
         return {key: unpack(name, part) for key, part in value.items()}
     if isinstance(value, list):

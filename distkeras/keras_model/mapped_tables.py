@@ -213,11 +213,7 @@ class MappedModel:
         self._ids = from_bytes(parts.ids, objects) if parts.ids else None
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return each output of the model for its inputs, ``(n, …)``.
-
-        Raises:
-            BadValueError: an id is no row of its table.
-        """
+        """Return each output for the inputs, ``(n, …)``; raise BadValueError if an id is no row of its table."""
         import keras
 
         made: list[Any] = []

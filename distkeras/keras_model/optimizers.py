@@ -24,11 +24,7 @@ _ADVICE = "use an optimizer such as AdamW, and average the weights of the center
 
 
 def require_independent(given: Any) -> None:
-    """Check an optimizer, or the name of one.
-
-    Raises:
-        ConfigurationError: its state depends on weights that a pull replaces, or it has several learning rates.
-    """
+    """Raise ConfigurationError for an optimizer with weights that a pull replaces, or with several learning rates."""
     import keras
 
     optimizer = keras.optimizers.get(given)

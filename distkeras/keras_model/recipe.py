@@ -133,11 +133,7 @@ class Recipe:
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
-        """Return what models are compiled with, JSON-ready; of a function of the user's own, only its name.
-
-        Args:
-            model: one that `build` returned: its optimizer is described by all its settings.
-        """
+        """Return what a ``model`` of `build` is compiled with, JSON-ready; of the user's functions, the names."""
         import keras
 
         optimizer = _as_json(keras.saving.serialize_keras_object(model.optimizer))

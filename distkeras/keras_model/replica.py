@@ -48,11 +48,7 @@ def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def read_state(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> OptimizerState | None:
-    """Return the state of a built optimizer; None if it has none, or if a number in it is not finite.
-
-    Args:
-        unsent: the identities of variables that are not part of it.
-    """
+    """Return the state of a built optimizer, less ``unsent``; None if there is none, or if a number is not finite."""
     import keras
 
     if not has_state(optimizer):

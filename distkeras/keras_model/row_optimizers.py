@@ -37,12 +37,7 @@ def reason_against_rows(optimizer: Any) -> str | None:
 
 
 def accumulators_of(optimizer: Any, variable: Any) -> Any | None:
-    """Return the variable in which a built optimizer keeps what it knows of each element of ``variable``; None if none.
-
-    Args:
-        optimizer: one that `reason_against_rows` has nothing against.
-        variable: one that it was built for.
-    """
+    """Return where a built ``optimizer`` keeps what it knows of each element of ``variable``, or None."""
     from distkeras.keras_model.gradient_collector import inner_optimizer
 
     inner = inner_optimizer(optimizer)

@@ -103,33 +103,21 @@ class KerasGroupModel(KerasModel):
         return fitted
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """Refuse: loss and metrics over several models are those of an evaluator on `transform`.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """Raise ConfigurationError: loss and metrics over several models are those of an evaluator on `transform`."""
         raise ConfigurationError(
             "models of groups must be evaluated by an evaluator on the rows that `transform` returns, or one by one "
             "with `groups.model(key)`. Received: a call of `evaluate`"
         )
 
     def save_files(self, path: str) -> None:
-        """Copy the pieces below ``path``.
-
-        Raises:
-            ConfigurationError: ``path`` names no folder that executors reach.
-        """
+        """Copy the pieces below ``path``; raise ConfigurationError if executors do not reach that."""
         stored = self.groups.stored
         source, target = folder(stored.uri), folder(_shared(self.groups.session, path))
         for name in (*stored.names, MANIFEST):
             target.write(name, source.read(name))
 
     def load_files(self, spark: SparkSession, path: str) -> None:
-        """Take the pieces below ``path``, which must stay there.
-
-        Raises:
-            ConfigurationError: ``path`` names no folder that executors reach.
-        """
+        """Take the pieces below ``path``, which must stay; raise ConfigurationError if executors do not reach that."""
         uri = _shared(spark, path)
         manifest = Manifest.load(folder(uri))
         if manifest is None:

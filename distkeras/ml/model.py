@@ -195,11 +195,7 @@ def _summed_states(df: DataFrame, spec: DataSpec, recipe: Recipe, read_archive: 
 
 
 def one_row(value: Any, shape: tuple[int | None, ...], dtype: str, name: str) -> np.ndarray:
-    """Return a batch of one row, ``(1, …)``, of a vector, list, array or number.
-
-    Raises:
-        ShapeError: its numbers do not fill the shape.
-    """
+    """Return a batch ``(1, …)`` of a vector, list, array or number; raise ShapeError if it does not fill the shape."""
     numbers = np.asarray(value.toArray() if hasattr(value, "toArray") else value, dtype)
     fits = len(shape) == numbers.ndim and all(want in (None, got) for want, got in zip(shape, numbers.shape))  # noqa: B905 - of equal length where it counts
     if not fits:
@@ -509,11 +505,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         return list(self.packed_model.output_parts.bound(names, "prediction_col"))
 
     def archive_to_save(self) -> bytes:
-        """Return the archive of the model with its optimizer, as it was fitted.
-
-        Raises:
-            ConfigurationError: there is no model.
-        """
+        """Return the archive of the model with its optimizer, as fitted; raise ConfigurationError without one."""
         if self._data is None:
             raise ConfigurationError("`keras_model` must be set. Received: KerasModel without keras_model")
         return self._data

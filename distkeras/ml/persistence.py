@@ -63,11 +63,7 @@ def to_json(value: Any, name: str) -> Any:
 
 
 def from_json(value: Any, name: str) -> Any:
-    """Return what `to_json` was given; a tuple comes back as a list.
-
-    Raises:
-        ConfigurationError: a class or function that Keras does not know in this process.
-    """
+    """Return what `to_json` was given, a tuple as a list; ConfigurationError for a class unknown to Keras."""
     if isinstance(value, list):
         return [from_json(part, name) for part in value]
     if not isinstance(value, dict):

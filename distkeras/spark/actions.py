@@ -56,12 +56,7 @@ class SparkAction:
         return self._ended.wait(timeout)
 
     def rows(self) -> list[Row]:
-        """Return the rows of an action that has ended.
-
-        Raises:
-            DeadlineError: it has not.
-            Exception: what Spark raised.
-        """
+        """Return the rows of an action that has ended, or raise what Spark raised; DeadlineError before its end."""
         if not self.ended():
             raise DeadlineError("a Spark action must have ended to give its rows. Received: one that goes on")
         if self._error is not None:

@@ -98,21 +98,13 @@ class SparkFacts:
         return is_local(self.master)
 
     def default_workers(self) -> int:
-        """Return Spark's default parallelism.
-
-        Raises:
-            ConfigurationError: Spark Connect hides it.
-        """
+        """Return Spark's default parallelism; raise ConfigurationError where Spark Connect hides it."""
         if self.parallelism is None:
             raise ConfigurationError("`num_workers` must be given under Spark Connect. Received: None")
         return self.parallelism
 
     def driver_host(self) -> str:
-        """Return the driver's address for executors: loopback for a local master.
-
-        Raises:
-            ConfigurationError: Spark Connect hides it.
-        """
+        """Return the driver's address for executors; raise ConfigurationError where Spark Connect hides it."""
         if self.local:
             return "127.0.0.1"
         if self.connect:
@@ -138,11 +130,7 @@ class SparkFacts:
         return "127.0.0.1" if self.local and not self.connect else ""
 
     def slots(self, resources: ResourceProfile | None = None) -> int | None:
-        """Return how many tasks Spark can run at once: on a local master, or with a fixed number of executors.
-
-        Returns:
-            None where that is not known before the job.
-        """
+        """Return how many tasks Spark can run at once; None where that is not known before the job."""
         each_task = int(self.settings.get("spark.task.cpus", "1"))
         if resources is not None:
             if resources.executorResources:  # for executors that are not there yet

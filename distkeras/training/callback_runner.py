@@ -70,11 +70,7 @@ def require_no_epochs(callbacks: Sequence[Callback]) -> None:
 
 
 def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:
-    """Call `Callback.on_begin` of each; before any work starts.
-
-    Raises:
-        Exception: what a callback raised; those that had begun know of it.
-    """
+    """Call `Callback.on_begin` of each; if one raises, those that had begun fail with its error."""
     for count, callback in enumerate(callbacks, start=1):
         try:
             callback.on_begin(setup)
@@ -143,11 +139,7 @@ class CallbackRunner:
             self._job.changed.notify_all()
 
     def wait_for_calls(self, timeout: float = ABANDON_SECONDS) -> None:
-        """Begin no more calls, and wait for those under way.
-
-        Raises:
-            DeadlineError: one has not returned in time.
-        """
+        """Begin no more calls, and wait for those under way; raise DeadlineError if one does not return in time."""
         self.stop_calling()
         deadline = time.monotonic() + timeout
         for thread in self._threads:

@@ -216,11 +216,7 @@ class ClusterServer:
         self._active_at = time.monotonic()
 
     def watch(self) -> None:
-        """Start a server again that stands still, or that Spark has given up; to be called now and then.
-
-        Raises:
-            DistkerasError: the server has ended, or dies or stands still again and again without progress.
-        """
+        """Start a server again that stands still or was given up, if due; raise DistkerasError if that is futile."""
         if not self.alive():
             try:
                 self._rows_of(self._server)

@@ -75,11 +75,7 @@ class ServerTask:
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 
     def serve(self, attempt: int) -> StartReport | None:
-        """Serve to the end: see `serve_announced`.
-
-        Args:
-            attempt: Spark's number of this attempt at the task, from 0 on.
-        """
+        """Serve to the end: see `serve_announced`. ``attempt``: Spark's number of this attempt, from 0 on."""
         settings = replace(self.request.settings, host=self.request.settings.host or own_address())
         return serve_announced(
             replace(self.request, settings=settings),

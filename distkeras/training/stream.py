@@ -136,11 +136,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 def require_stream(stream: DataFrame, facts: SparkFacts) -> None:
-    """Check that micro-batches of ``stream`` can be trained on, as far as it shows before it starts.
-
-    Raises:
-        ConfigurationError: it is not a stream, its source cannot be read again, or the session is of Spark Connect.
-    """
+    """Raise ConfigurationError unless micro-batches of ``stream`` can be trained on: sources read again, no Connect."""
     if not stream.isStreaming:
         raise ConfigurationError(
             "`stream` must be a streaming DataFrame, such as of `spark.readStream`; `train` takes any other. "
@@ -163,11 +159,7 @@ def require_stream(stream: DataFrame, facts: SparkFacts) -> None:
 
 
 def writer_of(stream: DataFrame, trigger: Mapping[str, Any] | None, name: str | None) -> DataStreamWriter:
-    """Return what writes ``stream``, with the keywords of ``DataStreamWriter.trigger``.
-
-    Raises:
-        ConfigurationError: Spark refuses one of them.
-    """
+    """Return what writes ``stream``; raise ConfigurationError if Spark refuses a keyword of ``trigger``."""
     from pyspark.errors import PySparkException
 
     if trigger is not None and not isinstance(trigger, Mapping):

@@ -39,11 +39,7 @@ class RestartLimit:
         return True
 
     def back(self, clock: int) -> None:
-        """Count a server that is back with commit number ``clock`` of a snapshot.
-
-        Raises:
-            ServerLostError: the last ones have all come back with the same one.
-        """
+        """Count a server that is back with commit ``clock``; raise ServerLostError after too many of the same."""
         self._futile = 0 if clock > self._clock else self._futile + 1
         self._clock = clock
         if self._futile >= _MAX_FUTILE_RESTARTS:
@@ -112,11 +108,7 @@ class Supervisor:
         self._active_at = self._world.monotonic()
 
     def watch(self) -> None:
-        """Start the server again if it is dead or stands still; to be called now and then.
-
-        Raises:
-            ServerLostError: it has no checkpoint, or dies again and again without progress.
-        """
+        """Start the server again if it is dead or stands still; ServerLostError without checkpoint or progress."""
         if self._process.alive():
             silence = self._world.monotonic() - self._active_at
             if silence < self._patience or self._answers():
@@ -167,11 +159,7 @@ class Supervisor:
                 self.restart()
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection, without waits and restarts: over two connections at most.
-
-        Raises:
-            DistkerasError: what the server answered, or that it cannot be reached.
-        """
+        """Return ``call`` of at most two connections, without waits and restarts, or raise the server's error."""
         try:
             return call(self._driver)
         except DistkerasError as error:

@@ -275,10 +275,7 @@ class _TaskAttempt:
         )
 
     def _meet(self, batches: int, node: str) -> MemberLinks | None:
-        """Announce this worker as a member, with that many mini-batches an epoch; return its connections to others.
-
-        None: the job ends early.
-        """
+        """Announce this worker as a member; return its connections to others, or None where the job ends early."""
         client, task = self._client, self._task
         links = MemberLinks(
             members_host(task.address.locate()[0]),

@@ -460,11 +460,7 @@ class Center:
         return True
 
     def is_next(self, commit: Commit, parts: int) -> bool:
-        """Return whether ``commit`` is the next one of its partition; False: it is the last one, sent again.
-
-        Raises:
-            LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
-        """
+        """Return True for the next commit of its partition, False for the last one, sent again; raise as `commit`."""
         return self._lease_for(commit, parts) is not None
 
     def _lease_for(self, commit: Commit, parts: int) -> PartitionLease | None:
@@ -483,11 +479,7 @@ class Center:
         return lease
 
     def require_incarnation(self, worker: int, incarnation: int) -> None:
-        """Check that ``worker`` speaks to this incarnation of the server, and not to one before a restart.
-
-        Raises:
-            RemoteProtocolError: it does not.
-        """
+        """Raise RemoteProtocolError unless ``worker`` speaks to this incarnation of the server."""
         if incarnation != self.incarnation:
             raise RemoteProtocolError(
                 f"`incarnation` must be {self.incarnation}. Received: incarnation={incarnation}", worker=worker

@@ -82,11 +82,7 @@ class CommitFile:
         return self._blocks[-1].first + self._blocks[-1].commits if self._blocks else 0
 
     def append(self, rows: LogRows) -> None:
-        """Writes at most `BLOCK_COMMITS` commits down.
-
-        Raises:
-            OSError: the disk is full, or gone. Nothing has changed.
-        """
+        """Write at most `BLOCK_COMMITS` commits down. An OSError, for a full disk, has changed nothing."""
         if self._descriptor < 0:
             self._open()
         offset = self._size

@@ -146,11 +146,7 @@ class PartitionLease:
         return self.state is LeaseState.FINISHED
 
     def move(self, state: LeaseState) -> None:
-        """Change the state; the present one may stay.
-
-        Raises:
-            LocalProtocolError: `FOLLOWS` does not have that step.
-        """
+        """Change the state, or keep it; raise LocalProtocolError if `FOLLOWS` does not have that step."""
         if state is not self.state and state not in FOLLOWS[self.state]:
             raise LocalProtocolError(f"a lease that is {self.state.value} cannot become {state.value}")
         self.state = state
@@ -326,11 +322,7 @@ class Leases(dict[int, PartitionLease]):
             lease.move(LeaseState.FREE)
 
     def held(self, worker: int, attempt: int) -> PartitionLease:
-        """The lease, if ``attempt`` holds it.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
+        """Return the lease; raise LeaseLostError if ``attempt`` does not hold it."""
         lease = self.get(worker)
         if lease is None or lease.attempt != attempt:
             holder = "no attempt" if lease is None else f"attempt {lease.attempt}"

@@ -97,11 +97,7 @@ class Checkpoint(SavePlace):
 
 
 def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
-    """Return where a job is saved, from a caller's arguments of these names.
-
-    Raises:
-        ConfigurationError: one of them cannot work.
-    """
+    """Return where a job is saved, from these arguments of a caller; raise ConfigurationError if one cannot work."""
     if require_boolean("resume", resume) and checkpoint is None:
         raise ConfigurationError("`resume` needs a `checkpoint` to resume from. Received: resume=True, checkpoint=None")
     return Checkpoint.of("checkpoint", checkpoint)
@@ -194,11 +190,7 @@ class Checkpointer:
         return self._center.clock + self._center.log.skipped + self._center.ends
 
     def close(self, timeout: float) -> None:
-        """Take a last snapshot, if anything has changed, and end the thread.
-
-        Raises:
-            DeadlineError: the thread did not end in ``timeout`` seconds.
-        """
+        """Take a last snapshot, if anything has changed, and end the thread; raise DeadlineError if it does not end."""
         self._closing.set()
         self._wake.set()
         if self._thread.ident is not None:

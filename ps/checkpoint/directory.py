@@ -319,11 +319,7 @@ class SnapshotDirectory:
         return exact
 
     def save_optimizer(self, worker: int, kept: KeptState) -> str:
-        """Write the state of a worker's optimizer; return the file's name, which a snapshot is to have.
-
-        Raises:
-            SnapshotError: it cannot be written.
-        """
+        """Write a worker's optimizer state; return the file's name for a snapshot, or raise SnapshotError."""
         name, state = self._name("optimizer", worker), kept.state
         header = {name: getattr(kept, name) for name in _KEPT_OF_STATE}
         header |= {"layout": state.layout, "checksum": state.checksum}

@@ -257,11 +257,7 @@ class Owner:
 
 
 def owner_of(uri: str, world: World = REAL) -> Owner | None:
-    """Return the owner of a checkpoint's directory; None where no server has claimed it.
-
-    Raises:
-        SnapshotError: the directory cannot be read.
-    """
+    """Return the owner of a checkpoint's directory, or None; raise SnapshotError if it cannot be read."""
     store = Store(uri, world)
     names = [name for name in map(parsed, store.names()) if name is not None]
     claim = _highest(names)
@@ -277,11 +273,7 @@ def _highest(names: Iterable[Name]) -> Claim | None:
 
 
 def find(uri: str, world: World = REAL) -> dict[str, Any]:
-    """Return what the owner of a checkpoint's directory has announced: see `SnapshotDirectory.announce`.
-
-    Raises:
-        ServerLostError: no server is announced, or the directory cannot be read.
-    """
+    """Return what the owner of a checkpoint's directory has announced; raise ServerLostError if nothing can be read."""
     missing = f"no parameter server is announced in {uri!r}"
     try:
         owner = owner_of(uri, world)

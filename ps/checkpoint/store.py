@@ -90,11 +90,7 @@ class SavePlace:
 
     @classmethod
     def of(cls, argument: str, value: Any) -> Self | None:
-        """Return the place that a caller's ``argument`` names; None for nowhere.
-
-        Raises:
-            ConfigurationError: it cannot work.
-        """
+        """Return the place that an ``argument`` names, None for nowhere; raise ConfigurationError if it cannot work."""
         if value is None or isinstance(value, cls):
             return value
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):

@@ -64,13 +64,7 @@ def is_finite(commit: Commit) -> bool:
 
 
 def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) -> Commit:
-    """Return the commit of a whole group.
-
-    Args:
-        own: the relay's own commit.
-        others: those of the other workers, whole.
-        parts: memory for the sum; none of theirs.
-    """
+    """Return a group's commit: the relay's ``own``, with those of ``others``, summed in the memory ``parts``."""
     if not others:
         return replace(own, grouped=True)
     commits = sorted([own, *(other.commit for other in others)], key=lambda commit: commit.worker)
@@ -106,11 +100,7 @@ def _mean_statistics(commits: Sequence[Commit]) -> Vector:
 
 
 def split(commit: Commit) -> tuple[Commit, list[Companion]]:
-    """Return the sender's own commit, with the whole payload, and its companions; each has its own history.
-
-    Raises:
-        RemoteProtocolError: the companions are no rows, or name a worker twice, or the history does not fit.
-    """
+    """Return the sender's own commit, with the whole payload, and its companions, or raise RemoteProtocolError."""
     if not commit.companions.size:
         return commit, []
     if commit.companions.size % _WIDTH:

@@ -194,11 +194,7 @@ FORMATS = tuple(_CODECS)
 
 
 def codec_of(wire_format: str, size: int) -> Codec | None:
-    """Return the codec of a wire format for vectors of ``size`` elements; None for float32.
-
-    Raises:
-        ConfigurationError: there is no such format.
-    """
+    """Return a wire format's codec for ``size`` elements, None for float32; raise ConfigurationError if unknown."""
     require_choice("wire_format", wire_format, FORMATS)
     kind = _CODECS[wire_format]
     return None if kind is None else kind(size)

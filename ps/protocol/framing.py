@@ -506,11 +506,7 @@ class Reader:
 
 
 def decode(frame: bytes) -> Message:
-    """Return the message of one whole frame without a tag, which has not come over a socket.
-
-    Raises:
-        RemoteProtocolError: it is not such a frame.
-    """
+    """Return the message of a whole frame without a tag, not of a socket; RemoteProtocolError if it is not one."""
     reader = Reader(Limits(fields=len(frame), body=len(frame), arrays=len(frame)))
     rest, event = memoryview(frame), None
     while rest and event is None:

@@ -62,11 +62,7 @@ class Layout:
         return [vector[start:stop].reshape(shape) for start, stop, shape in spans]
 
     def flatten(self, arrays: Sequence[np.ndarray], out: Vector | None = None) -> Vector:
-        """Copy ``arrays`` into ``out`` (a new vector if None), cast to float32.
-
-        Raises:
-            ConfigurationError: their number or a shape is not this layout's.
-        """
+        """Copy ``arrays`` as float32 into ``out``, None for a new vector; ConfigurationError unless of this layout."""
         out = self.empty() if out is None else out
         received = tuple(np.shape(array) for array in arrays)
         if received != self.shapes:
@@ -89,11 +85,7 @@ def encode(layouts: Sequence[Layout]) -> bytes:
 
 
 def decode(data: bytes, sizes: Sequence[int]) -> list[Layout]:
-    """Return the layouts that `encode` made, of vectors with these ``sizes``.
-
-    Raises:
-        ConfigurationError: they are not layouts of vectors of these sizes.
-    """
+    """Return the layouts that `encode` made, of vectors with ``sizes``; raise ConfigurationError for others."""
     try:
         layouts = [
             Layout(tuple(str(name) for name, _ in arrays), tuple(tuple(map(int, shape)) for _, shape in arrays))

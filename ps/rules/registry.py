@@ -38,11 +38,7 @@ def _is_rule(value: Any, module: str) -> bool:
 
 
 def make(name: str, **hyper_parameters: Any) -> Rule:
-    """The rule called ``name`` (upper or lower case).
-
-    Raises:
-        ConfigurationError: no such rule, or a hyper-parameter that it does not have or cannot take.
-    """
+    """Return the rule called ``name``, in any case; raise ConfigurationError if a name or value is wrong."""
     rule = all_rules().get(name.lower()) if isinstance(name, str) else None
     if rule is None:
         raise ConfigurationError(f"`rule` must be one of {', '.join(all_rules())}. Received: rule={name!r}")

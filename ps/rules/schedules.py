@@ -141,11 +141,7 @@ KINDS: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, StepD
 
 
 def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
-    """A number is a constant rate; a dictionary is `Schedule.config`'s.
-
-    Raises:
-        ConfigurationError: neither, or an argument that cannot work.
-    """
+    """Return the schedule of a number, a constant rate, or of a `Schedule.config`; ConfigurationError for others."""
     if isinstance(value, Schedule):
         return value
     if isinstance(value, dict):

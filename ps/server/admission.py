@@ -87,10 +87,7 @@ class AdmissionControl:
             return list(self._pending)
 
     def arrive(self, address: str, hang_up: Callable[[], None]) -> PendingConnection:
-        """Wait until there is room for a connection from ``address``.
-
-        ``hang_up`` ends it, from any thread; its own thread then calls `leave`.
-        """
+        """Wait for room for a connection from ``address``; ``hang_up`` ends it, whose own thread then calls `leave`."""
         pending = PendingConnection(address, hang_up, self._world.monotonic())
         with self._changed:
             while len(self._pending) >= self.pending_max:
@@ -127,11 +124,7 @@ class AdmissionControl:
             self._changed.wait(_GRACE)
 
     def admit(self, pending: PendingConnection) -> None:
-        """Make a peer of a connection that has proved the key.
-
-        Raises:
-            RemoteProtocolError: there is no room for another peer, or the connection was just hung up on.
-        """
+        """Make a peer of a connection that has proved the key; raise RemoteProtocolError if there is no room for it."""
         with self._changed:
             if self._peers >= self.peers_max:
                 raise RemoteProtocolError(f"a server must have at most {self.peers_max} peers. Received: one more")

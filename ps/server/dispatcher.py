@@ -340,11 +340,7 @@ class Dispatcher:
         )
 
     def answer(self, peer: Peer, message: Message) -> Message:
-        """Return the reply to ``message``.
-
-        Raises:
-            DistkerasError: it cannot be answered; the session sends the error to the peer.
-        """
+        """Return the reply to ``message``; the session sends a DistkerasError to the peer."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise RemoteProtocolError(f"a server must be asked. Received: {type(message).__name__}")

@@ -272,11 +272,7 @@ class ParameterServer:
         self._acceptor.start()
 
     def close(self) -> None:
-        """Close the port and every connection, wait for the threads, and take a last snapshot.
-
-        Raises:
-            DeadlineError: a thread did not end in time.
-        """
+        """Close port and connections, wait for the threads, and take a last snapshot; DeadlineError if one hangs."""
         self.dispatcher.changed.close()
         sessions = self.sessions
         self._listener.close()

@@ -73,11 +73,7 @@ class JobCondition:
         return self.state in (ServerState.RELEASED, ServerState.CLOSED)
 
     def move(self, state: ServerState) -> None:
-        """Change the state and wake all who wait; the caller holds the lock.
-
-        Raises:
-            LocalProtocolError: `FOLLOWS` does not have that step.
-        """
+        """Change the state, and wake all who wait; LocalProtocolError unless `FOLLOWS` has it. The lock is held."""
         if state not in FOLLOWS[self.state]:
             raise LocalProtocolError(f"a server that is {self.state.value} cannot become {state.value}")
         self.state = state
@@ -133,12 +129,7 @@ class JobCondition:
                 self.move(ServerState.CLOSED if self.over else ServerState.CLOSING)
 
     def require_running(self) -> None:
-        """Raise unless the job goes on.
-
-        Raises:
-            JobStoppedError: the job has ended.
-            ServerLostError: it goes on with another server, or may do so.
-        """
+        """Raise JobStoppedError if the job has ended, ServerLostError if it may go on with another server."""
         if self.corruption is not None:
             raise ServerLostError(
                 f"the center of this server is corrupt; another one starts from the latest snapshot: {self.corruption}"
@@ -173,11 +164,7 @@ class JobCondition:
         return True
 
     def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
-        """Wait for a change, or a moment; return False if the deadline (`World.monotonic`) has passed.
-
-        Raises:
-            ServerLostError: the peer hung up, and receives no answer.
-        """
+        """Wait for a change, or a moment; return False past ``deadline``. ServerLostError if the peer hung up."""
         remaining = deadline - self.world.monotonic()
         if remaining <= 0:
             return False

@@ -113,12 +113,7 @@ class Channel:
         return ServerLostError("the server hung up during the handshake")
 
     def send(self, message: Message) -> None:
-        """Send ``message``.
-
-        Raises:
-            DeadlineError: the peer did not take it in ``frame`` seconds.
-            OSError: the connection is gone.
-        """
+        """Send ``message``; raise DeadlineError after ``frame`` seconds, OSError if the connection is gone."""
         self._send(self.connection.send(message), self._now() + self.frame, f"{type(message).__name__} to be sent")
 
     def receive(self, timeout: float, what: str) -> Message | EndOfStream:

@@ -161,11 +161,7 @@ class DriverClient(Client):
             yield message, self.request(message, TableRows)
 
     def begin_micro_batch(self, stream: str, number: int) -> MicroBatchBegun:
-        """Let the partitions begin with micro-batch ``number`` of ``stream``; it may be repeated.
-
-        Raises:
-            DifferentJobError: the center is of another stream or of none, or another micro-batch must come next.
-        """
+        """Let partitions begin with a micro-batch, perhaps again; DifferentJobError if another one must come next."""
         return self.request(BeginMicroBatch(stream, number), MicroBatchBegun)
 
     def drain(self, start: int = 0, count: int = 4096) -> Records:

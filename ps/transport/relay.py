@@ -302,11 +302,7 @@ class RelayLink:
             self._channel.connection.share(slots)
 
     def hand(self, commit: Commit) -> CenterReply | None:
-        """Hand a movement over, and return the center once it is applied; None: the worker must join again.
-
-        Raises:
-            RelayLostError: the relay is lost, or does not answer.
-        """
+        """Hand a movement over; return the center once it is applied, None to join again, or raise RelayLostError."""
         try:
             answer = self._exchange(commit)
         except (DistkerasError, OSError) as error:

@@ -60,11 +60,7 @@ class RelayGroup:
         self._lost = ""
 
     def require_place(self, client: WorkerClient) -> None:
-        """Find the relay, unless it is known; ``client`` has joined.
-
-        Raises:
-            RelayLostError: it cannot be reached.
-        """
+        """Find the relay, unless it is known; ``client`` has joined. Raise RelayLostError if it cannot be reached."""
         if self._place:
             return
         relay = self._own_relay(client)

@@ -29,11 +29,7 @@ class Certificate:
 
 
 def make_certificate() -> Certificate:
-    """Return a new certificate for one job: ECDSA over P-256, which cannot sign others.
-
-    Raises:
-        ConfigurationError: the package ``cryptography`` is not installed.
-    """
+    """Return a new certificate of one job (ECDSA over P-256, not a CA); ConfigurationError without ``cryptography``."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -65,11 +61,7 @@ def make_certificate() -> Certificate:
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """Return the context with which a server encrypts.
-
-    Raises:
-        ConfigurationError: not PEM, or a private key of another certificate.
-    """
+    """Return the context with which a server encrypts; raise ConfigurationError unless PEM and key belong together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # a client that connects again proves everything again
@@ -87,11 +79,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """Return the context with which a client encrypts; it accepts ``certificate`` (PEM) and no other.
-
-    Raises:
-        ConfigurationError: not PEM.
-    """
+    """Return a client's context, which accepts ``certificate`` (PEM) alone; raise ConfigurationError unless PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the pin is stronger than any name

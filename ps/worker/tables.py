@@ -75,11 +75,7 @@ class TableWindows:
 
     @property
     def touched(self) -> tuple[Ids, ...]:
-        """The rows of the present window, which is complete.
-
-        Raises:
-            LocalProtocolError: it is not.
-        """
+        """Return the rows of the present window; raise LocalProtocolError if that is not complete."""
         if self._present is None or self._left:
             raise LocalProtocolError(
                 f"a window must be committed at its end. Received: a commit with {self._left} mini-batches left in it"

@@ -37,11 +37,7 @@ class Child(Protocol):
         """Write to its standard input; raise a BrokenPipeError if it has ended."""
 
     def line(self, timeout: float) -> bytes:
-        """Return the next line of its standard output, or the part that it wrote before it ended.
-
-        Raises:
-            TimeoutError: the line has not come in ``timeout`` seconds.
-        """
+        """Return its output's next line, or the part before it ended; raise TimeoutError after ``timeout`` seconds."""
 
     def errors(self) -> Iterator[bytes]:
         """Yield the lines of its standard error, until it ends."""

@@ -39,11 +39,7 @@ class Stream(Protocol):
         """
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
-        """Send some of ``buffers``, and return how many bytes.
-
-        Raises:
-            TimeoutError, BlockingIOError: nothing was taken in ``timeout`` seconds.
-        """
+        """Send some of ``buffers``, and return how many bytes; TimeoutError or BlockingIOError if none was taken."""
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
         """Run the TLS handshake, and encrypt from now on.
@@ -74,11 +70,7 @@ class Listener(Protocol):
         """Host and port."""
 
     def accept(self) -> tuple[Stream, str, int]:
-        """Wait for the next connection; return it, and its peer's host and port.
-
-        Raises:
-            OSError: the port was closed, or the system has no room for a connection.
-        """
+        """Return the next connection, and its peer's host and port; OSError if the port is closed, or for no room."""
 
     def close(self) -> None:
         """Release the port; a thread that waits for a connection returns."""

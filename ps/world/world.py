@@ -127,11 +127,7 @@ class World:
         return open_files(uri)
 
     def scratch(self, size: int) -> memoryview:
-        """Return ``size`` bytes of a file without a name, which is gone when they are.
-
-        Raises:
-            OSError: the disk has no room.
-        """
+        """Return ``size`` bytes of a file without a name, gone when they are; raise OSError if the disk has no room."""
         return scratch(size)
 
     def share(self, size: int) -> SharedMemory:

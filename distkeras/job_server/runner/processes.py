@@ -63,11 +63,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Return the identity of a running process.
-
-        Raises:
-            ProcessLookupError: it does not run.
-        """
+        """Return the identity of a running process; raise ProcessLookupError if it does not run."""
         try:
             return cls(pid, _started(psutil.Process(pid)), here())
         except psutil.NoSuchProcess:

@@ -52,11 +52,7 @@ class Account:
         return self.role == ADMIN
 
     def require_admin(self) -> None:
-        """Check that the account may manage users.
-
-        Raises:
-            ForbiddenError: they may not.
-        """
+        """Raise ForbiddenError unless the account may manage users."""
         if not self.is_admin:
             raise ForbiddenError(f"only administrators may do this; the role of the caller is {self.role}")
 
@@ -111,12 +107,7 @@ class Accounts:
         return self.add_token(ADMIN, "first token")
 
     def add_user(self, name: str, role: str = USER) -> UserInfo:
-        """Add a user, without a token.
-
-        Raises:
-            DescriptionError: no such role, or not a name.
-            StateError: the name is taken.
-        """
+        """Add a user, without a token; DescriptionError for no name or role, StateError for a name that is taken."""
         if NAME.fullmatch(name) is None:
             raise DescriptionError("`name` must be 1 to 64 of letters, digits and ._@-. Received: another text", "name")
         if role not in ROLES:
@@ -136,12 +127,7 @@ class Accounts:
             return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
 
     def remove_user(self, name: str) -> None:
-        """Invalidate all tokens of a user, for whom no new ones are made. The jobs stay.
-
-        Raises:
-            NotThereError: there is no such user.
-            StateError: it is the last administrator.
-        """
+        """Invalidate a user's tokens; the jobs stay. NotThereError if unknown, StateError for the last admin."""
         if NAME.fullmatch(name) is None:
             raise NotThereError("there is no such user: the text is not a name of a user")
         with self._engine.begin() as connection:
@@ -185,11 +171,7 @@ class Accounts:
             return [TokenInfo.model_validate(row) for row in rows]
 
     def revoke(self, viewer: Account, token_id: str) -> None:
-        """Revoke a token.
-
-        Raises:
-            NotThereError: the viewer sees no such token.
-        """
+        """Revoke a token; raise NotThereError if the viewer sees no such token."""
         if _TOKEN_ID.fullmatch(token_id) is None:
             raise NotThereError("there is no such token: the text is not the id of a token")
         change = update(TOKENS).where(TOKENS.c.id == token_id).values(revoked=self._clock())

@@ -178,11 +178,7 @@ class JobStore:
         return self.get(account, job_id)
 
     def get(self, viewer: Account, job_id: str) -> StoredJob:
-        """Return one job.
-
-        Raises:
-            NotThereError: the viewer sees no such job.
-        """
+        """Return one job; raise NotThereError if the viewer sees no such job."""
         for job in self._read(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))):
             return job
         raise NotThereError(f"there is no job {job_id}, or it belongs to another user")
@@ -233,12 +229,7 @@ class JobStore:
         return {state: counted.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
-        """Cancel a job that waits, or ask the server of a job that runs to end it.
-
-        Raises:
-            NotThereError: the viewer sees no such job.
-            StateError: it has ended otherwise.
-        """
+        """Cancel a waiting job, or ask a running one to end; NotThereError if unseen, StateError if it has ended."""
         now, this = self._clock(), JOBS.c.id == job_id
         self.get(viewer, job_id)
         waits = update(JOBS).where(this, JOBS.c.state == JobState.QUEUED)
@@ -252,11 +243,7 @@ class JobStore:
         return job
 
     def remove(self, job: StoredJob) -> None:
-        """Delete a job that has ended.
-
-        Raises:
-            StateError: it has not ended.
-        """
+        """Delete a job; raise StateError if it has not ended."""
         with self._engine.begin() as connection:
             if not connection.execute(delete(JOBS).where(JOBS.c.id == job.id, JOBS.c.state.in_(FINAL))).rowcount:
                 raise StateError(f"a job must have ended to be removed. Received: {job.id}, which is {job.state}")
