@@ -7,6 +7,7 @@ folder imports only from those above it, and from ``ps``::
     data         columns of a DataFrame to mini-batches, in a reproducible order
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
     layers       layers of this package
+    optimizers   optimizers of this package
     settings     the options of a trainer: each declared and checked once
     callbacks    stop conditions and the user's own hooks
     keras_callbacks  Keras' own callbacks, called on the driver

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import json_or_text
 from distkeras.settings import Option, grouped, options_of
@@ -179,13 +180,12 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimizer(name: str, options: Mapping[str, Any]) -> Any:
-    import keras
-
     try:
-        return keras.optimizers.get({"class_name": name, "config": dict(options)})
+        return optimizer_of({"class_name": name, "config": dict(options)})
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"`--optimizer` and `--optimizer-set` must be what Keras knows. Received: {name} with {options}; "
+            f"`--optimizer` and `--optimizer-set` must be what Keras knows, or `distkeras.optimizers`. "
+            f"Received: {name} with {options}; "
             f"Keras said: {error}"
         ) from error
 

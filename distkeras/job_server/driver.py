@@ -29,6 +29,7 @@ from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLin
 from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
+from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.results.job_results import write_files
 from distkeras.settings import Monitoring
@@ -140,9 +141,7 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
     keywords = description.keywords()
     optimizer = keywords.get("worker_optimizer")
     if isinstance(optimizer, Mapping):
-        import keras
-
-        keywords["worker_optimizer"] = keras.optimizers.get({"config": {}} | dict(optimizer))
+        keywords["worker_optimizer"] = optimizer_of(optimizer)
     keywords["monitoring"] = replace(keywords.get("monitoring") or Monitoring(), progress=False)
     model = archive.from_bytes(data, compiled=True)
     return Trainer(model, description.made_rule(), **keywords)

@@ -41,6 +41,8 @@ _MODULES = {
 }  # fmt: skip
 #: Of these, where functions stand that a model may call; those of others load and fetch things.
 _FUNCTIONS = {"activations", "constraints", "initializers", "losses", "metrics", "ops", "regularizers"}
+#: What else may be part of a model: the optimizers of this package, by the names that Keras has them registered by.
+_OPTIMIZERS = {"distkeras>LazyAdam", "distkeras>LazyMomentum"}
 #: Keras' own words for values, of which the others are code.
 _VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"}
 #: Layers that are code, or load it.
@@ -146,11 +148,21 @@ def _require_part(part: dict[str, Any]) -> None:
             raise _refused(f"made of Keras' functions. Received: {str(called)[:100]!r}")
     elif module is not None and not _is_of_models(module, part.get("config") if name == "function" else name):
         raise _refused(f"made of Keras' classes. Received: {name[:100]!r} of {module[:100]!r}")
+    _require_registered(name)
+    _require_registered(part.get("registered_name"))
+
+
+def _require_registered(name: Any) -> None:
+    """Check that a class of this package, by its registered name, is an optimizer: a layer reads files."""
+    if str(name).startswith("distkeras>") and name not in _OPTIMIZERS:
+        raise _refused(f"made of Keras' classes. Received: {str(name)[:100]!r}")
 
 
 def _is_of_models(module: str, name: Any) -> bool:
     """Return whether what stands there may be in a model: a class, whose name begins with a capital, or a function."""
     parts = module.split(".")
+    if parts[0] == "distkeras":
+        return f"distkeras>{name}" in _OPTIMIZERS
     if parts[0] != "keras" or not isinstance(name, str):
         return False
     below = parts[2:] if parts[1:2] == ["src"] else parts[1:]

@@ -102,7 +102,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
     """
     from keras.src.saving import saving_lib  # the public function takes names of files only, which a kill would leave
 
-    from distkeras.keras_model import wide_embedding  # noqa: F401 - it registers the layer with Keras
+    from distkeras.keras_model import lazy_optimizers, wide_embedding  # noqa: F401 - they register classes with Keras
 
     try:
         with _asset_folder(data):

@@ -1,4 +1,4 @@
-"""Optimizers that cannot train in several workers: those that keep the weights, or an average of them, in their state.
+"""Optimizers by name, and those that cannot train in several workers: they keep weights, or averages, in their state.
 
 After each exchange a worker takes over the center's weights. An optimizer that has stored weights goes on from those,
 and draws every following step back to the worker's own old ones.
@@ -6,7 +6,7 @@ and draws every following step back to the worker's own old ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,27 @@ _STEPS = 12
 _HARDLY_ANY = 1e-12
 #: What to use instead.
 _ADVICE = "use an optimizer such as AdamW, and average the weights of the center if that is wanted"
+
+
+def optimizer_of(given: Any) -> Any:
+    """Return an optimizer of Keras or of `distkeras.optimizers`.
+
+    Args:
+        given: an optimizer, the name of its class, or a mapping with ``class_name`` and the arguments as ``config``.
+
+    Raises:
+        TypeError, ValueError: there is none of this name, or it does not take these arguments.
+    """
+    import keras
+
+    from distkeras.keras_model.lazy_optimizers import LAZY
+
+    given = {"class_name": given} if isinstance(given, str) else given
+    if not isinstance(given, Mapping):
+        return keras.optimizers.get(given)
+    config = {"config": {}} | dict(given)
+    kind = LAZY.get(config["class_name"].lower())
+    return keras.optimizers.get(config) if kind is None else kind.from_config(dict(config["config"]))
 
 
 def require_independent(given: Any) -> None:

@@ -21,6 +21,7 @@ from distkeras.keras_model.archive import (
     running_backend,
 )
 from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, require_described, unpack
+from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
 
@@ -159,6 +160,10 @@ def recipe_of(
     """
     import keras
 
+    from distkeras.keras_model.lazy_optimizers import LAZY
+
+    if isinstance(optimizer, str) and optimizer.lower() in LAZY:
+        optimizer = optimizer_of(optimizer)  # Keras does not know it by this name
     options = {
         "optimizer": optimizer,
         "loss": loss,

@@ -19,13 +19,19 @@ def reason_against_rows(optimizer: Any) -> str | None:
     import keras
 
     from distkeras.keras_model.gradient_collector import inner_optimizer
+    from distkeras.keras_model.lazy_optimizers import LAZY
 
     inner = inner_optimizer(optimizer)
     kind = type(inner)
-    if kind not in (keras.optimizers.SGD, keras.optimizers.Adagrad):
-        return f"{kind.__name__} may move rows that a step does not touch; SGD without momentum and Adagrad do not"
+    if kind not in (keras.optimizers.SGD, keras.optimizers.Adagrad, *LAZY.values()):
+        return (
+            f"{kind.__name__} may move rows that a step does not touch; LazyAdam, of `distkeras.optimizers`, would "
+            "work, and so would Adagrad and SGD without momentum"
+        )
     reasons = {
-        "momentum moves rows after they were touched": bool(getattr(inner, "momentum", 0.0)),
+        "momentum moves rows after they were touched; LazyMomentum, of `distkeras.optimizers`, would work": (
+            kind is keras.optimizers.SGD and bool(inner.momentum)
+        ),
         "weight decay moves every row": inner.weight_decay not in (None, 0),
         "accumulated gradients are kept for every row": inner.gradient_accumulation_steps is not None,
         "a moving average of the weights is kept for every row": inner.use_ema,
@@ -36,13 +42,17 @@ def reason_against_rows(optimizer: Any) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def accumulators_of(optimizer: Any, variable: Any) -> Any | None:
-    """Return where a built ``optimizer`` keeps what it knows of each element of ``variable``, or None."""
+#: The lists, of which an optimizer has some, of variables with something for each element of the model's variables.
+_SLOTS = ("_accumulators", "_momentums", "_velocities", "momentums")
+
+
+def slots_of(optimizer: Any, variable: Any) -> tuple[Any, ...]:
+    """Return the variables in which a built ``optimizer`` for rows keeps what it knows of each element of another."""
     from distkeras.keras_model.gradient_collector import inner_optimizer
 
     inner = inner_optimizer(optimizer)
-    slots = getattr(inner, "_accumulators", None)
-    return None if not slots else slots[inner._get_variable_index(variable)]  # noqa: SLF001 - Keras has no public list
+    place = inner._get_variable_index(variable)  # noqa: SLF001 - Keras has no public one
+    return tuple(slots[place] for slots in (getattr(inner, name, None) for name in _SLOTS) if slots)
 
 
 def _divides_by_zero(adagrad: Any) -> bool:
@@ -71,10 +81,10 @@ def rows_moved_alone(optimizer: Any) -> Iterator[None]:
     step = inner.update_step
 
     def step_on_rows(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        accumulator = accumulators_of(inner, variable)
-        if not isinstance(gradient, tf.IndexedSlices) or accumulator is None:
+        if not isinstance(gradient, tf.IndexedSlices):
             step(gradient, variable, learning_rate)
             return
+        (accumulator,) = slots_of(inner, variable)
         gradient = keras.ops.cast(gradient, variable.dtype)
         inner.assign_add(accumulator, keras.ops.square(gradient))
         scaled = keras.ops.multiply(keras.ops.cast(learning_rate, variable.dtype), gradient)

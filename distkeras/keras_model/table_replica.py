@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
-from distkeras.keras_model.row_optimizers import accumulators_of
+from distkeras.keras_model.row_optimizers import slots_of
 from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import Ids
@@ -39,6 +39,11 @@ class RowValues:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def width(self) -> int:
+        """Return the elements of a row."""
+        return int(self._values.shape[1])
 
     @property
     def ids(self) -> Ids:
@@ -77,7 +82,8 @@ class TableReplica(KerasReplica):
 
     Its vector has the dense variables, and then the small tables. What its optimizer keeps of rows stays here from one
     window to a later one that touches them again. In the optimizer's state that is sent, it comes last: for each table,
-    the number of rows that were touched, their ids, and what is kept of each.
+    the number of rows that were touched, their ids, and what is kept of each: as many vectors of the table's width as
+    the optimizer has for each element.
 
     Args:
         model: the small one, built and compiled.
@@ -128,7 +134,7 @@ class TableReplica(KerasReplica):
             return f"it must be of {layout}. Received: one of {state.layout}"
         if state.damaged:
             return f"its {state.content.nbytes} bytes have another checksum than {state.checksum:#010x}"
-        kept = [RowValues(rows.values.shape[1], float(rows.initial)) for rows in self._kept_rows()]
+        kept = [RowValues(rows.width, float(rows.initial)) for rows in self._kept_rows()]
         problem: str | None = _fill(kept, state.content[size:])
         if problem:
             return problem
@@ -148,38 +154,40 @@ class TableReplica(KerasReplica):
         return super().begin_again(model)
 
     @property
-    def _slots(self) -> list[Any]:
-        """The variables of the built optimizer with something for each element of a small table."""
+    def _slots(self) -> list[tuple[Any, ...]]:
+        """The variables of the built optimizer with something for each element, table by table; empty without any."""
         small = self._weights.variables[len(self._weights.variables) - len(self._tables) :]
-        slots = [accumulators_of(self.model.optimizer, variable) for variable in small]
-        return [slot for slot in slots if slot is not None]
+        slots = [slots_of(self.model.optimizer, variable) for variable in small]
+        return slots if all(slots) else []
 
     def _unsent(self) -> frozenset[int]:
-        return frozenset(map(id, self._slots))
+        return frozenset(id(slot) for slots in self._slots for slot in slots)
 
     def _enter(self, rows: tuple[Ids, ...]) -> None:
         """Take back what the optimizer has for the rows of the window before, and give it what is kept of these."""
-        slots = self._slots
-        if not slots or rows is self._present:
+        tables = self._slots
+        if not tables or rows is self._present:
             return
         self._take_back()
-        for slot, kept, ids in zip(slots, self._kept_rows(), rows, strict=True):
-            values = np.full(tuple(slot.shape), kept.initial, np.float32)
+        for slots, kept, ids in zip(tables, self._kept_rows(), rows, strict=True):
+            values = np.full((slots[0].shape[0], kept.width), kept.initial, np.float32)
             kept.get(ids, values[: len(ids)])
-            slot.assign(values)
+            for slot, part in zip(slots, np.split(values, len(slots), axis=1), strict=True):
+                slot.assign(part)
         self._present = rows
 
     def _take_back(self) -> None:
         """Keep what the optimizer has for the rows of the present window."""
         if self._present is not None:
-            for slot, kept, ids in zip(self._slots, self._kept_rows(), self._present, strict=True):
-                kept.set(ids, numpy_value(slot)[: len(ids)])
+            for slots, kept, ids in zip(self._slots, self._kept_rows(), self._present, strict=True):
+                kept.set(ids, np.concatenate([numpy_value(slot)[: len(ids)] for slot in slots], axis=1))
 
     def _kept_rows(self) -> list[RowValues]:
         """Return what is kept of rows, table by table; before the first step, of none."""
         if self._kept is None:
-            initial = [float(numpy_value(slot).flat[0]) for slot in self._slots]
-            self._kept = [RowValues(t.width, value) for t, value in zip(self._tables, initial, strict=True)]
+            initial = [float(numpy_value(slots[0]).flat[0]) for slots in self._slots]  # Adam's two begin with zeros
+            widths = [len(slots) * table.width for slots, table in zip(self._slots, self._tables, strict=True)]
+            self._kept = [RowValues(width, value) for width, value in zip(widths, initial, strict=True)]
         return self._kept
 
 
@@ -187,7 +195,7 @@ def _fill(kept: Sequence[RowValues], content: np.ndarray) -> str:
     """Set rows from the bytes that `TableReplica.read_optimizer` adds for them; return what is wrong with these."""
     at = 0
     for rows in kept:
-        width = rows.values.shape[1]
+        width = rows.width
         count = int(content[at : at + 8].copy().view(np.int64)[0]) if at + 8 <= content.nbytes else -1
         middle = at + 8 * (1 + count)
         end = middle + 4 * count * width

@@ -325,9 +325,8 @@ class _Plan:
 
         from distkeras.keras_model.gradient_collector import inner_optimizer
 
-        if self._recipe.optimizer_state and not isinstance(
-            inner_optimizer(self._model.optimizer), keras.optimizers.SGD
-        ):
+        # The only optimizer for rows that keeps nothing of them.
+        if self._recipe.optimizer_state and type(inner_optimizer(self._model.optimizer)) is not keras.optimizers.SGD:
             return "the optimizer goes on from accumulators of all rows"
         return None
 

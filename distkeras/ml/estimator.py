@@ -20,6 +20,7 @@ from distkeras.data.binding import listed, names_of
 from distkeras.data.schema import quoted, require_dataframe
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
+from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
@@ -209,8 +210,6 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
 
 def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Optimizer:
     """Return a new optimizer like the workers', with the learning rate ``rate``."""
-    import keras
-
     rule = rule_of(keywords["rule"])
     if rule.traits.gradient:
         raise ConfigurationError(
@@ -220,7 +219,7 @@ def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Opt
     optimizer, model = keywords["worker_optimizer"], keywords["model"]
     if optimizer is None:
         optimizer = model.optimizer if model.compiled else "sgd"
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = optimizer_of(optimizer)
     return type(optimizer).from_config({**optimizer.get_config(), "learning_rate": rate})
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import CONFIG_MAX, MEMBERS_MAX, require_archive, require_size, require_weights
 from distkeras.keras_model import archive
+from distkeras.keras_model.optimizers import optimizer_of
 
 layers = keras.layers
 
@@ -50,6 +51,12 @@ def words() -> keras.Model:
 
 def mixed() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), layers.Dense(2, dtype="mixed_bfloat16"), layers.Dropout(0.5)])
+
+
+def lazy() -> keras.Model:
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(4, 2), layers.Flatten()])
+    model.compile(optimizer_of("LazyAdam" if keras.backend.backend() == "tensorflow" else "adam"), "mse")
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,7 @@ def refused(data: bytes, folder: Path) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("build", [dense, functional, words, mixed])
+@pytest.mark.parametrize("build", [dense, functional, words, mixed, lazy])
 def test_what_keras_saves_passes(build: Callable[[], keras.Model], tmp_path: Path) -> None:
     data = archive.to_bytes(build())
     check(data, tmp_path)
@@ -207,8 +214,11 @@ def function(name: str, module: str = "builtins") -> dict[str, Any]:
         function("exec"),
         function("system", "os"),
         {"module": "builtins", "class_name": "function", "config": {"class_name": "__lambda__"}},
+        {"module": "distkeras.layers", "class_name": "WideEmbedding", "config": {}},
+        {"class_name": "distkeras>WideEmbedding", "module": None, "config": {}},
+        {"module": "keras.layers", "class_name": "Dense", "registered_name": "distkeras>WideEmbedding", "config": {}},
     ],
-    ids=range(18),
+    ids=range(21),
 )
 def test_a_configuration_that_is_more_than_a_model(good: bytes, tmp_path: Path, part: dict[str, Any]) -> None:
     parts = members(good)

@@ -25,7 +25,7 @@ BY_DEFAULT = {
     "dropout, and ids from the end",
     "a table called three times",
     "names, two outputs, moving statistics",
-    "adagrad, two tables",
+    "lazy adam, two tables",
     "a gradient rule",
     "drawn ids",
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.training.table_models import (
@@ -21,9 +23,13 @@ from support.training.table_models import (
 )
 
 from distkeras.data.batches import Batch
+from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.keras_model.table_replica import RowValues, TableReplica
 from distkeras.ps.protocol.messages import OptimizerState
 
+on_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the gradients of other backends do not name rows"
+)
 WIDTH, ROWS = 3, 5000
 windows = st.lists(st.lists(st.integers(0, ROWS - 1) | st.integers(1020, 1030), max_size=30), max_size=12)
 
@@ -62,14 +68,22 @@ def trained(case: CutCase, data: Sequence[Batch], replica: TableReplica) -> tupl
     return weights, state
 
 
-def test_a_successor_goes_on_with_what_is_kept_of_rows() -> None:
-    case, data = adagrad(), batches_of(two_id_inputs, 12)
+@pytest.mark.parametrize(
+    ("optimizer", "vectors"),
+    [
+        pytest.param(keras.optimizers.Adagrad(0.5), 1, marks=pytest.mark.slow),
+        pytest.param("lazyadam", 2, marks=on_tensorflow),
+        pytest.param("lazymomentum", 1, marks=[on_tensorflow, pytest.mark.slow]),
+    ],
+)
+def test_a_successor_goes_on_with_what_is_kept_of_rows(optimizer: Any, vectors: int) -> None:
+    case, data = CutCase.of(two_tables(optimizer_of(optimizer))), batches_of(two_id_inputs, 12)
     one = case.small()
     _, state = trained(case, data[:6], one)
     dense = one.size - sum(table.most * table.width for table in case.cut.tables)
     touched = [np.unique(np.concatenate([w.rows[t] for w in case.windows(data[:6])])).size for t in (0, 1)]
-    rows = sum(8 + n * (8 + 4 * t.width) for n, t in zip(touched, case.cut.tables, strict=True))
-    assert 0 < state.content.nbytes - rows - 4 * dense < 64
+    rows = sum(8 + n * (8 + 4 * vectors * t.width) for n, t in zip(touched, case.cut.tables, strict=True))
+    assert 0 < state.content.nbytes - rows - 4 * vectors * dense < 64
     successor = case.small()
     assert successor.load_optimizer(state, batches_in(next(case.windows(data)))[0]) == ""
     again = successor.read_optimizer()

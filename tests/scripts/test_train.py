@@ -144,6 +144,16 @@ def test_optimizer_and_weights(train: ModuleType, files: Path) -> None:
     assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
 
 
+def test_an_optimizer_of_this_package(train: ModuleType, files: Path) -> None:
+    optimizer = ["--optimizer", "lazymomentum", "--optimizer-set", "momentum=0.5"]
+    arguments = train.parser().parse_with_file(needed(files, "--rule", "agn", "--loss", LOSS, *optimizer))
+    if keras.backend.backend() == "tensorflow":
+        assert trainer_keywords(arguments)["worker_optimizer"].momentum == 0.5
+    else:
+        with pytest.raises(ConfigurationError, match="LazyMomentum needs Keras on TensorFlow"):
+            trainer_keywords(arguments)
+
+
 # ---- the file
 
 

@@ -96,11 +96,12 @@ def test_what_is_built_next_has_the_seeds_that_it_would_have_otherwise() -> None
         ("downpour", {"network": Network(relays="host")}, "`relays`"),
         ("downpour", {"monitoring": Monitoring(measure_gap=True)}, "`measure_gap`"),
         ("downpour", {"frozen_weights": "some.keras"}, "`frozen_weights`"),
-        ("downpour", {"worker_optimizer": "adam"}, "Adam may move rows"),
-        ("downpour", {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum"),
+        ("downpour", {"worker_optimizer": "adam"}, "Adam may move rows that a step does not touch; LazyAdam, of"),
+        ("downpour", {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "LazyMomentum, of"),
         (make("agn", window="auto"), {}, "window='auto'"),
         ("downpour", {"stream": True}, "a stream"),
         ("downpour", {"tables": ["wide"]}, None),
+        ("downpour", {"tables": ["wide"], "worker_optimizer": "LazyAdam"}, None),
     ],
 )
 def test_what_does_not_allow_it_keeps_tables_dense_and_says_why(

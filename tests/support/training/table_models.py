@@ -13,6 +13,7 @@ from distkeras.data.batches import Batch, Stack
 from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive
+from distkeras.keras_model.lazy_optimizers import LAZY
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.table_replica import TableReplica
@@ -300,6 +301,15 @@ CASES = {
     ),
     "adagrad and a mask": Case(
         lambda: masked(lambda: layers.LSTM(5), keras.optimizers.Adagrad(0.5)), ids_and_target
+    ),
+    "lazy adam, two tables": Case(lambda: two_tables(LAZY["lazyadam"](0.02)), two_id_inputs),
+    "lazy adam on a schedule": Case(lambda: named(LAZY["lazyadam"](schedule())), named_and_targets),
+    "lazy adam with a loss scale": Case(
+        lambda: one_table(keras.optimizers.LossScaleOptimizer(LAZY["lazyadam"](0.02))), ids_and_target
+    ),
+    "lazy momentum, a table called three times": Case(lambda: two_calls(LAZY["lazymomentum"](0.1)), two_id_inputs),
+    "lazy momentum and a mask": Case(
+        lambda: masked(lambda: layers.LSTM(5), LAZY["lazymomentum"](0.1, nesterov=True)), ids_and_target
     ),
     "adagrad on a schedule": Case(lambda: named(keras.optimizers.Adagrad(schedule())), named_and_targets),
 }  # fmt: skip
