@@ -55,6 +55,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 }
 #: Further optimizers and layers; each takes seconds to trace.
 RARER = [
+    ("nadam", ()),  # moves a variable of its own in each step
     *((name, ()) for name in ("sgd", "adamw", "adagrad", "lamb", "schedule", "loss scale", "average", "muon")),
     *(("sgd", (name,)) for name in LAYERS),
 ]
@@ -116,7 +117,6 @@ COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
     [
         ("momentum", ("dropout", "averages")),
         ("adam", ()),
-        ("nadam", ()),  # moves a variable of its own in each step
         *(pytest.param(*case, marks=pytest.mark.slow) for case in RARER),
     ],
 )

@@ -93,12 +93,16 @@ def test_a_predict_job_is_sent_and_waited_for(
 ) -> None:
     trained = send().wait(patience(60), progress=False)
     model.save(tmp_path / "model.keras")
-    where = {"data": service.data("rows"), "output": service.output("ann")}
-    for source in (trained, model, tmp_path / "model.keras"):
-        job = service.client("ann").predict(source, **where, name="train", features_col=["a"], batch_size=9)
+    client, rows = service.client("ann"), service.data("rows")
+    options: dict[str, Any] = {"features_col": ["a"], "batch_size": 9}
+    jobs = [
+        client.predict(source, data=rows, output=service.output("ann", name), name="train", **options)
+        for source, name in ((trained, "first"), (model, "second"), (tmp_path / "model.keras", "third"))
+    ]
+    for job in jobs:
         assert job.wait(patience(60), progress=True).state is JobState.DONE
         assert job.record["kind"] == "predict"
-        assert job.record["description"]["options"] == {"features_col": ["a"], "batch_size": 9}
+        assert job.record["description"]["options"] == options
     with pytest.raises(StateError, match="to predict"):
         job.model()
     with pytest.raises(DescriptionError) as caught:

@@ -64,55 +64,60 @@ def same_settings(sent: Trainer, found: Trainer) -> None:
     assert found.settings == dataclasses.replace(sent.settings, progress=False, log_every=found.settings.log_every)
 
 
-#: A value of each option that is not the default, and what else it needs.
-OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "worker_optimizer": ("adam", {"rule": "downpour"}),
-    "loss": ("mse", {}),
-    "metrics": (["accuracy"], {}),
-    "loss_weights": ([0.5], {}),
-    "weighted_metrics": (["accuracy"], {}),
-    "features_col": (["a"], {}),
-    "label_col": ("y", {}),
-    "sample_weight_col": ("w", {}),
-    "class_weight": ({0: 1.5, 2: 3.0}, {}),
-    "num_workers": (3, {}),
-    "batch_size": (np.int64(7), {}),
-    "num_epoch": (2, {}),
-    "learning_rate": (schedules.Cosine(0.5, length=100), {}),
-    "staleness_bound": (2, {"rule": "downpour"}),
-    "seed": (5, {}),
-    "shuffle": (False, {}),
-    "partitioned_already": (True, {}),
-    "spool_bytes": (1 << 20, {}),
-    "max_skipped": (3, {}),
-    "measure_gap": (True, {}),
-    "wire_format": ("int8", {"rule": "downpour"}),
-    "overlap": (True, {}),
-    "tls": (True, {}),
-    "authenticate_vectors": (True, {}),
-    "threads": (1, {}),
-    "keep_optimizer": (False, {}),
-    "shared_memory": (False, {}),
-    "relays": ("host", {"rule": "downpour"}),
-    "stall_after": (None, {}),
-    "tables": ("auto", {}),
+#: A value of each option that is not the default.
+OPTIONS: dict[str, Any] = {
+    "worker_optimizer": "adam",
+    "loss": "mse",
+    "metrics": ["accuracy"],
+    "loss_weights": [0.5],
+    "weighted_metrics": ["accuracy"],
+    "features_col": ["a"],
+    "label_col": "y",
+    "sample_weight_col": "w",
+    "class_weight": {0: 1.5, 2: 3.0},
+    "num_workers": 3,
+    "batch_size": np.int64(7),
+    "num_epoch": 2,
+    "learning_rate": schedules.Cosine(0.5, length=100),
+    "staleness_bound": 2,
+    "seed": 5,
+    "shuffle": False,
+    "partitioned_already": True,
+    "spool_bytes": 1 << 20,
+    "max_skipped": 3,
+    "measure_gap": True,
+    "wire_format": "int8",
+    "overlap": True,
+    "tls": True,
+    "authenticate_vectors": True,
+    "threads": 1,
+    "keep_optimizer": False,
+    "shared_memory": False,
+    "relays": "host",
+    "stall_after": None,
+    "tables": "auto",
 }
+#: Of a rule that applies gradients at the server; and without `overlap`.
+APART = {"learning_rate", "relays"}
 
 
 def test_every_option_is_tried() -> None:
     assert OPTIONS.keys() == TrainerOptions.model_fields.keys()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_arrives(service: JobService, name: str) -> None:
-    value, more = OPTIONS[name]
-    trainer = made(**more | {name: value})
+@pytest.mark.parametrize(
+    ("rule", "names"), [("downpour", OPTIONS.keys() - APART), ("asgd", {"learning_rate"}), ("downpour", {"relays"})]
+)
+def test_every_option_arrives(service: JobService, rule: str, names: set[str]) -> None:
+    trainer = made(rule=rule, **{name: OPTIONS[name] for name in names})
     description, found, _ = arrived(service, trainer)
     same_settings(trainer, found)
-    default = made(**more)
-    parts = ("settings", "worker_settings", "server_settings")
-    if any(getattr(trainer, part) != getattr(default, part) for part in parts):
-        assert name in description.options.model_fields_set  # else it belongs to the compilation: see the next test
+    default = made(rule=rule)
+    for name in names:
+        alone = made(rule=rule, **{name: OPTIONS[name]})
+        parts = ("settings", "worker_settings", "server_settings")
+        if any(getattr(alone, part) != getattr(default, part) for part in parts):
+            assert name in description.options.model_fields_set  # else it belongs to the compilation: see below
 
 
 def test_nothing_is_said_that_is_a_default(service: JobService) -> None:

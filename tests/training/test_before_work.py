@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyspark.ml.feature import OneHotEncoder
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from support.training.labeled_rows import GOOD, SCHEMA, SPARSE, frame, train
 from support.training.spark_jobs import assert_no_jobs, assert_nothing_left, wrong_model
 
@@ -18,6 +18,11 @@ from distkeras import Executors, TimeBudget, Trainer
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
 pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def good(spark: SparkSession) -> DataFrame:
+    return frame(spark, GOOD)
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +45,9 @@ class TestBeforeAnyWork:
     @pytest.mark.parametrize(
         "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]
     )
-    def test_missing_column(self, spark: SparkSession, options: dict[str, str]) -> None:
+    def test_missing_column(self, good: DataFrame, options: dict[str, str]) -> None:
         with pytest.raises(MissingColumnError, match=r"must have the column 'pixels'.*features.*label") as caught:
-            train(frame(spark, GOOD), **options)
+            train(good, **options)
         assert caught.value.column == "pixels"
 
     def test_column_of_text(self, spark: SparkSession) -> None:
@@ -50,29 +55,29 @@ class TestBeforeAnyWork:
             train(frame(spark, [("a", 1)], "features string, label int"))
         assert caught.value.column == "features"
 
-    def test_scalar_labels_for_an_output_of_several_numbers(self, spark: SparkSession) -> None:
+    def test_scalar_labels_for_an_output_of_several_numbers(self, good: DataFrame) -> None:
         with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(2,\)") as caught:
-            train(frame(spark, GOOD), loss="mse")
+            train(good, loss="mse")
         assert caught.value.column == "label"
 
-    def test_a_loss_that_does_not_fit(self, spark: SparkSession) -> None:
+    def test_a_loss_that_does_not_fit(self, good: DataFrame) -> None:
         def narrow(y_true: Any, y_pred: Any) -> Any:
             return keras.ops.matmul(y_pred, keras.ops.ones((3, 3)))
 
         with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
-            train(frame(spark, GOOD), loss=narrow)
+            train(good, loss=narrow)
 
-    def test_an_unknown_loss(self, spark: SparkSession) -> None:
+    def test_an_unknown_loss(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be a name that Keras knows"):
-            train(frame(spark, GOOD).selectExpr("features", "array(label, label) as label"), loss="krossentropy")
+            train(good.selectExpr("features", "array(label, label) as label"), loss="krossentropy")
 
-    def test_another_number_of_columns_than_of_inputs(self, spark: SparkSession) -> None:
+    def test_another_number_of_columns_than_of_inputs(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="a column for each of the 1 inputs"):
-            train(frame(spark, GOOD), features_col=["features", "label"])
+            train(good, features_col=["features", "label"])
 
-    def test_class_weights_without_classes(self, spark: SparkSession) -> None:
+    def test_class_weights_without_classes(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match=r"`class_weight` must be of classes in \[0, 2\)"):
-            train(frame(spark, GOOD), class_weight={2: 1.0})
+            train(good, class_weight={2: 1.0})
 
     @pytest.mark.parametrize(
         ("make", "way"),
@@ -87,9 +92,9 @@ class TestBeforeAnyWork:
             (lambda df: df.sparkSession.readStream.format("rate").load(), "`Trainer.train_stream`"),
         ],
     )
-    def test_what_is_no_dataframe(self, spark: SparkSession, make: Any, way: str) -> None:
+    def test_what_is_no_dataframe(self, good: DataFrame, make: Any, way: str) -> None:
         with pytest.raises(ConfigurationError, match=f"^`df` must be .*{way}"):
-            train(make(frame(spark, GOOD)))
+            train(make(good))
 
     @pytest.mark.parametrize(
         ("kind", "loss"),
@@ -119,9 +124,9 @@ class TestBeforeAnyWork:
             ({"checkpoint": True}, "^`checkpoint` must be a directory"),
         ],
     )
-    def test_where_a_job_is_saved(self, spark: SparkSession, options: dict[str, Any], text: str) -> None:
+    def test_where_a_job_is_saved(self, good: DataFrame, options: dict[str, Any], text: str) -> None:
         with pytest.raises(ConfigurationError, match=text):
-            Trainer(wrong_model(), "downpour", loss=SPARSE).train(frame(spark, GOOD), **options)
+            Trainer(wrong_model(), "downpour", loss=SPARSE).train(good, **options)
 
     @pytest.mark.parametrize(
         ("callbacks", "text"),
@@ -133,18 +138,16 @@ class TestBeforeAnyWork:
             (["progress"], r"Received: 'progress'"),
         ],
     )
-    def test_what_is_no_callback(self, spark: SparkSession, callbacks: Any, text: str) -> None:
+    def test_what_is_no_callback(self, good: DataFrame, callbacks: Any, text: str) -> None:
         with pytest.raises(ConfigurationError, match=rf"^`callbacks` must be .*{text}"):
-            Trainer(wrong_model(), "downpour", loss=SPARSE).train(frame(spark, GOOD), callbacks=callbacks)
+            Trainer(wrong_model(), "downpour", loss=SPARSE).train(good, callbacks=callbacks)
 
-    def test_stages_by_their_resources_on_a_local_master(self, spark: SparkSession) -> None:
+    def test_stages_by_their_resources_on_a_local_master(self, good: DataFrame) -> None:
         resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         with pytest.raises(ConfigurationError, match=r"`resources` must be None on a local master.*local\[2,2\]"):
-            train(frame(spark, GOOD), executors=Executors(resources=resources))
+            train(good, executors=Executors(resources=resources))
 
     @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
-    def test_fewer_slots_than_workers_that_a_rule_needs_at_once(
-        self, spark: SparkSession, options: dict[str, Any]
-    ) -> None:
+    def test_fewer_slots_than_workers_that_a_rule_needs_at_once(self, good: DataFrame, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 2.*local\[2,2\].*num_workers=3"):
-            train(frame(spark, GOOD), num_workers=3, **options)
+            train(good, num_workers=3, **options)

@@ -136,6 +136,7 @@ def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog
     assert stop == "the job ends early: seen enough"
 
 
+@pytest.mark.slow
 def test_a_round_does_not_hang_and_the_job_goes_on_later(spark: SparkSession, tmp_path: Path) -> None:
     df = counting_rows(spark, ROWS)
     first = counter("averaging")

@@ -15,10 +15,11 @@ from support.patience import patience
 DRIVER = """
 import json, logging, os, signal, sys
 from pathlib import Path
-import keras, psutil
+import keras, numpy as np, psutil
 from pyspark.sql import SparkSession
 from support.training.spark_jobs import *
 from distkeras import Trainer
+from distkeras.data.datasets import write_parquet
 from distkeras.ps.rules import make
 
 directory, rows, epochs = Path(sys.argv[1]), 240, 3
@@ -59,9 +60,8 @@ def kill_executor(and_myself):
     return kill
 
 
-# From a file, as in real life: rows that the driver holds would come back in their order anyway.
-path = str(directory / "rows")
-counting_rows(spark, rows).repartition(4).write.parquet(path)
+# From files, as in real life: rows that the driver holds would come back in their order anyway.
+path = write_parquet(directory / "rows", np.eye(rows, dtype=np.float32), np.zeros(rows, np.int64), files=4)
 for name in sys.argv[2:]:
     act = kill_executor(and_myself=name != "orphan")
     marker = directory / name

@@ -44,6 +44,7 @@ def stop(pid: int) -> None:
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
+@pytest.mark.slow
 def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
     """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
     with ServerProcess(
@@ -105,7 +106,9 @@ class TestAServerThatStandsStill:
         )
         return ServerProcess(settings)
 
-    @pytest.mark.parametrize("saving", [False, True], ids=["", "with a checkpoint"])
+    @pytest.mark.parametrize(
+        "saving", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "with a checkpoint"]
+    )
     def test_it_is_asked_again_and_loses_nothing(self, saving: bool, tmp_path: Path) -> None:
         failed: list[ServerLostError] = []
 
@@ -136,6 +139,7 @@ class TestAServerThatStandsStill:
             assert server.restarts == 1
             assert not psutil.pid_exists(first)
 
+    @pytest.mark.slow
     def test_one_that_stands_still_between_requests_is_found(self, tmp_path: Path) -> None:
         with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
             stop(process.pid)

@@ -85,6 +85,7 @@ class TestEqualToPlainKeras:
         adam = keras.optimizers.Adam
         self.assert_close(self.trained(clouds, "downpour", adam(0.01)), self.plain(clouds, adam(0.01)))
 
+    @pytest.mark.slow
     def test_gradients_applied_at_the_server(self, clouds: DataFrame) -> None:
         self.assert_close(self.trained(clouds, "asgd", learning_rate=0.1), self.plain(clouds, sgd(0.1)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from support.job_server import runner_process
 from support.patience import brief, patience, until
 from support.present import present
 
+from distkeras.job_server.driver import main as drive
 from distkeras.job_server.runner import processes
 from distkeras.job_server.runner.files import read_progress
 from distkeras.job_server.runner.processes import ProcessId, here
@@ -179,28 +181,31 @@ def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[by
     server.wait(patience(20))
 
 
-def test_two_servers_of_one_database_run_no_job_twice(
-    office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
+def test_two_servers_of_one_database_run_no_job_twice_and_one_goes_on_with_the_others_jobs(
+    office: Office, tmp_path: Path
 ) -> None:
-    """Each a process, with a runner that claims, starts and watches drivers as they come."""
-    command = [
-        sys.executable,
-        runner_process.__file__,
-        f"sqlite:///{tmp_path / 'jobs.sqlite'}",
-        str(tmp_path / "files"),
+    """Each a process, with a runner that claims, starts and watches drivers as they come; then one of them dies."""
+    database, files = f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")
+    servers = [
+        subprocess.Popen([sys.executable, runner_process.__file__, database, files, "30", "2"]) for _ in range(2)
     ]
-    jobs = [office.add("wait") for _ in range(8)]
-    third = subprocess.Popen(command)
+    jobs = [office.add("wait") for _ in range(4)]
     try:
         until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))  # as many as both have slots
+        until(lambda: all(office.look(job).state is JobState.TRAINING for job in jobs))
+        before = [office.look(job) for job in jobs]
+        assert sorted(Counter(job.server for job in before).values()) == [2, 2]
+        kill(servers[0])
+        until(lambda: len({office.look(job).server for job in jobs}) == 1)
+        after = [office.look(job) for job in jobs]
+        assert [(job.state, job.driver) for job in after] == [(JobState.TRAINING, job.driver) for job in before]
         for job in jobs:
             office.go_on(job)
         until(lambda: all(office.look(job).state in FINAL for job in jobs))
     finally:
-        kill(third)
-    ended = [office.look(job) for job in jobs]
-    assert {(job.state, job.attempt) for job in ended} == {(JobState.DONE, 1)}
-    assert sorted(Counter(job.server for job in ended).values()) == [4, 4]
+        for server in servers:
+            kill(server)
+    assert {(job.state, job.attempt) for job in map(office.look, jobs)} == {(JobState.DONE, 1)}
     begun = [sorted(path.name for path in office.folder(job).path.glob("begun-*")) for job in jobs]
     assert begun == [["begun-1"]] * len(jobs)
 
@@ -210,7 +215,8 @@ def kill(server: subprocess.Popen[bytes]) -> None:
     server.wait(patience(20))
 
 
-@pytest.mark.parametrize("end", ["go on", "die", pytest.param("done meanwhile", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the first is above, between processes
+@pytest.mark.parametrize("end", ["go on", "die", "done meanwhile"])
 def test_the_next_server_knows_the_truth_about_jobs_that_ran(
     office: Office, other_server: subprocess.Popen[bytes], end: str
 ) -> None:
@@ -258,7 +264,7 @@ def test_a_job_of_another_host_is_left_to_that_while_it_renews_its_lease(office:
     job = office.add("train")
     office.store.claim(ELSEWHERE)
     runner = office.open(lease=brief(0.5))
-    ends = time.monotonic() + brief(2.0)
+    ends = time.monotonic() + brief(1.0)
     while time.monotonic() < ends:
         office.store.renew(ELSEWHERE)
         runner.tick()
@@ -306,9 +312,8 @@ def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, mon
     office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # its parent is the first runner
 
 
-@pytest.mark.parametrize(
-    "end", ["dies", *(pytest.param(end, marks=pytest.mark.slow) for end in ("stands still", "cancelled"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["dies", "stands still", "cancelled"])
 def test_a_driver_that_is_not_visible_is_never_doubled(
     office: Office, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
@@ -417,15 +422,12 @@ def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch)
     assert ProcessId.of(os.getpid()) == me
 
 
-@pytest.mark.parametrize("said", [b"", pytest.param(b"no\n", marks=pytest.mark.slow)])
-def test_a_driver_without_the_order_to_go_does_nothing(tmp_path: Path, said: bytes) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from distkeras.job_server.driver import main; sys.exit(main(sys.argv[1:]))",
-    ]
-    done = subprocess.run([*command, str(tmp_path), "1"], input=said, timeout=patience(120))
-    assert done.returncode == 3
+@pytest.mark.parametrize("said", [b"", b"no\n"])
+def test_a_driver_without_the_order_to_go_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))
+    assert drive([str(tmp_path), "1"]) == 3
     assert list(tmp_path.iterdir()) == []
 
 

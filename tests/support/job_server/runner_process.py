@@ -1,4 +1,4 @@
-"""Runs a `JobRunner` alone, to be killed: ``runner_process.py DATABASE FILES [LEASE]``."""
+"""Runs a `JobRunner` alone, to be killed: ``runner_process.py DATABASE FILES [LEASE [SLOTS]]``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ STUB = (sys.executable, str(Path(__file__).with_name("stub_driver.py")))
 
 if __name__ == "__main__":
     engine = open_database(sys.argv[1])
-    settings = RunnerSettings(slots=4, command=STUB, lease=float(sys.argv[3]) if len(sys.argv) > 3 else 30.0)
+    lease, slots = [*sys.argv[3:], *("30", "4")[len(sys.argv) - 3 :]]
+    settings = RunnerSettings(slots=int(slots), command=STUB, lease=float(lease))
     runner = JobRunner(JobStore(engine), JobFiles(Path(sys.argv[2])), settings)
     runner.run(threading.Event())
