@@ -8,11 +8,11 @@ ensure_java
 ensure_dataset
 ensure_installed tests
 cd "$root"
-"$venv/bin/python" -c '
-import sys, distkeras
-home = distkeras.__file__
-sys.exit(0 if home.startswith(sys.prefix) else f"error: distkeras must be the installed one. Received: {home}")
-'
+home=$("$venv/bin/python" -P -c '
+import pathlib, sys, distkeras
+home = pathlib.Path(distkeras.__file__).parent
+sys.exit(print(home) if home.is_relative_to(sys.prefix) else f"error: distkeras must be the installed one. Received: {home}")
+')
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 # On one core, while the tests start.
@@ -20,8 +20,9 @@ sys.exit(0 if home.startswith(sys.prefix) else f"error: distkeras must be the in
 types=$! status=0
 # Four at a time, for two cores: a test here waits as often as it computes. Files stay whole, for what their tests share;
 # which process takes which is in tests/support/distribution.py, and that the longest begin first in tests/conftest.py. A
-# process that dies ends the run, and the test that it died in has failed.
-"$venv/bin/pytest" --numprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=25 \
-  --cov --cov-report=term "$@" || status=$?
+# process that dies ends the run, and the test that it died in has failed. SlipCover measures the coverage of the installed
+# package at a small part of a tracer's cost; -P keeps this folder's link of the same name out of the path.
+"$venv/bin/python" -P -m slipcover --source "$home" -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder \
+  --max-worker-restart=0 --durations=25 "$@" || status=$?
 wait "$types" || status=$?
 exit "$status"

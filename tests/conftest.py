@@ -45,15 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first; each test's limit is longer on a slow machine; coverage is measured once."""
-    seen: set[Any] = set()
-    for item in items:
-        # The tracer doubles the time of what it watches. The other cases of a test, and the examples that are drawn for
-        # a property, mostly run the code that is measured already: the figure is a little too low, never too high.
-        function = getattr(item.obj, "__func__", item.obj) if isinstance(item, pytest.Function) else item
-        if function in seen or hypothesis.is_hypothesis_test(function):
-            item.add_marker(pytest.mark.no_cover)
-        seen.add(function)
+    """The longest files first; each test's limit is longer on a slow machine."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(Path(os.path.relpath(item.path, TESTS)).parts[0], len(ranks)))
     for item in items:

@@ -16,8 +16,6 @@ from simulation.scheduler import Finding, Killed, Process, Scheduler
 from simulation.shrink import shrink
 from simulation.simulation import simulate
 
-pytestmark = pytest.mark.no_cover
-
 ROOT = Path(__file__).parents[2]
 #: What is planted, with the seed of the first schedule that finds it; the others take longer.
 SOON = {

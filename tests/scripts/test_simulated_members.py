@@ -17,8 +17,6 @@ from support.present import present
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.daso import simulate_daso
 
-pytestmark = pytest.mark.no_cover
-
 RUNS = range(60)
 #: What is planted, with the seed of the first schedule that finds it.
 SOON = {

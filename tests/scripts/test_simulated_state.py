@@ -9,8 +9,6 @@ from simulation.mutations import planted
 from simulation.plan import Fault, Plan, draw
 from simulation.simulation import simulate
 
-pytestmark = pytest.mark.no_cover
-
 #: Runs of which all messages, options and states are noted, and draws of which all options are.
 RUNS, DRAWS = range(150), range(150, 1500)
 #: What is planted, with the seed of the first schedule that finds it.

@@ -9,8 +9,6 @@ from simulation.command import find_planted
 from simulation.plan import KINDS, PHASES, Fault, Plan
 from simulation.simulation import simulate
 
-pytestmark = pytest.mark.no_cover
-
 #: What is planted, with the seed of the first schedule that finds it.
 SOON = {
     "a-snapshot-forgets-its-micro-batch": 69,
