@@ -31,12 +31,12 @@ def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:
 @pytest.mark.parametrize(
     ("picked", "weighted"),
     [
-        (slice(0, 4), True),
+        pytest.param(slice(0, 4), True, marks=pytest.mark.slow),
         (slice(1, 3), False),
         (slice(2, 7), True),  # over a seam
-        ([3, 2, 1], False),
+        pytest.param([3, 2, 1], False, marks=pytest.mark.slow),
         ([0, 2, 2, 3], True),
-        ([0, 0, 1], False),
+        pytest.param([0, 0, 1], False, marks=pytest.mark.slow),
     ],
 )
 def test_batches_are_trained_on_where_they_lie(picked: slice | list[int], weighted: bool) -> None:

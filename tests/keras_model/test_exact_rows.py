@@ -22,8 +22,6 @@ pytestmark = [
 
 #: The cases of the default suite. The others are slow: they combine what these show.
 BY_DEFAULT = {
-    "dropout, and ids from the end",
-    "a table called three times",
     "names, two outputs, moving statistics",
     "lazy adam, two tables",
     "a gradient rule",

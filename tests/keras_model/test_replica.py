@@ -209,7 +209,7 @@ def test_dropout_draws_again_each_step_and_as_keras_does() -> None:
     assert len(set(losses)) == 4
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_mixed_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     try:

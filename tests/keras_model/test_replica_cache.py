@@ -73,8 +73,16 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("run", [trained, gradients])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "run"),
+    [
+        *(pytest.param(optimizer, trained, id=name) for name, optimizer in OPTIMIZERS.items()),
+        *(
+            pytest.param(optimizer, gradients, id=f"{name}, gradients", marks=[pytest.mark.slow] * (name != "adagrad"))
+            for name, optimizer in OPTIMIZERS.items()
+        ),
+    ],
+)
 def test_a_second_use_is_the_first_to_the_bit(optimizer: Callable[[], Any], run: Callable[..., Any]) -> None:
     recipe, file = packed(network(optimizer()))
     data, cache = batches(5), ReplicaCache()

@@ -16,8 +16,14 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer", "weighted"),
+    [
+        ("adam", True),
+        ("sgd", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("sgd", True), ("adam", False)]),
+    ],
+)
 def test_gradient_is_one_plain_sgd_step(optimizer: str, weighted: bool) -> None:
     """For every compiled optimizer, the gradient is -(change)/(learning rate) of one SGD step."""
     (batch,) = batches(1, weighted=weighted)
@@ -60,8 +66,14 @@ def test_gradient_keeps_clipping_and_ignores_constraints() -> None:
 @pytest.mark.parametrize(
     ("clipping", "clip"),
     [
-        ({"clipvalue": 0.01}, lambda arrays: [np.clip(a, -0.01, 0.01) for a in arrays]),
-        ({"clipnorm": 0.05}, lambda arrays: [a * min(1, 0.05 / np.linalg.norm(a)) for a in arrays]),
+        pytest.param(
+            {"clipvalue": 0.01}, lambda arrays: [np.clip(a, -0.01, 0.01) for a in arrays], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"clipnorm": 0.05},
+            lambda arrays: [a * min(1, 0.05 / np.linalg.norm(a)) for a in arrays],
+            marks=pytest.mark.slow,
+        ),
         (
             {"global_clipnorm": 0.1},
             lambda arrays: [a * min(1, 0.1 / np.sqrt(sum(np.square(b).sum() for b in arrays))) for a in arrays],

@@ -43,8 +43,17 @@ def assert_same_weights(one: keras.Model, other: keras.Model) -> None:
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(here), keras.ops.convert_to_numpy(there))
 
 
-@pytest.mark.parametrize("name", ["base.weights.h5", "base.keras", "whole.weights.h5", "whole.keras"])
-@pytest.mark.parametrize("form", ["{}", "file://{}"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("base.weights.h5", "{}"),
+        ("whole.keras", "file://{}"),
+        *(
+            pytest.param(name, form, marks=pytest.mark.slow)
+            for name, form in [("base.keras", "{}"), ("base.keras", "file://{}"), ("whole.weights.h5", "{}")]
+        ),
+    ],
+)
 def test_a_model_comes_back_from_its_archive_and_the_file(tmp_path: Path, name: str, form: str) -> None:
     frozen, path = base(), str(tmp_path / name)
     model = tuned(frozen)
