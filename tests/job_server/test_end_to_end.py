@@ -31,10 +31,12 @@ from distkeras.job_server.errors import DescriptionError, JobFailedError
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
-from distkeras.job_server.store.jobs import JobStore
+from distkeras.job_server.store.jobs import JobStore, StoredJob
 from distkeras.job_server.store.tables import open_database
 
 SPARSE = "sparse_categorical_crossentropy"
+#: The states of a job whose driver has not begun to train.
+BEFORE = (JobState.QUEUED, JobState.STARTING)
 #: Epochs of a job that is not over before a test has looked at it.
 EPOCHS = 400
 
@@ -85,8 +87,9 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
         with pytest.raises(DescriptionError, match="own files"):
             Client(server.url, server.token).submit(wrong_model(), "downpour", data=str(place), loss=SPARSE)
     job = submit(server, 4)
-    until(lambda: job.refresh().state not in (JobState.QUEUED, JobState.STARTING))
-    assert listening(driver_of(server, job)) == {"127.0.0.1"}
+    addresses: set[str] = set()  # of the whole time before it trains: it may be over by the time that the state is read
+    until(lambda: addresses.update(listening(server, job)) or job.refresh().state not in BEFORE)
+    assert addresses | listening(server, job) == {"127.0.0.1"}
     server.stop(signal.SIGKILL)
     server.start()
     job = Client(server.url, server.token).job(job.id).wait(patience(120), progress=False)
@@ -250,19 +253,24 @@ def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) 
         client.predict(job, name="fourth", **where).wait(patience(240), progress=False)
 
 
-def listening(driver: ProcessId) -> set[str]:
+def listening(server: Server, job: RemoteJob) -> set[str]:
     """The addresses at which processes of a job listen."""
     found = set()
-    for pid in driver.session():
+    driver = stored(server, job).driver
+    for pid in [] if driver is None else present(ProcessId.parse(driver)).session():
         with contextlib.suppress(psutil.Error):
             sockets = psutil.Process(pid).net_connections("tcp")
             found |= {one.laddr.ip.removeprefix("::ffff:") for one in sockets if one.status == psutil.CONN_LISTEN}
     return found
 
 
-def driver_of(server: Server, job: RemoteJob) -> ProcessId:
+def stored(server: Server, job: RemoteJob) -> StoredJob:
     """As the database has it."""
     engine = open_database(f"sqlite:///{server.folder / 'server' / 'jobs.sqlite'}")
     found = JobStore(engine).get(Account(0, "test", ADMIN), job.id)
     engine.dispose()
-    return present(ProcessId.parse(found.driver))
+    return found
+
+
+def driver_of(server: Server, job: RemoteJob) -> ProcessId:
+    return present(ProcessId.parse(stored(server, job).driver))

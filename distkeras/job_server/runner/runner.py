@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -91,18 +91,24 @@ class RunnerSettings:
 
 
 class JobRunner:
-    """Runs jobs; see the module."""
+    """Runs jobs; see the module. ``clock`` returns seconds that only rise, in which leases are measured."""
 
-    def __init__(self, store: JobStore, files: JobFiles, settings: RunnerSettings) -> None:
-        self._store, self._files, self._settings = store, files, settings
+    def __init__(
+        self,
+        store: JobStore,
+        files: JobFiles,
+        settings: RunnerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._files, self._settings, self._clock = store, files, settings, clock
         #: The process that answers for a job; the rest distinguishes two runners of one process.
         self.name = f"{socket.gethostname()[:100]}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
         self._excesses: dict[str, str] = {}  # by job: why its driver was killed, where that was for its memory
-        #: Signs of life of servers and drivers, and when each was new here (monotonic).
+        #: Signs of life of servers and drivers, and when each was new here.
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
-        self._next_sweep = self._next_renewal = 0.0
+        self._next_sweep, self._next_renewal = 0.0, clock()
         self._looked_at = time.monotonic()
 
     def silence(self) -> float:
@@ -123,8 +129,8 @@ class JobRunner:
     def tick(self) -> None:
         """Look at all jobs once."""
         running = 0
-        if time.monotonic() >= self._next_renewal:
-            self._next_renewal = time.monotonic() + self._settings.lease / _RENEWALS
+        if self._clock() >= self._next_renewal:
+            self._next_renewal = self._clock() + self._settings.lease / _RENEWALS
             self._store.renew(self.name)
         active = self._store.active()
         mine = {job.id for job in active if job.server == self.name}
@@ -155,7 +161,7 @@ class JobRunner:
 
     def _is_silent(self, kind: str, job_id: str, sign: str) -> bool:
         """Return whether a sign of life has been the same for the length of a lease."""
-        now = time.monotonic()
+        now = self._clock()
         known, since = self._signs.get((kind, job_id), (None, now))
         if known != sign:
             since = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ class Office:
         self.store, self.files, self.ann = store, files, ann
         self.runner = self.open()
 
-    def open(self, **options: Any) -> JobRunner:
+    def open(self, clock: Callable[[], float] = time.monotonic, **options: Any) -> JobRunner:
         given: dict[str, Any] = {"slots": 4, "command": STUB, "grace": 0.0} | options
         settings = RunnerSettings(**given)
-        return JobRunner(self.store, self.files, settings)
+        return JobRunner(self.store, self.files, settings, clock)
 
     def add(self, todo: str, account: Account | None = None, kind: str = "train") -> StoredJob:
         description = {"name": todo, "order": {"kind": kind, "data": "file:///nowhere"}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -15,8 +15,12 @@ from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, Mode
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import RestartFromCenter
+from distkeras.ps.world.world import World
 
 pytestmark = pytest.mark.timeout(60)
+
+#: Seconds of the test's own clock.
+LEASE = 1.0
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -36,19 +40,36 @@ def test_a_connection_that_breaks_before_the_answer_is_made_again(finished: bool
         late.close()
 
 
+class HandWorld(World):
+    """The system's own, with a clock that only the test moves: no machine is too slow for a lease."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.monotonic = lambda: self.now  # type: ignore[method-assign]  # of this world
+
+
+def hello(attempt: int) -> Hello:
+    return Hello(worker=0, attempt=attempt, size=3, moving_statistics=0, metrics="loss")
+
+
 def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its heartbeats speak for it; else two attempts whose windows outlast a lease would take it from each other."""
-    lease = brief(0.5)
-    monkeypatch.setattr(dispatcher, "_PARKED", 4 * lease)
-    deadlines = dataclasses.replace(PATIENT, lease=lease)
-    with Running(make("downpour"), workers=1, size=3, deadlines=deadlines) as running:
-        holder, rival = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
-        with contextlib.closing(holder), contextlib.closing(rival):
+    world, deadlines = HandWorld(), dataclasses.replace(PATIENT, lease=LEASE)
+    monkeypatch.setattr(dispatcher, "_PARKED", 4 * LEASE)
+    with Running(make("downpour"), workers=1, size=3, deadlines=deadlines, world=world) as running:
+        holder = running.client(attempt=1, size=3, deadlines=dataclasses.replace(PATIENT, lease=0.2))
+        rival = running.client(attempt=2, size=3, deadlines=PATIENT)
+        with contextlib.closing(holder), contextlib.closing(rival), ThreadPoolExecutor(1) as pool:
             holder.join()
             holder.pull()
+            (session,) = (session for session in running.server.sessions if session.lease is not None)
             # The rival is kept waiting for four leases, in which the holder asks for nothing.
-            hello = Hello(worker=0, attempt=2, size=3, moving_statistics=0, metrics="loss", wire_format="float32")
-            assert isinstance(rival.request(hello, (Welcome, Parked)), Parked)
+            answer = pool.submit(rival.request, hello(2), (Welcome, Parked))
+            while not answer.done():
+                world.now += LEASE / 2
+                until(lambda: session.active_at == world.now or answer.done())  # there was a heartbeat
+            assert isinstance(answer.result(), Parked)
+            assert world.now >= 4 * LEASE
             holder.leave()
             assert rival.join().finished
 
@@ -84,18 +105,26 @@ def test_a_holder_that_comes_back_after_another_attempt_begins_again() -> None:
 
 def test_a_holder_that_is_owed_an_answer_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends no heartbeats meanwhile, for its connection is in use."""
-    lease = brief(0.5)
-    monkeypatch.setattr(dispatcher, "_PARKED", 4 * lease)
-    deadlines = dataclasses.replace(PATIENT, lease=lease)
-    with Running(make("averaging"), workers=2, size=3, deadlines=deadlines) as running:
-        holder, rival, other = (running.client(worker, attempt, size=3) for worker, attempt in ((0, 1), (0, 2), (1, 3)))
-        with contextlib.closing(holder), contextlib.closing(rival), contextlib.closing(other):
+    world, deadlines = HandWorld(), dataclasses.replace(PATIENT, lease=LEASE)
+    monkeypatch.setattr(dispatcher, "_PARKED", 4 * LEASE)
+    with Running(make("averaging"), workers=2, size=3, deadlines=deadlines, world=world) as running:
+        holder, rival, other = (
+            running.client(worker, attempt, size=3, deadlines=PATIENT) for worker, attempt in ((0, 1), (0, 2), (1, 3))
+        )
+        with (
+            contextlib.closing(holder),
+            contextlib.closing(rival),
+            contextlib.closing(other),
+            ThreadPoolExecutor(2) as pool,
+        ):
             holder.join()
-            thread = threading.Thread(target=holder.pull, daemon=True)  # all workers must be there
-            thread.start()
-            until(lambda: any(session.asking for session in running.server.sessions))
-            hello = Hello(worker=0, attempt=2, size=3, moving_statistics=0, metrics="loss")
-            assert isinstance(rival.request(hello, (Welcome, Parked)), Parked)
+            (session,) = (session for session in running.server.sessions if session.lease is not None)
+            pulled = pool.submit(holder.pull)  # all workers must be there
+            until(lambda: session.asking)
+            answer = pool.submit(rival.request, hello(2), (Welcome, Parked))
+            while not wait([answer], 0.01).done:
+                world.now += LEASE / 2
+            assert isinstance(answer.result(), Parked)
+            assert world.now >= 4 * LEASE
             other.join()
-            thread.join(patience(10))
-            assert not thread.is_alive()
+            pulled.result(patience(10))

@@ -111,10 +111,14 @@ def test_the_same_center_may_be_published_once_more_and_no_other() -> None:
 
 
 def test_an_answer_that_comes_too_late_answers_no_other_question() -> None:
+    """It comes with the first commit, which is after the deadline."""
     with Running(make("downpour")) as running:
         with pytest.raises(DeadlineError, match="the server's answer to Observe"):
-            running.driver.request(Observe(10**9, brief(0.5)), Status, timeout=brief(0.1))
-        assert running.driver.center().clock == 0
+            running.driver.request(Observe(0, patience(300)), Status, timeout=brief(0.1))
+        thread, errors = running_worker(running, 0, [np.ones(1)])
+        thread.join(patience(20))
+        assert errors == []
+        assert running.driver.center().clock == 1
 
 
 class TestLostReplies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -78,8 +79,8 @@ class TestProcess:
         try:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            pidfd = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
-            if pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):  # it is gone already
+                pidfd = os.pidfd_open(pid)
                 readable, _, _ = select.select([pidfd], [], [], patience(10))
                 os.close(pidfd)
                 assert readable
