@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support.patience import PATIENT, brief, until
 from support.present import present
+from support.ps.clocks import LateWorld
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
@@ -39,7 +40,7 @@ FAILURES = 2
 
 
 def task(folder: Path) -> ServerTask:
-    deadlines = replace(PATIENT, handshake=brief(1), standstill=brief(2))
+    deadlines = replace(PATIENT, handshake=brief(1))
     settings = ServerSettings(
         make("downpour"), workers=1, deadlines=deadlines, checkpoint=Checkpoint(str(folder), every=1)
     )
@@ -48,16 +49,20 @@ def task(folder: Path) -> ServerTask:
 
 
 @contextmanager
-def stopped_server(spark: SparkSession, folder: Path) -> Iterator[tuple[ClusterServer, Events, int]]:
-    """A server whose process stands still."""
-    events = Events()
+def stopped_server(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ClusterServer, Events]]:
+    """A server whose process has stood still for as long as one may, by a clock that no later one is late by."""
+    events, world = Events(), LateWorld()
+    monkeypatch.setattr(cluster_server, "time", world)
     with ClusterServer(spark.range(1), task(folder), events) as server:
         claim = present(owner_of(str(folder))).claim
         pid = Store(str(folder)).load(str(Name("owner", claim)))[0]["pid"]
         os.kill(pid, signal.SIGSTOP)
         until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        world.ahead = PATIENT.standstill
         try:
-            yield server, events, pid
+            yield server, events
         finally:
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -68,8 +73,10 @@ def center(driver: DriverClient) -> list[float]:
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_while_it_is_asked_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
-    with stopped_server(spark, tmp_path) as (server, events, _):
+def test_one_that_stands_still_while_it_is_asked_is_started_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped_server(spark, tmp_path, monkeypatch) as (server, events):
         assert server.ask(center) == START.tolist()
         assert server.restarts == 1
         assert present(owner_of(str(tmp_path))).claim.incarnation > 1
@@ -77,8 +84,10 @@ def test_one_that_stands_still_while_it_is_asked_is_started_again(spark: SparkSe
     assert kinds(events).count("standstill") == 1
 
 
-def test_one_that_stands_still_between_requests_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
-    with stopped_server(spark, tmp_path) as (server, _, _):
+def test_one_that_stands_still_between_requests_is_started_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped_server(spark, tmp_path, monkeypatch) as (server, _):
         until(lambda: server.watch() or server.restarts)
         assert server.ask(center) == START.tolist()
         assert server.restarts == 1

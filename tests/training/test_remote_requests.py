@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
+from support.ps.clocks import LateWorld
 from support.ps.running_server import Running
 from support.ps.toy_tables import ToyTables
 
@@ -19,7 +20,6 @@ from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.protocol.touched_rows import initial_rows
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
-from distkeras.ps.world.world import World
 from distkeras.training import remote_requests
 from distkeras.training.remote_requests import RemoteClient, RemoteRequest
 
@@ -129,17 +129,8 @@ def test_a_server_that_is_not_there_is_lost() -> None:
             client.exchange(InspectRows(0, 0, BLOCK), 0.01)
 
 
-class Late(World):
-    """The real world, whose clock can be set ahead, by so many seconds."""
-
-    ahead = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
-
-
 def test_after_its_time_a_task_sends_no_further_request() -> None:
-    world = Late()
+    world = LateWorld()
     with running() as server:
         answers = blocks(server.address, 0, 4, 8).fetch(world)
         next(answers)

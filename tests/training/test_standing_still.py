@@ -6,13 +6,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
+import psutil
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import PATIENT, brief
+from support.patience import PATIENT, brief, until
+from support.ps.clocks import LateWorld
 from support.training.spark_jobs import (
     assert_no_jobs,
     assert_nothing_left,
@@ -26,6 +29,7 @@ from distkeras import Checkpoint, Trainer
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.server.process import ServerProcess
 from distkeras.training.progress import Progress
+from distkeras.training.supervisor import Supervisor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,8 +86,17 @@ def on_first_news(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) ->
 def test_with_a_checkpoint_it_is_replaced_and_every_mini_batch_counts_once(
     spark: SparkSession, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_first_news(monkeypatch, lambda: os.kill(pids[0], signal.SIGSTOP))
-    job = trainer(standstill=brief(2))
+    """The driver's clock is set ahead by a standstill while the first server is stopped, and only then."""
+    world = LateWorld()
+    monkeypatch.setattr("distkeras.training.run.Supervisor", partial(Supervisor, world=world))
+
+    def stand_still() -> None:
+        os.kill(pids[0], signal.SIGSTOP)
+        until(lambda: psutil.Process(pids[0]).status() == psutil.STATUS_STOPPED)
+        world.ahead = PATIENT.standstill
+
+    on_first_news(monkeypatch, stand_still)
+    job = trainer()
     model = job.train(counting_rows(spark, ROWS), checkpoint=Checkpoint(str(tmp_path / "saved"), every=5))
     assert counts(model) == [EPOCHS] * ROWS
     kinds = [row["kind"] for row in job.events.collect()]

@@ -16,6 +16,7 @@ import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.processes import descendants
+from support.ps.clocks import LateWorld
 from support.ps.sockets import socket_of
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -58,20 +59,22 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
 
 
 def test_a_server_that_does_not_answer_is_not_asked_forever() -> None:
-    deadlines = replace(PATIENT, reply=brief(0.5))
+    """As long as a call may take passes with the second one: no other clock has a part in it."""
+    world = LateWorld()
     with (
-        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=deadlines)) as process,
-        Supervisor(process, publish) as server,
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
+        Supervisor(process, publish, world=world) as server,
     ):
         calls = []
 
         def lost(driver: DriverClient) -> None:
             calls.append(driver)
+            world.ahead += PATIENT.reply
             raise ServerLostError(f"call {len(calls)} must be answered. Received: nothing")
 
         with pytest.raises(ServerLostError, match="call 1 "):
             server.ask(lost)
-        assert len(calls) > 1
+        assert len(calls) == 2
 
 
 def test_a_connection_that_is_cut_while_it_publishes_is_made_again() -> None:
@@ -101,7 +104,7 @@ class TestAServerThatStandsStill:
         settings = ServerSettings(
             make("downpour"),
             workers=1,
-            deadlines=replace(PATIENT, handshake=brief(0.5), **deadlines),
+            deadlines=replace(PATIENT, **deadlines),
             checkpoint=None if checkpoint is None else Checkpoint(str(checkpoint), every=1),
         )
         return ServerProcess(settings)
@@ -110,9 +113,11 @@ class TestAServerThatStandsStill:
         "saving", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "with a checkpoint"]
     )
     def test_it_is_asked_again_and_loses_nothing(self, saving: bool, tmp_path: Path) -> None:
+        """Only the handshake of the stopped server has a short deadline."""
         failed: list[ServerLostError] = []
 
         def publish_to_the_stopped(driver: DriverClient) -> None:
+            driver.deadlines = PATIENT if failed else replace(PATIENT, handshake=brief(0.5))
             if not failed:
                 stop(process.pid)
             try:
@@ -131,18 +136,32 @@ class TestAServerThatStandsStill:
             assert server.restarts == 0
 
     def test_with_a_checkpoint_it_is_killed_at_its_deadline_and_comes_back(self, tmp_path: Path) -> None:
-        with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
+        """The deadline passes while the first process is asked, and not for the next one, however slow that is."""
+        world = LateWorld()
+        with self.process(tmp_path, handshake=brief(0.5)) as process:
             first = process.pid
-            server.ask(lambda driver: driver.close())
-            stop(first)
-            assert server.ask(center) == START.tolist()
-            assert server.restarts == 1
-            assert not psutil.pid_exists(first)
+
+            def asked(driver: DriverClient) -> list[float]:
+                try:
+                    return center(driver)
+                except ServerLostError:
+                    world.ahead += PATIENT.standstill if process.pid == first else 0.0
+                    raise
+
+            with Supervisor(process, publish, world=world) as server:
+                server.ask(lambda driver: driver.close())
+                stop(first)
+                assert server.ask(asked) == START.tolist()
+                assert server.restarts == 1
+                assert not psutil.pid_exists(first)
 
     @pytest.mark.slow
     def test_one_that_stands_still_between_requests_is_found(self, tmp_path: Path) -> None:
-        with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
+        world = LateWorld()
+        deadlines = {"handshake": brief(0.5)}
+        with self.process(tmp_path, **deadlines) as process, Supervisor(process, publish, world=world) as server:
             stop(process.pid)
+            world.ahead = PATIENT.standstill
             until(lambda: server.watch() or server.restarts)
             assert server.ask(center) == START.tolist()
 
@@ -155,7 +174,8 @@ class TestAServerThatStandsStill:
             assert server.restarts == 0
 
     def test_without_a_checkpoint_the_error_names_the_call(self) -> None:
-        with self.process(None, reply=brief(1)) as process, Supervisor(process, publish) as server:
+        deadlines = {"handshake": brief(0.5), "reply": brief(1)}
+        with self.process(None, **deadlines) as process, Supervisor(process, publish) as server:
             stop(process.pid)
             try:
                 with pytest.raises(DeadlineError, match="EndEarly"):

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience, until
+from support.ps.clocks import HandWorld
 from support.ps.running_server import Running
 
 from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, ModelFile, Parked, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import RestartFromCenter
-from distkeras.ps.world.world import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,14 +38,6 @@ def test_a_connection_that_breaks_before_the_answer_is_made_again(finished: bool
         welcome = late.join()
         assert (welcome.finished, welcome.held) == (finished, False)
         late.close()
-
-
-class HandWorld(World):
-    """The system's own, with a clock that only the test moves: no machine is too slow for a lease."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.monotonic = lambda: self.now  # type: ignore[method-assign]  # of this world
 
 
 def hello(attempt: int) -> Hello:
