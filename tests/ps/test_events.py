@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.logs import records, texts
 from support.present import present
 
 from distkeras.ps.events import Event, Events, JsonFormatter, record_from_json, report
@@ -20,7 +21,7 @@ log = logging.getLogger("distkeras.tests")
 def test_a_record_survives_the_way_through_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     report(log, "takeover", "attempt %d\ntook over", 3, worker=1, attempt=3, level=logging.INFO)
-    (record,) = caplog.records
+    (record,) = records(caplog, log.name)
     line = JsonFormatter().format(record)
     assert "\n" not in line
     again = present(record_from_json(line))
@@ -38,7 +39,7 @@ def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixt
         raise ValueError("100%d")
     except ValueError:
         log.exception("at 5%% of %s", "it")
-    text = present(record_from_json(JsonFormatter().format(caplog.records[0]))).getMessage()
+    text = present(record_from_json(JsonFormatter().format(records(caplog, log.name)[0]))).getMessage()
     assert text.startswith("at 5% of it\nTraceback")
     assert text.endswith("ValueError: 100%d")
 
@@ -54,7 +55,7 @@ class TestEvents:
     def test_records_without_a_kind_are_none(self, caplog: pytest.LogCaptureFixture) -> None:
         events = Events()
         log.warning("nothing special")
-        events.add(caplog.records[0], "server")
+        events.add(records(caplog, log.name)[0], "server")
         assert events.all() == []
 
     def test_the_latest_are_kept(self) -> None:
@@ -74,7 +75,7 @@ class TestEvents:
         with caplog.at_level(logging.WARNING, logger=log.name):
             events.report(log, "stop", "aloud")
         assert [event.text for event in events.all()] == ["quietly", "aloud"]
-        assert [record.getMessage() for record in caplog.records] == ["aloud"]
+        assert texts(caplog, log.name) == ["aloud"]
 
     def test_table(self) -> None:
         rows = [Event(1.5, "server", "takeover", 2, 9, "text"), Event(2.0, "driver", "stop", None, None, "why")]

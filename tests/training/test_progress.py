@@ -15,6 +15,7 @@ import termios
 import textwrap
 
 import pytest
+from support.logs import texts
 from support.patience import patience
 
 from distkeras.ps.protocol.messages import Status
@@ -125,7 +126,7 @@ def test_it_leaves_sparks_bar_its_line() -> None:
 
 class TestLog:
     def lines(self, caplog: pytest.LogCaptureFixture) -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+        return texts(caplog, "distkeras.training.progress")
 
     @pytest.fixture(autouse=True)
     def at_info(self, caplog: pytest.LogCaptureFixture) -> None:

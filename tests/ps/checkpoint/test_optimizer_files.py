@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.logs import texts
 from support.present import present
 from support.ps.toy_model import ToyJob
 
@@ -87,7 +88,9 @@ def test_of_other_partitions_nothing_comes_back(tmp_path: Path, caplog: pytest.L
     saved.center.leases[1].optimizer = kept(1)
     saved.save()
     assert saved.restored(3) == {0: None, 1: None, 2: None}
-    assert [record.getMessage()[:42] for record in caplog.records] == ["all optimizers begin with a new state: the"]
+    assert [text[:42] for text in texts(caplog, "distkeras.ps.checkpoint")] == [
+        "all optimizers begin with a new state: the"
+    ]
 
 
 def test_each_is_written_once(tmp_path: Path) -> None:
@@ -188,6 +191,4 @@ def test_a_state_that_cannot_be_written_does_not_hold_up_the_snapshot(
     saved.center.leases[0].optimizer = kept(1)
     saved.save()
     assert saved.restored() == {0: None, 1: None}
-    assert [record.getMessage() for record in caplog.records] == [
-        "the optimizer's state of a partition is not saved: no room"
-    ]
+    assert texts(caplog, "distkeras.ps.checkpoint") == ["the optimizer's state of a partition is not saved: no room"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.logs import texts
 from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
@@ -246,7 +247,7 @@ def test_a_file_that_is_found_damaged_is_written_again(tmp_path: Path, caplog: p
     flip(saved.path(broken))
     saved.files.merge()
     assert broken not in saved.files.files
-    assert [record.getMessage()[:37] for record in caplog.records] == ["rows of a table are written again: ta"]
+    assert [text[:37] for text in texts(caplog, "distkeras.ps.checkpoint")] == ["rows of a table are written again: ta"]
     expected = saved.snapshot()
     same(saved.read(), expected)
 
