@@ -250,8 +250,6 @@ class JobFacts:
     Args:
         rule: as it is written in Python, with its hyper-parameters.
         workers: that train it.
-        epochs: over the data.
-        batch_size: rows of a mini-batch.
         rounds: the rule has rounds, in which workers wait for one another.
         saved: the server saves its state: there is a checkpoint.
         options: hyper-parameters and options by dotted names, as `reported_options` returns them.

@@ -88,7 +88,6 @@ from distkeras.training.stream import (
     center_of,
     query_folder,
     require_stream,
-    start_stream,
     writer_of,
 )
 from distkeras.training.table_choice import TableChoice, report_tables
@@ -362,7 +361,7 @@ class Trainer(JobResults):
         rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)
         try:
             publisher = None if versions is None else Publisher(versions, plan)
-            return start_stream(plan, rows, self, writer, query_folder(place), publisher)
+            return StreamTraining(plan, rows, self, publisher).start(writer, query_folder(place))
         except BaseException as error:
             self._note_failure(plan, error)
             raise

@@ -110,9 +110,7 @@ def predicted(
     """Return ``dataset`` with the new ``columns``; lazy, like any transformation.
 
     Args:
-        dataset: the data, or a stream of it.
         features: a column for each of its inputs.
-        options: see `PredictionOptions`.
 
     Raises:
         ConfigurationError: a new column that is there already.
@@ -157,13 +155,13 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
     keys = {(column.name, column.output): key for key, column in zip(types, plan.columns, strict=False)}
     new = []
     for column in columns:
-        value = F.col(_OUTPUTS)[keys["" if column.derived else column.name, column.output]]
+        output = F.col(_OUTPUTS)[keys["" if column.derived else column.name, column.output]]
         if column.derived:
             with drivers_python(dataset):
-                value = arrow_udf(_derivation(column), column.spark_type)(value)
+                output = arrow_udf(_derivation(column), column.spark_type)(output)
         elif is_vector(column.spark_type):
-            value = F.when(value.isNotNull(), array_to_vector(value))
-        new.append(value.alias(column.name))
+            output = F.when(output.isNotNull(), array_to_vector(output))
+        new.append(output.alias(column.name))
     if plan.options.tolerant:
         new.append(F.col(_OUTPUTS)[_REASON].alias(_REASON))
     return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *new).drop(_OUTPUTS, _PARTITION)

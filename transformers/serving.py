@@ -113,7 +113,6 @@ class PredictionPlan:
         inputs: the model's inputs, in its order.
         columns: the new columns, of which each shows one of the model's outputs.
         row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.
-        options: see `PredictionOptions`.
         map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: it
             is the archive's.
     """

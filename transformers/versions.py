@@ -31,7 +31,6 @@ class PublishedModels:
     """The versions in a directory, for rows that say which one predicts them. Travels to executors.
 
     Args:
-        uri: of the directory.
         model: the key of the model that they are for.
         columns: the name of the column with the version's name.
     """
@@ -89,11 +88,7 @@ _LOADED: weakref.WeakKeyDictionary[keras.Model, _Loaded] = weakref.WeakKeyDictio
 
 @dataclass(frozen=True)
 class HeldVersion:
-    """Makes one row with the version that a micro-batch is predicted with. Travels to one task of each micro-batch.
-
-    Args:
-        uri: of the directory with the versions.
-    """
+    """Makes one row with the version that a micro-batch is predicted with. Travels to one task of each micro-batch."""
 
     uri: str
 

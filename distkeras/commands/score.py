@@ -118,18 +118,18 @@ def model_of(arguments: argparse.Namespace) -> Transformer:
     from pyspark.ml.util import DefaultParamsReader
     from pyspark.sql import SparkSession
 
-    uri, given = arguments.model, given_keywords(arguments)
+    uri, predictor_options = arguments.model, given_keywords(arguments)
     if uri.endswith(".keras"):
         with warnings.catch_warnings():
             # Scoring needs no optimizer. That of a model that has been trained by others' optimizers has no state.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-            return KerasModel(load_model(uri), **given)
+            return KerasModel(load_model(uri), **predictor_options)
     kind = DefaultParamsReader.loadMetadata(uri, SparkSession.active())["class"].rpartition(".")[2]
     if kind == KerasModel.__name__:
-        loaded: Transformer = KerasModel.load(uri).setParams(**given)
+        loaded: Transformer = KerasModel.load(uri).setParams(**predictor_options)
         return loaded
-    if given:
-        flags = [f"--{keywords()[keyword].replace('_', '-')}" for keyword in given]
+    if predictor_options:
+        flags = [f"--{keywords()[keyword].replace('_', '-')}" for keyword in predictor_options]
         raise ConfigurationError(f"{', '.join(flags)} must be of a Keras model. Received: --model {uri}, a {kind}")
     return PipelineModel.load(uri)
 

@@ -228,9 +228,9 @@ def run(arguments: argparse.Namespace) -> None:
             raise KeyboardInterrupt(stopped_where(trainer, arguments)) from None
         with tempfile.TemporaryDirectory() as folder:
             several = getattr(trainer, "trainers", None)
-            for place, one in enumerate(several or [trainer]):
+            for place, member in enumerate(several or [trainer]):
                 home = Path(folder, str(place)) if several else Path(folder)
-                save(one, home, arguments, plots=drawn and arguments.plots is not False)
+                save(member, home, arguments, plots=drawn and arguments.plots is not False)
             from pyarrow import fs
 
             fs.copy_files(folder, path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=system)

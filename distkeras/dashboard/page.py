@@ -40,7 +40,6 @@ def live_page(jobs: int, *, frames: str = "'none'") -> Page:
     """Return a page that follows the journals of jobs at ``jobs/0`` and so on, below its own address.
 
     Args:
-        jobs: how many.
         frames: who may show it in a frame.
     """
     data = {"mode": "live", "streams": [f"jobs/{number}" for number in range(jobs)]}

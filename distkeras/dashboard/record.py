@@ -424,8 +424,8 @@ class JobRecord:
         applied = commits["skipped"] == 0
         self._sums.staleness.add(commits["staleness"][applied])
         samples = self._add_steps(commits, steps, places, applied)
-        one = np.ones(len(commits))
-        of_job = {"commits": one, "samples": samples, "staleness": commits["staleness"] * applied}
+        ones = np.ones(len(commits))
+        of_job = {"commits": ones, "samples": samples, "staleness": commits["staleness"] * applied}
         of_job |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
         for name, values in (("gap", commits["gap"]), ("scale", commits["scale"])):
             there = np.isfinite(values) & applied

@@ -99,7 +99,6 @@ def to_numpy(
 
     Args:
         values: numbers or (nested) lists of numbers; n rows.
-        column: what one row must be.
         worker: id of the worker, for error texts.
         step: mini-batch within the epoch, for error texts.
         first_row: number of the first row within its partition, for error texts.
@@ -228,11 +227,11 @@ def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) ->
     """Return what `column.decode` makes of each value, in one run."""
     assert column.decode is not None
     arrays = []
-    for row, value in enumerate(values.to_pylist()):
-        if value is None:
+    for row, raw in enumerate(values.to_pylist()):
+        if raw is None:
             fail(BadValueError, row, "values must not be null", "null")
         try:
-            array = np.asarray(column.decode(value))
+            array = np.asarray(column.decode(raw))
         except Exception as error:  # noqa: BLE001 - every error of the caller's function gets its row
             fail(BadValueError, row, "`decode` must make an array of every value", f"{type(error).__name__}: {error}")
         if array.dtype.kind not in "biuf":

@@ -79,21 +79,21 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     Raises:
         ConfigurationError: the file is not IDX, or holds more or fewer elements than it says.
     """
-    data = Path(path).read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        data = gzip.decompress(data)
-    code, ndim = (data[2], data[3]) if len(data) >= 4 and data[:2] == b"\0\0" else (-1, 0)
+    content = Path(path).read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    code, ndim = (content[2], content[3]) if len(content) >= 4 and content[:2] == b"\0\0" else (-1, 0)
     start = 4 + 4 * ndim
-    if code not in _IDX_DTYPES or len(data) < start:
+    if code not in _IDX_DTYPES or len(content) < start:
         raise ConfigurationError(f"`path` must be an IDX file. Received: path={os.fspath(path)!r}")
     dtype = np.dtype(_IDX_DTYPES[code])
-    shape = tuple(int(extent) for extent in np.frombuffer(data, ">u4", ndim, 4))
-    if len(data) - start != math.prod(shape) * dtype.itemsize:
+    shape = tuple(int(extent) for extent in np.frombuffer(content, ">u4", ndim, 4))
+    if len(content) - start != math.prod(shape) * dtype.itemsize:
         raise ConfigurationError(
             f"`path` must hold {math.prod(shape)} elements, as its header says. "
-            f"Received: path={os.fspath(path)!r} with {(len(data) - start) // dtype.itemsize}"
+            f"Received: path={os.fspath(path)!r} with {(len(content) - start) // dtype.itemsize}"
         )
-    return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+    return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def to_dataframe(

@@ -360,8 +360,8 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
         number = F.when(F.size(column) == 1, F.get(column, F.lit(0))).otherwise(largest).cast("double")
     row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
     factor = F.lit(1.0)
-    for class_number, value in class_weight.items():
-        factor = F.when(number == F.lit(class_number), F.lit(float(value))).otherwise(factor)
+    for class_number, class_factor in class_weight.items():
+        factor = F.when(number == F.lit(class_number), F.lit(float(class_factor))).otherwise(factor)
     return df.withColumn(CLASS_WEIGHT, row_weight * factor)
 
 

@@ -47,7 +47,6 @@ class Gather:
 
     Args:
         spec: the columns, and how many rows a mini-batch has.
-        columns: one array per column.
         order: numbers of the rows to gather, in their order; None: all, as they are.
     """
 

@@ -65,7 +65,6 @@ class Spool:
         columns: shape and dtype of one row's values.
         budget: bytes of rows to hold in memory. Beyond 256 MB memory grows by doubling, without ever holding more
             than that at once.
-        directory: where to put the files.
     """
 
     def __init__(self, columns: Sequence[Column], budget: int, directory: str) -> None:
@@ -294,7 +293,6 @@ class BatchSource:
 
     Args:
         arrow: record batches with the columns of `spec`, under their names; consumed by the thread.
-        spec: which columns, how many rows, which order.
         worker: id of the worker and of its partition.
         start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.

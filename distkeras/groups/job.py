@@ -71,7 +71,6 @@ class GroupPlan:
 
     Args:
         df: the rows, with the columns of ``spec`` and of the key.
-        by: names of the columns of the key.
         threads: compute threads of a task; None: the cores that Spark gives to it.
         replica: the model, compiled like the workers', for its metrics' names.
         path: the folder of the result; None: one that this process removes when it ends.
@@ -203,10 +202,10 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
     def run(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from task.train_partition(records)
 
-    result = map_in_arrow(
+    trained = map_in_arrow(
         in_sized_batches(grouped, plan.spec.row_bytes), run, from_arrow_schema(task.result_schema), resources
     )
-    action = SparkAction(session, result.collect, "distkeras-groups")
+    action = SparkAction(session, trained.collect, "distkeras-groups")
     try:
         _wait(action, task.uri, plan.silence)
         return action.rows()

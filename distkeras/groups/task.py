@@ -157,11 +157,7 @@ class _GroupRows:
 
 
 class GroupPartition:
-    """One attempt at one partition.
-
-    Args:
-        attempt: Spark's task attempt id.
-    """
+    """One attempt at one partition."""
 
     def __init__(self, task: GroupTask, number: int, attempt: int) -> None:
         self._task, self._number, self._attempt = task, number, attempt

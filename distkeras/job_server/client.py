@@ -106,10 +106,10 @@ class JobClient:
             raise DescriptionError(
                 f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
             )
-        given: dict[str, Any] = {"tags": list(tags) or None, "webhook": webhook, "time_budget": time_budget}
-        given["early_stopping"] = None if early_stopping is None else dict(early_stopping)
+        optional: dict[str, Any] = {"tags": list(tags) or None, "webhook": webhook, "time_budget": time_budget}
+        optional["early_stopping"] = None if early_stopping is None else dict(early_stopping)
         description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
-        description |= {field: value for field, value in given.items() if value is not None}
+        description |= {field: value for field, value in optional.items() if value is not None}
         if _is_trainer(model):
             others = [rule, *hyper_parameters, *options]
             if others != [None]:

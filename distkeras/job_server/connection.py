@@ -76,12 +76,12 @@ class ServerConnection:
                 f"Content-Type: application/octet-stream\r\n\r\n"
             )
         parts = [head.encode()] if file is None else [head.encode(), file, b"\r\n"]
-        data = b"".join((*parts, f"--{boundary}--\r\n".encode()))
-        request = self._request("POST", path, data, f"multipart/form-data; boundary={boundary}", {})
+        body = b"".join((*parts, f"--{boundary}--\r\n".encode()))
+        request = self._request("POST", path, body, f"multipart/form-data; boundary={boundary}", {})
         try:
             return self._json(request)
         except ServerLostError as error:
-            raise ServerLostError(f"{error.message}, of {len(data)} bytes: perhaps more than it takes") from error
+            raise ServerLostError(f"{error.message}, of {len(body)} bytes: perhaps more than it takes") from error
 
     def fetch(self, path: str, target: Path) -> None:
         """Write an endpoint's file to ``target``, completely or not at all."""

@@ -224,11 +224,10 @@ class JobDescription(Description):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         """Check what the fields mean together, as far as is possible without a model."""
-        self.made_rule()
+        rule = self.made_rule()
         self.made_early_stopping(cast("DataFrame", None))  # the rows are read later
         arguments = defaults_of(Trainer) | flattened(self.keywords()) | {"deadlines": Deadlines()}
         try:
-            rule = self.made_rule()
             if arguments["learning_rate"] is None and rule.traits.gradient:
                 arguments["learning_rate"] = 0.01  # the optimizer has one, which is not known here
             training = train_settings(arguments)

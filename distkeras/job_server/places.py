@@ -53,9 +53,7 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Pl
     """Return where ``place`` is, if it lies below one of ``roots``.
 
     Args:
-        place: a path, or a URI.
         roots: paths and URIs of folders, or of what is read itself.
-        field: of the description.
 
     Raises:
         DescriptionError: it lies elsewhere, or may mean several things.

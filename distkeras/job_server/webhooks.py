@@ -29,7 +29,6 @@ def require_webhook(url: str, allowed: Sequence[str]) -> None:
     """Check that the server may post to ``url``.
 
     Args:
-        url: of a user.
         allowed: beginnings of URLs, of the operator: scheme, host and port must be the same, and the path begin so.
 
     Raises:

@@ -83,8 +83,8 @@ def _outputs(model: Any, inputs: list[Any]) -> Any:
                 raise ValueError(
                     f"the model {part.name!r} must be given {kinds[1]}. Received: {kinds[0]} with {options}"
                 )
-            made = _outputs(inner, tensors)
-            return made[0] if isinstance(made, list | tuple) and len(made) == 1 else made
+            outputs = _outputs(inner, tensors)
+            return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
 
         return call
 

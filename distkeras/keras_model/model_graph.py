@@ -104,9 +104,7 @@ def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str,
     """Return the configuration of an input of a functional model.
 
     Args:
-        name: its name.
         shape: of a mini-batch, None for what is not known.
-        dtype: of its elements.
     """
     config = {"batch_shape": list(shape), "dtype": dtype, "sparse": False, "ragged": False, "name": name}
     return {

@@ -90,8 +90,6 @@ class Recipe:
     """What a model needs in addition to its file. Travels in Spark's own task closure.
 
     Args:
-        backend: the backend of Keras.
-        objects: custom objects, by registered name.
         arguments: the arguments of ``compile``: names, plain functions, which may come from a notebook, and
             configurations of Keras objects.
         optimizer_state: the optimizer is the model's own and has taken steps: training goes on from its state.
@@ -108,7 +106,6 @@ class Recipe:
         """Return the compiled model in this process.
 
         Args:
-            model_file: the ``.keras`` archive.
             to_train: give the optimizer the state that the driver's model came with.
 
         Raises:

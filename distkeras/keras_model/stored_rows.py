@@ -167,10 +167,10 @@ class StoredRows:
                 column=column,
             )
         needed, back = np.unique(flat, return_inverse=True)
-        found = initial_rows(self._shape, needed)
+        rows = initial_rows(self._shape, needed)
         if len(self._ids):
             places = np.minimum(np.searchsorted(self._ids, needed), len(self._ids) - 1)
             trained = self._ids[places] == needed
-            found[trained] = self._rows[places[trained]]
-        taken: np.ndarray = found[back].reshape(*np.shape(ids), self._shape.width)
+            rows[trained] = self._rows[places[trained]]
+        taken: np.ndarray = rows[back].reshape(*np.shape(ids), self._shape.width)
         return taken

@@ -58,8 +58,8 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
                 f"{LEAST_BYTES >> 10} KiB or more that are equal to the bit. Received: frozen_weights={uri!r} with "
                 f"none of the {sum(map(len, wanted.values()))} that the model has"
             )
-        left = _rewritten(weights, removed)
-    return _archive(data, left, {ELSEWHERE: json.dumps({"uri": uri, "arrays": removed}).encode()})
+        remaining = _rewritten(weights, removed)
+    return _archive(data, remaining, {ELSEWHERE: json.dumps({"uri": uri, "arrays": removed}).encode()})
 
 
 def with_all_weights(data: bytes) -> bytes:
@@ -155,8 +155,8 @@ def _rewritten(
 
         copy.attrs.update(weights.attrs)
         weights.visititems(take)
-        for path, value, attributes in added:
-            copy.create_dataset(path, data=value).attrs.update(attributes)
+        for path, array, attributes in added:
+            copy.create_dataset(path, data=array).attrs.update(attributes)
     return buffer.getvalue()
 
 

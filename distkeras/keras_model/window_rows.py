@@ -86,13 +86,13 @@ class WindowRows:
                 rows[number] = touched
             for arrays, own in zip(inputs, local, strict=True):
                 arrays += own
-        named = tuple(rows)
+        rows_of_tables = tuple(rows)
         batches = [
             batch
             for piece, arrays in zip(pieces, inputs, strict=True)
-            for batch in _batches_of(piece, tuple(arrays), named)
+            for batch in _batches_of(piece, tuple(arrays), rows_of_tables)
         ]
-        return Window(batches, named)
+        return Window(batches, rows_of_tables)
 
     def _looked_up(
         self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
@@ -188,8 +188,8 @@ class _IdMaker:
         model = from_bytes(self._rows.ids_file, self._rows.objects)
 
         def call(*arrays: Any) -> Any:
-            made = model(list(arrays) if len(arrays) > 1 else arrays[0], training=False)
-            return list(made) if isinstance(made, list | tuple) else [made]
+            outputs = model(list(arrays) if len(arrays) > 1 else arrays[0], training=False)
+            return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
         if keras.backend.backend() != "tensorflow":
             return lambda *arrays: [np.asarray(keras.ops.convert_to_numpy(array)) for array in call(*arrays)]

@@ -65,11 +65,11 @@ def named_error(failure: BaseException) -> DistkerasError | None:
 
 def typed_error(failure: BaseException, session: SparkSession) -> DistkerasError:
     """Return what Spark has raised in ``session`` as one of our errors."""
-    named = named_error(failure)
-    if named is not None:
-        if isinstance(named, NodeError):  # no reason to end the job before that
-            named.message += ", after the last attempt that Spark makes"
-        return named
+    known_error = named_error(failure)
+    if known_error is not None:
+        if isinstance(known_error, NodeError):  # no reason to end the job before that
+            known_error.message += ", after the last attempt that Spark makes"
+        return known_error
     text = str(failure)
     lacking = _PYTHON.search(text)
     if lacking is not None:

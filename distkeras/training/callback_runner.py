@@ -94,7 +94,6 @@ class CallbackRunner:
     Args:
         callbacks: whose `Callback.on_begin` has been called.
         build_replica: makes a copy of the model for a callback that wants one.
-        connect: makes a connection to the server.
         on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
         scope: wraps what a thread runs; called in the thread that makes this object.
         micro_batch: returns the latest micro-batch of a stream.

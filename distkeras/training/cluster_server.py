@@ -156,21 +156,21 @@ class ClusterServer:
     def _require_reached(self) -> None:
         """Check that executors reach the server, with as many tasks as there are workers."""
         asked = min(self._task.request.settings.workers, _ASKED_MAX)
-        result = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
+        search_action = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
         try:
-            if not result.ended(self._deadlines.rows):
+            if not search_action.ended(self._deadlines.rows):
                 raise DeadlineError(
                     f"waited {self._deadlines.rows:g} s for Spark to run tasks that look for the server: "
                     "they need free slots"
                 )
-            for row in result.rows():
+            for row in search_action.rows():
                 if row["error"]:
                     raise ConfigurationError(
                         "every executor must reach the parameter server, and `checkpoint`, where it says its address "
                         f"(a folder of one machine will not do). Received: on host {row['host']}, {row['error']}"
                     )
         finally:
-            result.cancel(_CANCEL)
+            search_action.cancel(_CANCEL)
 
     def _take_in(self, action: SparkAction) -> StartReport | None:
         """Log what the server's task has logged, and return its report, which it has put out if it did not serve."""

@@ -72,7 +72,6 @@ class RemoteRequest:
     """Requests that a task takes to the server, one after the other, and brings the answers back.
 
     Args:
-        address, deadlines: of the server, and of every wait.
         requests: their frames, one or more.
         timeout: seconds for an answer; to reach the server there are as many, and `Deadlines.reconnect` at most: the
             task keeps a slot while it tries. After as many, no further request is sent.
@@ -185,7 +184,6 @@ class RemoteClient(DriverClient):
     Args:
         deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
         meanwhile: called now and then while a request is under way; what it raises ends the request.
-        world: the driver's.
     """
 
     def __init__(
@@ -244,8 +242,8 @@ class RemoteClient(DriverClient):
         return answers
 
     def _run(self, remote_request: RemoteRequest) -> list[Row]:
-        one = self._session.range(0, 1, 1, 1)
-        collect = map_in_arrow(one, remote_request.run, _PIECES).collect
+        one_row = self._session.range(0, 1, 1, 1)
+        collect = map_in_arrow(one_row, remote_request.run, _PIECES).collect
         action = self._action = SparkAction(self._session, collect, "distkeras-request")
         patience = 2 * remote_request.timeout + self.deadlines.reply
         try:

@@ -269,9 +269,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
     """Train; what becomes known on the way is in ``outcome``, also of a job that fails.
 
     Args:
-        plan: the job.
         outcome: is filled.
-        ahead: the process of `server_ahead`.
         began: when the call of `Trainer.train` began, in seconds of the monotonic clock.
 
     Raises:
@@ -286,7 +284,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
     if settings.server == "cluster":
         task = plan.server_task()
         opened = ClusterServer(plan.df, task, events)
-    shown = Progress(
+    progress_bar = Progress(
         settings.num_epoch,
         plan.worker.workers,
         settings.progress,
@@ -294,7 +292,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
         below=plan.facts.console_bar,
     )
     stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
-    with opened as server, shown as progress:
+    with opened as server, progress_bar as progress:
         outcome.resumed = Resumed.from_point(server.resumed)
         job = SparkJob(plan, server, progress, stalls, events)
         spark_began = time.monotonic()

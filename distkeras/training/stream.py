@@ -70,7 +70,6 @@ class Publisher:
 
     Args:
         versions: where, and how often.
-        plan: the stream's.
 
     Raises:
         DifferentJobError: the directory has versions of another model.
@@ -189,6 +188,12 @@ def query_folder(checkpoint: Checkpoint) -> str:
 class StreamTraining:
     """A stream that is trained on, like Spark's `StreamingQuery`; `Trainer.train_stream` returns one.
 
+    Args:
+        plan: of a job without its rows, whose server saves its state.
+        rows: makes what workers read, one partition each, of a micro-batch.
+        results: whose outcome is filled; what callbacks are given at the end.
+        publisher: publishes versions of the center; None: nothing does.
+
     Attributes:
         query: Spark's own handle.
         convert: makes what `model` returns of the Keras model; None: it returns that.
@@ -227,8 +232,8 @@ class StreamTraining:
         #: No further micro-batch begins; the one under way is canceled; the server is closed.
         self._stopping, self._canceling, self._ended = threading.Event(), threading.Event(), threading.Event()
 
-    def start(self, writer: DataStreamWriter, folder: str) -> None:
-        """Start the server, and then the query, whose checkpoint is in ``folder``; once.
+    def start(self, writer: DataStreamWriter, folder: str) -> StreamTraining:
+        """Start the server, and then the query, whose checkpoint is in ``folder``; once. Return this handle.
 
         Raises:
             DifferentJobError: the checkpoint is of a stream with another model, rule, columns or number of workers.
@@ -264,6 +269,7 @@ class StreamTraining:
             self._stack = stack.pop_all()
         self._callbacks.start()
         threading.Thread(target=self._wait_for_query, name="distkeras-stream", daemon=True).start()
+        return self
 
     @property
     def callbacks(self) -> Sequence[Callback]:
@@ -529,29 +535,3 @@ class StreamTraining:
             self._publisher.end_stream(self._last)
         except DistkerasError as error:
             self._failure = error
-
-
-def start_stream(
-    plan: JobPlan,
-    rows: Callable[[DataFrame], DataFrame],
-    results: JobResults,
-    writer: DataStreamWriter,
-    folder: str,
-    publisher: Publisher | None = None,
-) -> StreamTraining:
-    """Return the handle of a stream that is trained on from now on.
-
-    Args:
-        plan: of a job without its rows, whose server saves its state.
-        rows: makes what workers read, one partition each, of a micro-batch.
-        results: whose outcome is filled; what callbacks are given at the end.
-        writer: writes the stream.
-        folder: URI of Spark's own checkpoint.
-        publisher: publishes versions of the center; None: nothing does.
-
-    Raises:
-        DifferentJobError, ConfigurationError: see `StreamTraining.start`.
-    """
-    handle = StreamTraining(plan, rows, results, publisher)
-    handle.start(writer, folder)
-    return handle

@@ -178,7 +178,7 @@ class Supervisor:
         deadline = math.inf
         while True:
             try:
-                result = call(self._driver)
+                answer = call(self._driver)
             except DistkerasError as error:
                 if not self._lost(error):
                     self.record_activity()
@@ -186,7 +186,7 @@ class Supervisor:
                 first = first or error
             else:
                 self.record_activity()
-                return result
+                return answer
             if self._process.exited(_EXIT_SECONDS):
                 raise _ServerGone from first
             if self._world.monotonic() > deadline:

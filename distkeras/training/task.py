@@ -79,9 +79,6 @@ class Task:
 
     Args:
         address: the parameter server's, with the job's key.
-        settings: the workers'.
-        spec: columns, mini-batches, epochs.
-        recipe: how to rebuild the model.
         size: elements of the parameter vector, as the driver counted them; without those of ``rows``.
         moving_statistics: elements of the moving statistics.
         metrics: history columns, loss first.
@@ -366,9 +363,7 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
     Args:
         welcome: where the partition stands.
         rows, checksum: of the rows that have come now.
-        epochs: of the job.
         stream: the rows are a stream's micro-batch, which knows whether the partition had rows.
-        worker: number of the partition.
 
     Raises:
         LedgerError: they are not.

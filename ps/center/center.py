@@ -62,7 +62,6 @@ class CheckedArithmetic:
     """Raises within ``with`` where numpy's flags tell of an overflow or an invalid operation; for one thread at a time.
 
     Args:
-        rule: name of the rule whose arithmetic it is.
         enabled: False: numbers are not checked.
     """
 
@@ -195,7 +194,6 @@ class Center:
 
     Args:
         vector: initial parameters, shape ``(size,)``, float32 (float64 in simulations); copied.
-        workers: number of workers of the job, n.
         learning_rate: the server's eta, a number or a schedule over the clock; gradient rules only.
         scheduler: when replies are released; None: what the rule needs.
         moving_statistics: the initial ones (BatchNormalization), averaged by step count, never through the rule.
@@ -205,7 +203,6 @@ class Center:
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
         monotonic: clock for the workers' speeds, seconds.
-        tables: the tables, which change in place.
 
     Raises:
         ConfigurationError: a gradient rule without a learning rate, no worker, or tables under a rule or with an option
@@ -565,7 +562,6 @@ class Center:
 
         Args:
             contributions: workers that had arrived in that round and contributed to it.
-            workers: number of the former workers.
         """
         if self.round.total is not None:
             self._end_round(self.round.total, contributions)
@@ -616,7 +612,6 @@ class Center:
         """What ``worker`` is sent now: a write, for it sets where the worker's staleness counts from.
 
         Args:
-            worker, attempt: who is sent it.
             wants: the rows of each table that go with it, in range; none: no rows do.
 
         Raises:
@@ -721,13 +716,12 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
     """Check the sizes of payload, statistics and history, and the rows that the commit names.
 
     Args:
-        center: what the commit is for.
         codec: of the parts that are packed; None: none may be.
 
     Raises:
         ShapeError: they have not.
     """
-    sizes, packed = [part.size for part in commit.parts], [data.size for data in commit.packed]
+    sizes, packed = [part.size for part in commit.parts], [array.size for array in commit.packed]
     parts = center.traits.parts
     good = (sizes, packed) == (([center.size] * parts, []) if codec is None else ([], [codec.nbytes] * parts))
     if not good or commit.moving_statistics.size != center.moving_statistics.size:

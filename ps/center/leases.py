@@ -220,7 +220,6 @@ class PartitionLease:
         """Keep the state that the holder's optimizer has after its latest commit.
 
         Args:
-            message: from the holder of the lease.
             now: seconds since the epoch.
             ahead: the state is that after the commit to come, and takes the place of the kept one with that commit.
 
@@ -270,7 +269,6 @@ class Leases(dict[int, PartitionLease]):
     """The lease of each partition that a worker has joined, by its number.
 
     Args:
-        workers: number of workers of the job, n.
         make_vectors: makes what the rule keeps for a worker.
         now: clock, seconds since the epoch.
     """

@@ -27,7 +27,6 @@ class MicroBatch(NamedTuple):
     """What the leases are of.
 
     Args:
-        stream: identifies the stream.
         number: of the micro-batch, from 0.
         skipped: commits that were left out for their numbers before it began.
     """
@@ -48,7 +47,6 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
 
     Args:
         center: of the stream so far.
-        stream: identifies the stream.
         number: the present micro-batch, or the next one.
         scheduler: a new one, for the next micro-batch.
 

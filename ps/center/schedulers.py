@@ -16,7 +16,6 @@ class Scheduler:
     """Asynchronous: every reply goes out at once.
 
     Args:
-        workers: number of workers of the job, n.
         gather: no worker is sent the center before all n workers have joined.
     """
 
@@ -182,7 +181,6 @@ def scheduler_for(
     """The scheduler that ``rule`` runs under.
 
     Args:
-        workers: number of workers of the job, n.
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
         rounds: hold a barrier around a rule that has none.
         gather: workers begin together, also under a rule that does not need it.

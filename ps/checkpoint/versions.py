@@ -275,7 +275,7 @@ class VersionFolder:
             reader = _VersionReader(query, batch, version.number, int(self._world.time()))
             self._store.save(str(reader), {}, {})
             if version in self._list().versions[-LATEST:]:
-                self._store.delete(str(other) for other in own if other.batch < batch)
+                self._store.delete(str(old) for old in own if old.batch < batch)
                 return version
             self._store.delete([str(reader)])
         raise DeadlineError(

@@ -464,10 +464,10 @@ class Reader:
         schema = _SCHEMAS[MESSAGES[code]]
         if fields < schema.packer.size + _LENGTH.size * len(schema.strings) + _ENTRY.size * arrays:
             raise RemoteProtocolError(f"{schema.kind.__name__} has more fields. Received: {fields} bytes of them")
-        given, tag = bytearray(fields), bytearray(0 if self.seal is None else TAG_BYTES)
-        frame = _Frame(schema, arrays, body, given, tag)
+        head, tag = bytearray(fields), bytearray(0 if self.seal is None else TAG_BYTES)
+        frame = _Frame(schema, arrays, body, head, tag)
         self._stage = partial(self._parse_fields, frame)
-        self._spaces = [memoryview(part) for part in (given, tag) if part]
+        self._spaces = [memoryview(part) for part in (head, tag) if part]
         return None if self._spaces else self._parse_fields(frame)
 
     def _parse_fields(self, frame: _Frame) -> Message | None:
@@ -563,7 +563,6 @@ class Connection:
         limits, allocate: see `Reader`; both apply once the peer is authenticated.
         token: returns that many random bytes.
         whole: whether tags cover the long vectors, too; a client learns it from the server.
-        read_ahead: see `Reader`.
 
     Raises:
         ConfigurationError: the key has another length.

@@ -27,8 +27,6 @@ class TableShape:
 
     Args:
         name: of the layer that it belongs to; for errors.
-        rows: number of rows.
-        width: elements of a row.
         most: rows that one window can touch at most.
         seed: of the initial rows, where only touched rows are kept: see `touched_rows.initial_rows`. None: the table is
             kept whole, and its initial rows are published.

@@ -47,14 +47,10 @@ class DanaZero(NagASGD):
         )
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        (learning_rate,) = scalars
         (total,), (velocity,) = chunk.model, chunk.worker
         total -= velocity
-        velocity *= self.momentum
-        velocity += chunk.payload[0]
+        self._step(chunk, velocity, scalars)
         total += velocity
-        step = np.multiply(velocity, learning_rate, out=chunk.scratch)
-        np.subtract(chunk.center, step, out=chunk.out)
         return None
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:

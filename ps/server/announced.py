@@ -78,7 +78,6 @@ class Standby:
     """Waits while another server of the same job owns the checkpoint and lives.
 
     Args:
-        request: the request for the job's server.
         given_up: servers up to this incarnation count as gone: the driver has given them up.
     """
 

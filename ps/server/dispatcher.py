@@ -225,11 +225,9 @@ class Dispatcher:
     """Answers every peer that has proved that it holds the job's key.
 
     Args:
-        settings: the server's options.
         incarnation: this server's number, which rises with each restart.
         snapshots: where the center is saved; None: the job ends with this process.
         restored: the center that was restored, and its snapshot; None: the center is made when it is published.
-        world: time and threads.
     """
 
     def __init__(

@@ -34,11 +34,9 @@ class OptimizerRequests:
     """Keeps a worker's latest state in its partition's lease, and gives it to the next attempt.
 
     Args:
-        changed: the job's lock.
         states: the memory for states.
         require_lease: returns the lease that the sender of a request holds; the caller holds the lock.
         acknowledge: makes an `Ack`.
-        world: its clock.
         ahead: states are sent before the commit that they belong to.
     """
 

@@ -21,12 +21,7 @@ from distkeras.ps.settings import ServerSettings
 
 
 class RelayGroups:
-    """The groups of a job; its lock guards them.
-
-    Args:
-        settings: the server's.
-        changed: the job's lock.
-    """
+    """The groups of a job; its lock guards them."""
 
     def __init__(self, settings: ServerSettings, changed: JobCondition) -> None:
         self._settings, self._changed = settings, changed

@@ -50,7 +50,6 @@ class Rendezvous:
     """Where the members of a job find each other, and where their commits wait for each other.
 
     Args:
-        settings: the server's.
         changed: the job's lock, which the caller of each method holds.
         seconds_silent: returns for how long a worker has given no sign of life.
     """
@@ -75,10 +74,7 @@ class Rendezvous:
         """Wait until all have announced themselves, and return the members.
 
         Args:
-            peer: the sender's session.
-            center: the job's.
             require_lease: returns the lease of the sender's partition; raises a LeaseLostError if it has none.
-            message: the announcement.
 
         Raises:
             LeaseLostError: another attempt has the lease now.

@@ -19,7 +19,6 @@ class TableRequests:
 
     Args:
         shapes: of the tables.
-        changed: the job's lock.
     """
 
     def __init__(self, shapes: Sequence[TableShape], changed: JobCondition) -> None:

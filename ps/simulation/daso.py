@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso, Turn, Turns
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.simulation.daso_cluster import Cluster
 from distkeras.ps.simulation.function_replica import Gradient
+from distkeras.ps.simulation.simulate import flat_vector
 from distkeras.ps.simulation.timing import Communication, Draw, Timing
 from distkeras.ps.validate import invalid, require_integer, require_number
 
@@ -102,7 +102,7 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
     Raises:
         ConfigurationError: arguments that cannot work or do not go together.
     """
-    theta0 = _initial(theta0, dtype)
+    theta0 = flat_vector(theta0, dtype)
     nodes, devices = require_integer("nodes", nodes), require_integer("devices", devices)
     epochs, batches = require_integer("epochs", epochs), require_integer("batches", batches)
     daso.require_epochs("epochs", epochs)
@@ -124,16 +124,16 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
     turns = Turns(daso, nodes, devices)
     rows, thetas = [], []
     for batch in range(epochs * batches):
-        epoch, left = divmod(batch, batches)
+        epoch, batch_of_epoch = divmod(batch, batches)
         phase = daso.phase(epoch, epochs)
         in_force = turns.in_force(phase)
         cluster.step(learning_rate(batch))
         group, merged = _synchronize(cluster, batch, turns.after(batch, phase))
-        value = math.nan
-        if loss is not None and left == batches - 1:
-            value = float(loss(cluster.theta.mean(axis=0)))
-            turns.judge(phase, value)
-        rows.append((phase, *in_force, group, merged, cluster.now, value))
+        epoch_loss = math.nan
+        if loss is not None and batch_of_epoch == batches - 1:
+            epoch_loss = float(loss(cluster.theta.mean(axis=0)))
+            turns.judge(phase, epoch_loss)
+        rows.append((phase, *in_force, group, merged, cluster.now, epoch_loss))
         if keep_thetas:
             thetas.append(cluster.theta.copy())
     columns = ("phase", "interval", "wait", "group", "merged", "time", "loss")
@@ -157,15 +157,6 @@ def _synchronize(cluster: Cluster, batch: int, turn: Turn) -> tuple[int, int]:
         return -1, merged
     cluster.send()
     return turn.send.group, merged
-
-
-def _initial(theta0: Vector, dtype: Any) -> Vector:
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise invalid("dtype", dtype, "float32 or float64")
-    theta0 = np.asarray(theta0, dtype)
-    if theta0.ndim != 1:
-        raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
-    return theta0
 
 
 def _sampler(timing: Timing | None, workers: int, seed: int) -> Draw:

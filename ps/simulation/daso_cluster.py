@@ -19,10 +19,7 @@ class Cluster:
         theta0: initial parameters of all nodes, shape ``(size,)``.
         gradient: ``gradient(theta, worker)`` for worker = node * devices + device.
         nodes, devices: P, and G of each node.
-        momentum: of the local steps.
         cast: whether blocking exchanges are cast to bfloat16.
-        draw: how long a device takes.
-        communication: what messages between nodes cost.
     """
 
     def __init__(

@@ -65,13 +65,7 @@ class _ServerQueue:
 
 
 class VirtualClock:
-    """Runs a job in the order that the times give.
-
-    Args:
-        timing: how long local steps take.
-        communication: what an exchange costs.
-        seed: of ``timing``.
-    """
+    """Runs a job in the order that the times give."""
 
     def __init__(self, job: VirtualJob, timing: Timing, communication: Communication, seed: int) -> None:
         self._job = job
@@ -177,7 +171,6 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         workers: number of virtual workers, n.
         learning_rate: eta, of the server if the rule steps there, which may be a schedule; else of the workers' steps.
         schedule: worker ids in the order in which their commits complete, or are refused. Either this or `timing`.
-        timing: how long local steps take.
         steps: commits in all. Default: as many as `schedule` has.
         seed: of `timing`.
         dtype: float32 or float64, of all vectors.
@@ -199,11 +192,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
             commit.
     """
     rule = make(rule) if isinstance(rule, str) else rule
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise invalid("dtype", dtype, "float32 or float64")
-    theta0 = np.asarray(theta0, dtype)
-    if theta0.ndim != 1:
-        raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
+    theta0 = flat_vector(theta0, dtype)
     workers = require_integer("workers", workers)
     _require_simulated(rule)
     if (schedule is None) == (timing is None):
@@ -229,12 +218,22 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     if groups is not None:
         _follow_groups(job, _checked_groups(rule, workers, schedule, groups), (schedule or ())[:steps])
     elif schedule is not None:
-        _follow(job, schedule if steps is None else schedule[:steps], occupied or _never)
+        _follow(job, schedule if steps is None else schedule[:steps], occupied or (lambda worker, clock: False))
     else:
         assert timing is not None
         assert steps is not None
         VirtualClock(job, timing, communication or Communication(), seed).run(steps)
     return job.trace()
+
+
+def flat_vector(theta0: Vector, dtype: Any) -> Vector:
+    """Return ``theta0`` as a vector of float32 or float64; raise ConfigurationError for another type or shape."""
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise invalid("dtype", dtype, "float32 or float64")
+    theta0 = np.asarray(theta0, dtype)
+    if theta0.ndim != 1:
+        raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
+    return theta0
 
 
 def _require_simulated(rule: Rule) -> None:
@@ -292,7 +291,3 @@ def _follow_groups(job: VirtualJob, groups: list[list[int]], schedule: Sequence[
 
 def _without_number(gradient: Gradient) -> NumberedGradient:
     return lambda theta, worker, batch: gradient(theta, worker)
-
-
-def _never(worker: int, clock: int) -> bool:
-    return False

@@ -38,7 +38,6 @@ class Channel:
 
     Args:
         stream: the connection's bytes; the channel owns it.
-        connection: the protocol's state.
         frame: seconds that one frame may take.
         context: encrypts the connection; None: plain.
     """
@@ -260,7 +259,6 @@ class Client:
     """Request and reply over one channel, which is opened by the first request.
 
     Args:
-        deadlines: the longest times of the waits.
         met: the server is known to be at this address: another process found there has its port only while it is away.
     """
 

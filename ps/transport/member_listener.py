@@ -22,9 +22,6 @@ class MemberListener:
 
     Args:
         host: where others reach this worker.
-        key: the job's.
-        deadlines: of every wait.
-        world: time, threads and connections.
     """
 
     def __init__(self, host: str, key: bytes, deadlines: Deadlines, world: World = REAL) -> None:

@@ -48,12 +48,8 @@ class Relay:
 
     Args:
         host: where others reach this worker.
-        key: the job's.
         hello: as this worker joins the server.
         parts: vectors of a payload.
-        workers: of the job.
-        deadlines: of every wait.
-        world: time, threads and connections.
     """
 
     def __init__(
@@ -106,10 +102,10 @@ class Relay:
                 handed = {
                     worker: one.commit for worker, one in sorted(self._sessions.items()) if one.commit is not None
                 }
-                left = deadline - self._world.monotonic()
-                if self._expected <= handed.keys() or left <= 0:
+                seconds_left = deadline - self._world.monotonic()
+                if self._expected <= handed.keys() or seconds_left <= 0:
                     break
-                self._changed.wait(min(left, _LIVENESS))
+                self._changed.wait(min(seconds_left, _LIVENESS))
             self._expected = set(handed)
             return [
                 Companion(self._sessions[worker].hello.connection, commit)
@@ -130,10 +126,10 @@ class Relay:
             self._changed.notify_all()
             deadline = self._world.monotonic() + self._deadlines.frame
             while any(session.commit is commit for session, commit in answered):
-                left = deadline - self._world.monotonic()
-                if left <= 0:
+                seconds_left = deadline - self._world.monotonic()
+                if seconds_left <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
             late = [session for session, commit in answered if session.commit is commit]
         for session in late:  # its thread fails, and writes nothing more
             session.channel.close()
@@ -188,10 +184,10 @@ class Relay:
         deadline = self._world.monotonic() + self._deadlines.handshake
         with self._changed:
             while not self._leads:
-                left = deadline - self._world.monotonic()
-                if left <= 0 or self._closed or session.channel.hung_up():
+                seconds_left = deadline - self._world.monotonic()
+                if seconds_left <= 0 or self._closed or session.channel.hung_up():
                     return False
-                self._changed.wait(min(left, _LIVENESS))
+                self._changed.wait(min(seconds_left, _LIVENESS))
             former = self._sessions.get(session.hello.worker)
             if former is not None and former.hello.connection > session.hello.connection:
                 return False
@@ -216,10 +212,10 @@ class Relay:
             else:
                 session.answer = Parked()
             while session.answer is None:
-                left = deadline - self._world.monotonic()
-                if left <= 0 or self._sessions.get(message.worker) is not session:
+                seconds_left = deadline - self._world.monotonic()
+                if seconds_left <= 0 or self._sessions.get(message.worker) is not session:
                     return False
-                self._changed.wait(min(left, _LIVENESS))
+                self._changed.wait(min(seconds_left, _LIVENESS))
             answer = session.answer
         try:
             session.channel.send(answer)
@@ -253,14 +249,10 @@ class RelayLink:
     """The other end: a worker's connection to the relay of its group, which is authenticated with the job's key.
 
     Args:
-        address: the relay's.
-        key: the job's.
         hello: as this worker has joined the server.
         parts: vectors of a payload.
         shared: offer memory for the vectors.
         allocate: gives memory to the arrays of replies.
-        deadlines: of every wait.
-        world: time, threads and connections.
 
     Raises:
         RelayLostError: the relay cannot be reached, or does not answer.

@@ -46,7 +46,6 @@ class RelayGroup:
     Args:
         host: returns where others reach this worker, once it has joined.
         node: what the workers of one host have in common.
-        workers: of the job.
         shared: exchange vectors through memory that both ends map, where that works.
     """
 

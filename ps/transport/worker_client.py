@@ -71,7 +71,6 @@ class Heartbeats:
         channel: the connection of a worker that has joined.
         lock: held by the thread that has a request under way.
         interval, timeout: seconds between heartbeats, and for an answer.
-        name: the thread's name.
     """
 
     def __init__(self, channel: Channel, lock: Lock, *, interval: float, timeout: float, name: str) -> None:
@@ -221,20 +220,15 @@ class WorkerClient(Client):
     `worker.loop.run_worker` also survives a restart of the server.
 
     Args:
-        address: the server's address.
-        worker: the partition's number.
-        attempt: Spark's task attempt id.
         size: elements of the model's parameter vector.
         moving_statistics: elements of its moving statistics.
         metrics: the history's metric columns, loss first.
-        deadlines: the longest times of the waits.
         wire_format: the format of vectors on the wire, both ways: a name in `compression.FORMATS`.
         tables: the shapes of the tables whose rows travel.
         shared_parts: how many parts each payload has, if vectors may be in memory that a server on this host shares;
             0: they travel, as they do next to tables.
         micro_batch: the number of the stream's micro-batch that the partition is of; -1: the job trains no stream.
         group: the worker's place in its group, which the caller closes; None: it commits for itself.
-        world: time, threads and connections.
 
     Attributes:
         incarnation: which incarnation of the server this worker works with; 0 before it joined.

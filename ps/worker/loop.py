@@ -167,8 +167,6 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
 
     Args:
         rule: the update rule; its worker half runs here.
-        replica: the model.
-        batches: mini-batches in order.
         payload: returns the buffers for the next commit.
         moving_statistics: size of the moving statistics, 0 for none.
         overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). A window

@@ -130,7 +130,6 @@ def require_table_windows(rule: Rule, *, overlap: bool) -> None:
     """Raise a ConfigurationError unless a worker may send tables by rows under ``rule``.
 
     Args:
-        rule: the update rule.
         overlap: whether windows overlap with exchanges, or are chosen meanwhile.
     """
     if not rule.traits.rows or overlap or not isinstance(rule.window, int):

@@ -151,10 +151,10 @@ def _lines_of(
     rest = b""
     while True:
         ended = child.poll() is not None  # before the pipe is looked at: what it wrote is there then
-        left = deadline() - time.monotonic()
-        if left <= 0:
+        seconds_left = deadline() - time.monotonic()
+        if seconds_left <= 0:
             raise TimeoutError
-        if poller.poll(0 if ended else 1000 * min(LOOK, left)):
+        if poller.poll(0 if ended else 1000 * min(LOOK, seconds_left)):
             piece = os.read(stream, PIECE)
             *lines, rest = (rest + piece).split(b"\n")
             yield from (line + b"\n" for line in lines)

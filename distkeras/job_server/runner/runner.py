@@ -57,7 +57,6 @@ class RunnerSettings:
     Args:
         slots: jobs at a time.
         master: of Spark, such as "local[4,4]" or "yarn".
-        config: further settings of Spark.
         attempts_max: drivers that one job may have, one after the other.
         grace: seconds that a driver has to end, when asked to, before it is killed.
         lease: seconds without a sign of life after which another server, or a driver that is not visible from here,

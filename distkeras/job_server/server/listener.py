@@ -61,7 +61,6 @@ class HttpListener:
 
     Args:
         accounts: who may send much.
-        host: address to bind.
         port: to bind; 0: one that is free.
         upload_max: bytes of the longest body.
         trusted_proxy: address of a proxy that says who calls, and over what.

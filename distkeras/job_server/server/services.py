@@ -67,7 +67,6 @@ class FailureLimit:
 
     Args:
         most: failures within ``seconds`` after which an address is refused.
-        seconds: see there.
         clock: seconds that only rise.
     """
 

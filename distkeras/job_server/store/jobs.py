@@ -46,11 +46,8 @@ class StoredJob:
     Args:
         number: rises with each job.
         id: what a job is called by; it cannot be guessed.
-        user: whose it is.
         kind: one of `distkeras.job_server.states.KINDS`.
-        name: what they call it.
         tags: words by which its user finds it, with a space before and after each.
-        state: see `JobState`.
         description: what to do, as its user has said it; and as "order", what only the driver gets.
         created: when it was submitted; ``started`` (the latest attempt) and ``ended`` are times, too.
         attempt: drivers that were started for it.
@@ -145,7 +142,6 @@ class JobStore:
         """Add a job to the queue.
 
         Args:
-            name: what they call it.
             description: what to do, JSON-ready.
             size: bytes of its files.
             quota: of the user.
@@ -334,7 +330,6 @@ class JobStore:
         """Note a try of a job's webhook; return False if another server has tried meanwhile.
 
         Args:
-            job: as `due_webhooks` had it.
             pause: seconds to the next try, if this one fails; None: there is none.
         """
         values = {"tries": job.tries + 1, "notify": None if pause is None else self._clock() + pause}
