@@ -25,6 +25,7 @@ from pyspark.ml.param.shared import (
 from distkeras.keras_model.archive import require_model
 from distkeras.ml.persistence import keeping, live
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import require_number
 from distkeras.settings import GROUPS, TrainSettings, flattened, texts_of_arguments
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import (
@@ -156,17 +157,13 @@ def one_or_several(value: Any) -> str | list[str] | dict[str, str]:
 
 
 def fraction(value: Any) -> float:
-    """Return a number in [0, 1); ValueError for another one."""
-    if not 0 <= finite_float(value) < 1:
-        raise ValueError
-    return float(value)
+    """Return a number in [0, 1) as a float; ConfigurationError for another one."""
+    return float(require_number("value", value, inclusive=True, below=1))
 
 
 def positive_float(value: Any) -> float:
-    """Return a finite number above 0 as a float; ValueError for another one."""
-    if finite_float(value) <= 0:
-        raise ValueError
-    return float(value)
+    """Return a finite number above 0 as a float; ConfigurationError for another one."""
+    return float(require_number("value", value))
 
 
 def class_thresholds(value: Any) -> list[float]:
