@@ -54,6 +54,7 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_then_gets_the_e
         assert present(newcomer.welcome)["sequence"] == 6
 
 
+@pytest.mark.slow
 def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Path) -> None:
     """Long before the lease has expired."""
     plan = Faults()

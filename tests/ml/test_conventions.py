@@ -70,7 +70,6 @@ class TestSearches:
             .build()
         )
 
-    @pytest.mark.slow  # the next one is fitted, too
     def test_one_over_optimizers_models_and_rules_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator()
         search = CrossValidator(
@@ -98,6 +97,7 @@ class TestSearches:
         with pytest.raises(ConfigurationError, match="`loss`"):
             search.save(str(tmp_path / "search"))
 
+    @pytest.mark.slow  # `test_columns_and_fits` fits several at once
     def test_a_fitted_one_over_rates_and_models_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator(worker_optimizer=keras.optimizers.Adam(0.1, beta_1=0.5), num_epoch=4, batch_size=8)
         grid = [
@@ -211,7 +211,10 @@ class TestClassifiers:
         margins = column(out, "features") @ np.array([2.0, -1.0])
         np.testing.assert_allclose(column(out, "rawPrediction"), np.stack([-margins, margins], 1), atol=1e-4)
 
-    @pytest.mark.parametrize(("activation", "loss"), [("softmax", SPARSE), ("sigmoid", "binary_crossentropy")])
+    @pytest.mark.parametrize(
+        ("activation", "loss"),
+        [("softmax", SPARSE), pytest.param("sigmoid", "binary_crossentropy", marks=pytest.mark.slow)],
+    )
     def test_logits_are_finite_where_probabilities_are_not_distinguished(
         self, df: DataFrame, activation: str, loss: str
     ) -> None:

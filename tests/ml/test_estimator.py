@@ -126,8 +126,8 @@ class TestFit:
         assert loss.evaluate(out) < 0.5
         assert BinaryClassificationEvaluator().evaluate(out) > 0.95
 
-    # Without logits, `test_conventions` has the model's part.
-    @pytest.mark.parametrize("logits", [True, pytest.param(False, marks=pytest.mark.slow)])
+    @pytest.mark.slow  # `test_conventions` has the model's part
+    @pytest.mark.parametrize("logits", [True, False])
     def test_a_single_output_stands_for_two_classes(self, df: DataFrame, logits: bool) -> None:
         loss = keras.losses.BinaryCrossentropy(from_logits=logits)
         fitted = estimator(classifier(None if logits else "sigmoid", 1), loss=loss).fit(df)
@@ -261,7 +261,7 @@ class TestEvaluate:
 
 
 class TestPipelines:
-    @pytest.mark.slow  # `test_conventions` searches, and `test_columns_and_fits` fits several at once
+    @pytest.mark.slow  # `test_columns_and_fits` fits several at once
     def test_cross_validation_fits_several_at_once(self, df: DataFrame) -> None:
         made = estimator(num_workers=1, num_epoch=1)
         grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 5]).build()

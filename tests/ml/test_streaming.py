@@ -63,6 +63,7 @@ def assert_each_once(spark: SparkSession, folder: Path, files: int, model: keras
     np.testing.assert_array_equal([row["features"] for row in out], features(ids))
 
 
+@pytest.mark.slow
 def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     model, arriving = classifier(), tmp_path / "arriving"
     arriving.mkdir()

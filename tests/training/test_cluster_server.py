@@ -129,6 +129,7 @@ def test_one_that_spark_has_given_up_ends_the_job_where_the_session_has_ended(
         assert server.restarts == 0
 
 
+@pytest.mark.slow
 def test_one_that_has_nothing_to_serve_has_not_started(spark: SparkSession, tmp_path: Path) -> None:
     snapshots = SnapshotDirectory(str(tmp_path), token=TOKEN)
     snapshots.take_over()

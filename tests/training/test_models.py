@@ -92,6 +92,7 @@ class TestModels:
         assert not trained.layers[0].trainable
         assert np.abs(trained.layers[1].get_weights()[0] - model.layers[1].get_weights()[0]).max() > 1e-3
 
+    @pytest.mark.slow
     def test_several_inputs_and_outputs(self, spark: SparkSession) -> None:
         x, y = blobs()
         df = spark.createDataFrame(
@@ -182,8 +183,8 @@ class TestModels:
     @pytest.mark.parametrize(
         ("label", "loss"),
         [
-            ("cast(label as long)", SPARSE),
             # Which types a label may have is in `data/test_schema`.
+            pytest.param("cast(label as long)", SPARSE, marks=pytest.mark.slow),
             pytest.param("cast(label as double)", SPARSE, marks=pytest.mark.slow),
             ("array(cast(1 - label as float), cast(label as float))", "categorical_crossentropy"),
             pytest.param("array(1 - label, label)", "mse", marks=pytest.mark.slow),
@@ -194,6 +195,7 @@ class TestModels:
         trained = self.train(clouds.selectExpr("features", f"{label} as label"), wrong_model(), loss=loss, num_epoch=2)
         assert accuracy(trained, x, y) > 0.95
 
+    @pytest.mark.slow
     def test_ml_vectors_and_a_boolean_label(self, spark: SparkSession) -> None:
         from pyspark.ml.linalg import Vectors
 

@@ -39,10 +39,10 @@ def trainer_of(model: keras.Model) -> Trainer:
     ("value", "layer", "index", "name"),
     [
         (np.nan, "first", 0, "first/kernel"),
-        (np.inf, "last", 1, "last/bias"),
+        pytest.param(np.inf, "last", 1, "last/bias", marks=pytest.mark.slow),
         (np.nan, "norm", 2, "norm/moving_mean"),
-        (np.inf, "norm", 3, "norm/moving_variance"),
-        (np.nan, "frozen", 0, "frozen/kernel"),
+        pytest.param(np.inf, "norm", 3, "norm/moving_variance", marks=pytest.mark.slow),
+        pytest.param(np.nan, "frozen", 0, "frozen/kernel", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_with_a_nan_is_refused_by_the_name_of_its_variable(

@@ -52,6 +52,7 @@ def test_every_mini_batch_once_and_no_server_at_the_driver(spark: SparkSession, 
     assert names == {"owner", "server", "snapshot", "log"}
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     trainer(num_epoch=1).train(counting_rows(spark, ROWS), checkpoint=tmp_path)
     made = trainer()

@@ -148,7 +148,8 @@ def test_two_workers_learn_a_planted_factorization_by_rows_as_well_as_dense(spar
     assert best - 0.06 < by_rows < best + 0.005
 
 
-@pytest.mark.parametrize(("rule", "window"), [pytest.param("downpour", 2, marks=pytest.mark.slow), ("asgd", 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "window"), [("downpour", 2), ("asgd", 1)])
 def test_each_row_counts_as_often_as_it_was_trained_on(spark: SparkSession, rule: str, window: int) -> None:
     assert_exact(counter(counted(ROWS), rule, window).train(ids(spark, ROWS)))
 
@@ -191,6 +192,7 @@ def test_the_records_say_how_many_rows_and_bytes_of_tables_traveled(spark: Spark
     np.testing.assert_array_equal(commits["bytes"], commits.table_bytes)  # the model has no other weights
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     hook = step_callback_layer(once_at_step(tmp_path / "killed", 5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     trainer = counter(counted(ROWS, hook))
@@ -280,7 +282,8 @@ def test_a_job_that_is_resumed(spark: SparkSession, tmp_path: Path, workers: int
 
 
 # Of its own, the job would decide otherwise.
-@pytest.mark.parametrize("saved", ["dense", pytest.param(["counts"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", ["dense", ["counts"]])
 def test_a_job_is_resumed_with_its_tables_as_they_were(spark: SparkSession, tmp_path: Path, saved: Any) -> None:
     rows, place = (61, str(tmp_path)) if saved != "dense" else (300_000, str(tmp_path))
     df = ids(spark, ROWS)

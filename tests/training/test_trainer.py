@@ -219,6 +219,7 @@ def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
     assert committed(trainer) == expected_ranges(sizes, 4, 8)
 
 
+@pytest.mark.slow
 def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(
     ones: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

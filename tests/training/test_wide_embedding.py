@@ -212,7 +212,7 @@ def test_a_table_of_more_touched_rows_than_a_worker_has_memory_for(spark: SparkS
 class TestErrors:
     """Before any work starts, except for what only the rows show."""
 
-    @pytest.mark.parametrize("bad", [-1, ROWS])
+    @pytest.mark.parametrize("bad", [-1, pytest.param(ROWS, marks=pytest.mark.slow)])
     def test_an_id_that_is_no_row(self, spark: SparkSession, tmp_path: Path, bad: int) -> None:
         df = ratings(spark, count=3).union(
             spark.createDataFrame([(bad, [0, 1], [0.0, 0.0, 0.0], 0.0)], ratings(spark, count=1).schema)
@@ -225,9 +225,14 @@ class TestErrors:
         ("options", "why"),
         [
             ({"worker_optimizer": "adam"}, "'table' must travel by rows.*Adam may move rows"),
-            ({"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum moves rows"),
-            ({"network": Network(overlap=True)}, "cannot travel: .*`overlap`"),
-            ({"network": Network(wire_format="int8")}, "cannot travel: .*int8"),
+            # Which options a table by rows excludes is in `test_tables` and `test_table_choice`.
+            pytest.param({"network": Network(overlap=True)}, "cannot travel: .*`overlap`", marks=pytest.mark.slow),
+            pytest.param({"network": Network(wire_format="int8")}, "cannot travel: .*int8", marks=pytest.mark.slow),
+            pytest.param(
+                {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)},
+                "momentum moves rows",
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_what_does_not_go_with_it(

@@ -70,11 +70,13 @@ def test_accuracy_of_a_single_score(rows: DataFrame) -> None:
     ("loss", "prediction", "label", "expected"),
     [
         ("categorical_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES)),
-        ("sparse_categorical_crossentropy", "vector", "label", (LABELS, SCORES)),
+        pytest.param("sparse_categorical_crossentropy", "vector", "label", (LABELS, SCORES), marks=pytest.mark.slow),
         ("binary_crossentropy", "sigmoid", "binary", (LABELS[:, None] > 0, SIGMOID[:, None])),
-        ("binary_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES)),
+        pytest.param("binary_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES), marks=pytest.mark.slow),
         ("mse", "guess", "target", (TARGETS, TARGETS + np.arange(N)[:, None] % 3)),
-        ("mae", "index", "label", (LABELS[:, None], SCORES.argmax(axis=1)[:, None])),
+        pytest.param(
+            "mae", "index", "label", (LABELS[:, None], SCORES.argmax(axis=1)[:, None]), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_losses_are_those_of_keras(
@@ -96,12 +98,12 @@ def test_a_certain_mistake_costs_what_keras_says(spark: SparkSession) -> None:
 BROKEN = [
     (AccuracyEvaluator(), (None, 1), BadValueError),
     pytest.param(AccuracyEvaluator(), ([0.1, 0.9], None), BadValueError, marks=pytest.mark.slow),
-    (AccuracyEvaluator(), ([0.1, math.nan], 1), BadValueError),
+    pytest.param(AccuracyEvaluator(), ([0.1, math.nan], 1), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator(), (None, 1), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator(), ([0.1, 0.9], None), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator(), ([0.1, 0.9], 2), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator(), ([-3.0, 4.0], 1), BadValueError, marks=pytest.mark.slow),
-    (LossEvaluator(), ([0.5, 0.4], 1), BadValueError),
+    pytest.param(LossEvaluator(), ([0.5, 0.4], 1), BadValueError, marks=pytest.mark.slow),
     (LossEvaluator("mse"), ([0.5, 0.4], 1), ShapeError),
     pytest.param(LossEvaluator("mse"), ([math.nan], 1), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator("mse"), (None, 1), BadValueError, marks=pytest.mark.slow),
