@@ -1,16 +1,17 @@
 """Two hosts of two workers each, whose only link is a shaped `cable`: DASO, synchronous SGD and DOWNPOUR in turns.
 
 The first host is here, with the server of each side; the second one is behind the cable. Workers of one host reach each
-other, and those of the first one their server, without it. All take real training steps, on the same cores.
+other, and those of the first one their server, without it. All take real training steps, on the same cores. One host
+of two workers, and these two, also compare what DASO's workers of a host exchange with: shared memory, or connections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     import keras
 
 SECTION = "hosts"
-_HOSTS, _WORKERS, _GBPS = 2, 4, 1
+_HOSTS, _DEVICES, _GBPS = 2, 2, 1
+#: What a single host has in place of the cable.
+_LOOPBACK = Link("lo", "127.0.0.1", "", "")
 _SIZES = {"M": elements(MEDIUM), "S": elements(SMALL)}
 #: Mini-batches of a run, by the model.
 _BATCHES = {"M": 24, "S": 200}
@@ -59,7 +62,11 @@ _TARGETS = {"synchronous SGD": 1 / (1 - 0.34)}
 
 def cases(quick: bool) -> list[Factory]:
     """All cases of the section."""
-    return [partial(_compared, model, _CYCLING.interval if quick else _BATCHES[model]) for model in _SIZES]
+    counts = {model: _CYCLING.interval if quick else count for model, count in _BATCHES.items()}
+    return [
+        *(partial(_compared, model, batches) for model, batches in counts.items()),
+        *(partial(_sharing, hosts, counts["M"]) for hosts in (_HOSTS, 1)),
+    ]
 
 
 def _never() -> float:
@@ -69,11 +76,10 @@ def _never() -> float:
 @contextmanager
 def _compared(model: str, batches: int) -> Iterator[list[Case]]:
     """DASO's steps compared with those of each other side, and with steps that exchange nothing."""
-    size = _SIZES[model]
     found = {
         side: Case(
             SECTION,
-            f"{4e-6 * size:.3g} MB, {_HOSTS} hosts of {_WORKERS // _HOSTS} workers, {_GBPS} Gbps, DASO and {side}",
+            f"{4e-6 * _SIZES[model]:.3g} MB, {_HOSTS} hosts of {_DEVICES} workers, {_GBPS} Gbps, DASO and {side}",
             "steps/s",
             _never,
             None,
@@ -88,18 +94,7 @@ def _compared(model: str, batches: int) -> Iterator[list[Case]]:
         except NoLinkError as error:
             yield [replace(case, missing=str(error)) for case in found.values()]
             return
-        connect: dict[str, Callable[[int], ExchangeClient]] = {"alone": partial(_trainee, link=link, model=model)}
-        for side, rule in _RULES.items():
-            address = stack.enter_context(serving_center(link, rule, _WORKERS, size))
-            connect[side] = partial(_trainee, link=link, model=model, rule=rule, address=address)
-        fleet = stack.enter_context(Fleet(_WORKERS, connect))
-
-        def rate(side: str) -> float:
-            """Of the steps of one worker, in the mean."""
-            fleet.run(side, 0.0, count=1)  # what it leaves under way is so when the clock starts and when it stops
-            cycles = batches // _CYCLING.interval
-            return fleet.run(side, 0.0, count=cycles).rate * _CYCLING.interval / _WORKERS
-
+        rate = _rates(stack, link, _HOSTS, model, batches, {side: {"rule": rule} for side, rule in _RULES.items()})
         yield [
             replace(
                 case,
@@ -113,12 +108,68 @@ def _compared(model: str, batches: int) -> Iterator[list[Case]]:
         ]
 
 
+@contextmanager
+def _sharing(hosts: int, batches: int) -> Iterator[Case]:
+    """DASO's steps while the workers of a host share memory, and while they exchange over connections."""
+    where = "1 host" if hosts == 1 else f"{hosts} hosts"
+    between = "" if hosts == 1 else f", {_GBPS} Gbps"
+    case = Case(
+        SECTION,
+        f"{4e-6 * _SIZES['M']:.3g} MB, {where} of {_DEVICES} workers{between}, DASO, shared memory",
+        "steps/s",
+        _never,
+        None,
+        note=f"batches of {ROWS}, while cycling; limit: no exchange; naive: the workers of a host use connections",
+    )
+    with ExitStack() as stack:
+        try:
+            link = _LOOPBACK if hosts == 1 else stack.enter_context(shaped(_GBPS))
+        except NoLinkError as error:
+            yield replace(case, missing=str(error))
+            return
+        rule = replace(_CYCLING, nodes=hosts)
+        sides = {name: {"rule": rule, "shared": name == "shared"} for name in ("shared", "connection")}
+        rate = _rates(stack, link, hosts, "M", batches, sides)
+        yield replace(
+            case, ours=partial(rate, "shared"), limit=partial(rate, "alone"), naive=partial(rate, "connection")
+        )
+
+
+def _rates(
+    stack: ExitStack, link: Link, hosts: int, model: str, batches: int, sides: Mapping[str, dict[str, Any]]
+) -> Callable[[str], float]:
+    """Return what measures a side: the steps a second of one worker, in the mean.
+
+    Args:
+        stack: what it needs ends with this.
+        link: between the hosts, if there are two.
+        hosts: how many.
+        model: of `_SIZES`.
+        batches: of a run.
+        sides: what `_trainee` is given, by side. One more, "alone", exchanges nothing.
+    """
+    workers = hosts * _DEVICES
+    connect: dict[str, Callable[[int], ExchangeClient]] = {"alone": partial(_trainee, link=link, model=model)}
+    for side, options in sides.items():
+        address = stack.enter_context(serving_center(link, options["rule"], workers, _SIZES[model]))
+        connect[side] = partial(_trainee, link=link, model=model, address=address, **options)
+    fleet = stack.enter_context(Fleet(workers, connect))
+
+    def rate(side: str) -> float:
+        fleet.run(side, 0.0, count=1)  # what it leaves under way is so when the clock starts and when it stops
+        cycles = batches // _CYCLING.interval
+        return fleet.run(side, 0.0, count=cycles).rate * _CYCLING.interval / workers
+
+    return rate
+
+
 def _trainee(
-    number: int, *, link: Link, model: str, rule: Rule = _ALONE, address: Address | None = None
+    number: int, *, link: Link, model: str, rule: Rule = _ALONE, address: Address | None = None, shared: bool = True
 ) -> PacedTrainee:
-    """The worker of a number: those of the first half are on the first host."""
-    far = number >= _WORKERS // _HOSTS
-    kind = partial(PacedMember, host=link.far if far else link.host) if isinstance(rule, Daso) else PacedTrainee
+    """The worker of a number: the first ones are on the first host."""
+    far = number >= _DEVICES
+    member = partial(PacedMember, host=link.far if far else link.host, shared=shared)
+    kind = member if isinstance(rule, Daso) else PacedTrainee
     namespace = link.namespace if far else None
     return kind(number, namespace=namespace, address=address, rule=rule, model=model, pace=_CYCLING.interval)
 
@@ -129,11 +180,12 @@ class PacedMember(PacedTrainee):
     Args:
         number: of the worker.
         host: where others reach it.
+        shared: share memory with those of its host.
         options: see `PacedTrainee`.
     """
 
-    def __init__(self, number: int, *, host: str, **options: object) -> None:
-        self._host = host
+    def __init__(self, number: int, *, host: str, shared: bool, **options: object) -> None:
+        self._host, self._shared = host, shared
         super().__init__(number, **options)  # type: ignore[arg-type]  # they are its own
 
     def _loop(self, client: WorkerClient, replica: KerasReplica, overlap: bool) -> Loop:
@@ -144,6 +196,7 @@ class PacedMember(PacedTrainee):
             worker=client.worker,
             attempt=client.attempt,
             size=replica.size,
+            shared=self._shared,
             deadlines=Deadlines(),
         )
         members = client.announce(*links.address, self._host, _ENDLESS)

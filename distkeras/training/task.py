@@ -280,6 +280,7 @@ class _TaskAttempt:
             worker=client.worker,
             attempt=client.attempt,
             size=task.size,
+            shared=task.settings.shared_memory,
             deadlines=task.settings.deadlines,
         )
         try:

@@ -489,7 +489,7 @@ class Reader:
         if slots is None or entry.slot is None:
             return self._allocate(kind, dtype, entry.size)
         shared = slots.read(entry.slot, dtype)
-        if not slots.server:
+        if kind is not Commit:
             return shared
         # Whole, and before anything is done with it: what the peer writes there from now on does not matter.
         array = self._allocate(kind, dtype, entry.size)

@@ -3,6 +3,7 @@
 The worker makes the memory and names it in its `Hello`, with a random token that it has written there: the server that
 can map it and finds the token is on the worker's host. Then the parts of commits and the centers of replies are in
 slots, and their frames, which travel over the connection as ever, have the number of the slot in place of the bytes.
+Between members of a node, the one that dials is the worker, and the vectors of both ends are in slots.
 
 Rules:
 
@@ -14,6 +15,8 @@ Rules:
    connection has other memory, and what is in the old one travels with its frame.
 4. A server writes the centers of its replies to two slots in turn: a worker may read one until it is sent the one after
    the next.
+5. A member writes its vectors to two slots in turn as well. A step has two for the same member at most, and no member
+   sends one of the next step before all of its node have used those of the step before.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import CenterReply, Commit, Message
+from distkeras.ps.protocol.messages import CenterReply, Commit, Message, PeerVector
 
 TOKEN_BYTES = 32
 #: Slots of one kind: one is read while another is written.
@@ -94,8 +97,8 @@ class SharedSlots:
         if server:
             for slot in (*self._vectors[: sizes.payloads], *self._packed[: sizes.payloads]):
                 slot.flags.writeable = False
-        #: The slot of the reply that was sent last, counted from the first one of replies.
-        self._turn = 0
+        #: The first of the slots that this end takes in turn, and which of them was written last.
+        self._first, self._turn = (sizes.payloads if server else 0), 0
 
     def write_token(self, token: bytes) -> None:
         """Write what shows the server that this is the memory that the worker has made."""
@@ -116,33 +119,40 @@ class SharedSlots:
     def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
         """Return the slot in which ``array``, of a message that is about to be sent, is; None: it must travel.
 
-        A worker's payload is in its slot if it was written there. A server's reply is copied to one.
+        A worker's payload is in its slot if it was written there. A server's reply is copied to one, and so is a
+        member's vector.
         """
         if kind is Commit and not self.server and name in ("parts", "packed"):
             written = self._vectors if name == "parts" else self._packed
             return next((slot for slot in range(self._sizes.payloads) if written[slot] is array), None)
-        if kind is CenterReply and self.server and name in ("center", "packed") and array.size:
-            turn = (self._turn + 1) % _TURNS
-            slot = self._sizes.payloads + turn
-            own = (self._vectors if name == "center" else self._packed)[slot]
-            if own.size == array.size:
-                own[...] = array
-                self._turn = turn
-                return slot
+        if kind is CenterReply and self.server and name in ("center", "packed"):
+            return self._copied(array, self._vectors if name == "center" else self._packed)
+        if kind is PeerVector and name == "vector":
+            return self._copied(array, self._vectors)
         return None
+
+    def _copied(self, array: np.ndarray, slots: list[np.ndarray]) -> int | None:
+        """Return the slot whose turn it is, with ``array`` in it; None: it has another size."""
+        turn = (self._turn + 1) % _TURNS
+        slot = self._first + turn
+        if not array.size or slots[slot].size != array.size:
+            return None
+        slots[slot][...] = array
+        self._turn = turn
+        return slot
 
     def require(self, kind: type[Message], slot: int, dtype: np.dtype, size: int) -> None:
         """Raise a RemoteProtocolError unless the peer may name this slot for such an array."""
         expected, slots = (Commit, range(self._sizes.payloads)) if self.server else (CenterReply, self._reply_slots)
         sizes = {_FLOAT32: self._sizes.size, _PACKED: self._sizes.packed}
-        if kind is not expected or slot not in slots or sizes.get(dtype) != size:
+        if kind not in (expected, PeerVector) or slot not in slots or sizes.get(dtype) != size:
             raise RemoteProtocolError(
                 f"a slot must be one of {slots} with a vector of a {expected.__name__}. "
                 f"Received: slot {slot} with {size} elements of {dtype} of a {kind.__name__}"
             )
 
     def read(self, slot: int, dtype: np.dtype) -> np.ndarray:
-        """Return what is in a slot that the peer has named; a server must copy it, a worker may read it."""
+        """Return what is in a slot that the peer has named; a commit must be copied, all else may be read there."""
         return (self._vectors if dtype == _FLOAT32 else self._packed)[slot]
 
     @property

@@ -9,6 +9,8 @@ to the server is. Rules:
    names it. Its finder hangs up on all others, so that all find it; then all announce themselves to the server again,
    and connect again (`server.rendezvous`). Members leave after the same round of the server, so none waits for one that
    has left in good order.
+4. The first member of a node shares memory with each of the others, where that works: gradients and their sums do not
+   travel then (`shared_slots`). Between two others, which seldom exchange, it would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.framing import EndOfStream, Limits
 from distkeras.ps.protocol.member_places import places_of
 from distkeras.ps.protocol.messages import Hello, Members, Message, PeerLoss, PeerVector
+from distkeras.ps.protocol.shared_slots import SlotSizes
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import total_of
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.member_listener import MemberListener
+from distkeras.ps.transport.sharing import introduce, welcome
 from distkeras.ps.transport.worker_client import Posting
 from distkeras.ps.world.world import REAL, World
 
@@ -122,6 +126,7 @@ class MemberLinks:
         host: where others reach this member.
         key: the job's.
         worker, attempt, size: this member's, as in its `Hello`.
+        shared: let the members of a node exchange through memory that both ends map, where that works.
         deadlines: of every wait.
         world: time, threads and connections.
     """
@@ -134,11 +139,13 @@ class MemberLinks:
         worker: int,
         attempt: int,
         size: int,
+        shared: bool = True,
         deadlines: Deadlines,
         world: World = REAL,
     ) -> None:
         self._key, self._deadlines, self._world = key, deadlines, world
         self._hello = Hello(worker, attempt, size, 0)
+        self._shared, self._sizes = shared, SlotSizes(size, parts=1)
         self._limits = Limits(body=4 * size + _FRAME_ROOM)
         self._changed = world.condition()
         #: Those that have dialed this member, by worker.
@@ -178,11 +185,12 @@ class MemberLinks:
         peers = sorted({*membership.node, *membership.group} - {membership.rank})
         for rank in [peer for peer in peers if peer < membership.rank]:
             _, host, port = membership.places[rank]
+            sizes = self._sizes if self._shared and rank == membership.node[0] else None
             try:
-                self._links[rank] = dial(
+                self._links[rank] = link = dial(
                     (host, port), self._key, self._deadlines, limits=self._limits, read_ahead=False, world=self._world
                 )
-                self._links[rank].send(self._hello)
+                introduce(link, self._hello, sizes, self._deadlines.handshake, self._world)
             except (DistkerasError, OSError) as error:
                 raise self._lost(rank, f"cannot be reached at {host}:{port}: {error}", 0) from error
         for rank in [peer for peer in peers if peer > membership.rank]:
@@ -203,20 +211,23 @@ class MemberLinks:
     def _take(self, hello: Hello, channel: Channel) -> bool:
         """Keep the channel of a member that is expected; return whether it is kept."""
         workers = {worker for worker, _, _ in self.membership.places}
+        if hello.worker not in workers or hello.size != self._hello.size:
+            return False
+        welcome(channel, hello, self._sizes, self._world)
         with self._changed:
-            expected = hello.worker in workers and hello.size == self._hello.size and not self._closed
-            kept = expected and self._arrived.setdefault(hello.worker, channel) is channel
+            kept = not self._closed and self._arrived.setdefault(hello.worker, channel) is channel
             self._changed.notify_all()
         return kept
 
     def close(self) -> None:
-        """Hang up on all; may be called again."""
+        """Hang up on all; may be called again, by the thread that exchanges."""
         with self._changed:
             self._closed = True
             channels = {*self._links.values(), *self._arrived.values()}
         self._listener.close()
         for channel in channels:
             channel.close()
+            channel.connection.share(None)  # the memory is gone when the vectors that were received are
         if self._poster is not None:
             self._poster.close()
 

@@ -15,12 +15,12 @@ import numpy as np
 from distkeras.ps.errors import DistkerasError, RelayLostError
 from distkeras.ps.protocol.companions import Companion
 from distkeras.ps.protocol.framing import Allocate, EndOfStream, Limits
-from distkeras.ps.protocol.messages import CenterReply, Commit, Hello, Message, Parked, Welcome
+from distkeras.ps.protocol.messages import CenterReply, Commit, Hello, Message, Parked
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.member_listener import MemberListener
-from distkeras.ps.transport.sharing import map_slots, offer_slots
+from distkeras.ps.transport.sharing import introduce, welcome
 from distkeras.ps.world.world import REAL, World
 
 #: Seconds after which a wait looks whether its peers are still there.
@@ -164,9 +164,7 @@ class Relay:
         if not self._enter(session):
             return False
         try:
-            slots = map_slots(hello, SlotSizes(own.size, self._parts), self._world)
-            channel.send(Welcome(0, 0, 0, 0, 0, 0, finished=False, shares=slots is not None))
-            channel.connection.share(slots)
+            welcome(channel, hello, SlotSizes(own.size, self._parts), self._world)
             while self._serve_one(session):
                 pass
         finally:
@@ -274,24 +272,13 @@ class RelayLink:
         #: Where payloads are, if the relay shares memory.
         self.slots: SharedSlots | None = None
         self._channel: Channel | None = None
-        offer = offer_slots(SlotSizes(hello.size, parts), world) if shared else None
-        memory, slots, token = offer or (None, None, "")
-        hello = replace(hello, memory="" if memory is None else memory.place, memory_token=token)
+        sizes = SlotSizes(hello.size, parts) if shared else None
         try:
             self._channel = dial(address, key, deadlines, allocate=allocate, limits=_limits(hello, parts), world=world)
-            answer = self._exchange(hello)
+            self.slots = introduce(self._channel, hello, sizes, deadlines.reply, world)
         except (DistkerasError, OSError) as error:
             self.close()
             raise _lost(error) from None
-        finally:
-            if memory is not None:
-                memory.hide()
-        if not isinstance(answer, Welcome):
-            self.close()
-            raise RelayLostError(f"the relay must welcome its worker. Received: {type(answer).__name__}")
-        if answer.shares:
-            self.slots = slots
-            self._channel.connection.share(slots)
 
     def hand(self, commit: Commit) -> CenterReply | None:
         """Hand a movement over; return the center once it is applied, None to join again, or raise RelayLostError."""

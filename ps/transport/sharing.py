@@ -1,4 +1,4 @@
-"""Memory that the two ends of a connection share: a worker offers it, and a server or a relay maps it.
+"""Memory that the two ends of a connection share: a worker offers it, and a server or another worker maps it.
 
 See `shared_slots`.
 """
@@ -6,9 +6,13 @@ See `shared_slots`.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from distkeras.ps.protocol.messages import Hello
+from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.protocol.framing import EndOfStream
+from distkeras.ps.protocol.messages import Hello, Welcome
 from distkeras.ps.protocol.shared_slots import MOST_SLOTS, TOKEN_BYTES, SharedSlots, SlotSizes
+from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import World
 
@@ -49,5 +53,47 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
         text = "the vectors of partition %d travel over its connection: its memory cannot be mapped here: %s"
         log.info(text, hello.worker, error)
         return None
-    log.info("the vectors of partition %d are in memory that worker and server share", hello.worker)
+    log.info("the vectors of partition %d are in memory that both ends of its connection share", hello.worker)
     return slots
+
+
+def introduce(channel: Channel, hello: Hello, sizes: SlotSizes | None, timeout: float, world: World) -> SharedSlots | None:
+    """Send ``hello`` to another worker, and leave vectors in the slots that this returns; None: they travel.
+
+    Args:
+        channel: to the other worker, which calls `welcome`.
+        hello: as this worker joins the server.
+        sizes: of the memory to offer; None: none.
+        timeout: seconds that the answer may take.
+        world: memory and randomness.
+
+    Raises:
+        DeadlineError: no answer came in time.
+        RemoteProtocolError: another message came.
+        OSError: the connection is gone.
+    """
+    memory, slots, token = (offer_slots(sizes, world) if sizes is not None else None) or (None, None, "")
+    try:
+        channel.send(replace(hello, memory="" if memory is None else memory.place, memory_token=token))
+        answer = channel.receive(timeout, "the answer to a Hello")
+    finally:
+        if memory is not None:
+            memory.hide()
+    if isinstance(answer, EndOfStream):
+        raise ConnectionResetError("it hung up")
+    if not isinstance(answer, Welcome):
+        raise RemoteProtocolError(f"a worker must welcome another one. Received: {type(answer).__name__}")
+    shared = slots if answer.shares else None
+    channel.connection.share(shared)
+    return shared
+
+
+def welcome(channel: Channel, hello: Hello, sizes: SlotSizes, world: World) -> None:
+    """Answer another worker's ``hello``, and leave vectors in its memory if it can be mapped.
+
+    Raises:
+        DeadlineError, OSError: see `Channel.send`.
+    """
+    slots = map_slots(hello, sizes, world)
+    channel.send(Welcome(0, 0, 0, 0, 0, 0, finished=False, shares=slots is not None))
+    channel.connection.share(slots)

@@ -208,6 +208,7 @@ class Member:
             worker=client.worker,
             attempt=client.attempt,
             size=client.size,
+            shared=plan.neighbors > 0,
             deadlines=plan.deadlines,
             world=self._world,
         )
