@@ -10,7 +10,7 @@ from support.ps.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.framing import Connection
-from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, PeerVector
 from distkeras.ps.protocol.shared_slots import MOST_SLOTS, TOKEN_BYTES, SharedSlots, SlotSizes
 
 KEY = bytes(range(32))
@@ -104,6 +104,19 @@ def test_a_server_cannot_write_to_payloads() -> None:
             pair.server.read(slot, np.dtype("<f4"))[0] = 1.0
 
 
+@pytest.mark.parametrize("by_worker", [True, False])
+def test_vectors_of_members_take_turns_and_are_read_where_they_are(by_worker: bool) -> None:
+    pair = Pair(SlotSizes(5, parts=1))
+    answer, _ = pair.send(PeerVector(0, 7, np.full(5, 9, np.float32)), by_worker=not by_worker)
+    sent = [PeerVector(0, 7, np.full(5, number, np.float32)) for number in range(3)]
+    events, traveled = zip(*[pair.send(message, by_worker=by_worker) for message in sent], strict=True)
+    assert [event.vector[0] for event in (*events, answer)] == [2, 1, 2, 9]  # the third one is in the first one's slot
+    assert all(event.vector.base is not None for event in events)
+    empty, bare = pair.send(PeerVector(0, 7, np.empty(0, np.float32), members=0), by_worker=by_worker)
+    assert {*traveled} == {bare}
+    assert (empty.vector.size, empty.members) == (0, 0)
+
+
 def test_a_token_is_found_or_not() -> None:
     pair = Pair()
     token = bytes(range(TOKEN_BYTES))
@@ -133,8 +146,9 @@ class Lying(SharedSlots):
         (0, some_commit(packed=(np.ones(20, np.uint8),))),
         (0, some_commit(history=np.ones((1, 5)))),
         (0, reply(np.ones(5, np.float32))),
+        (SIZES.payloads, PeerVector(0, 7, np.ones(5, np.float32))),
     ],
-    ids=["a reply's slot", "no slot", "far away", "too short", "bytes", "as many bytes", "float64", "a reply"],
+    ids=["a reply's slot", "no slot", "far away", "too short", "bytes", "as many bytes", "float64", "a reply", "its own"],
 )
 def test_a_worker_may_name_payloads_only(slot: int, message: Message) -> None:
     pair = Pair()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import brief, patience, until
-from support.ps.mappings import mapped
+from support.ps.mappings import counting_pieces
 from support.ps.relay import Relay
 from support.ps.running_server import KEY, Running
 from support.ps.toy_model import toy_client
@@ -50,13 +49,7 @@ PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.
 @pytest.fixture
 def pieces() -> Callable[[int], int]:
     """How many pieces of shared memory a process has mapped that this one had not before the test."""
-    before = mapped(os.getpid())
-
-    def count(pid: int) -> int:
-        gc.collect()
-        return sum(number for inode, number in mapped(pid).items() if inode not in before)
-
-    return count
+    return counting_pieces()
 
 
 def trained(rule: str, *, shared: bool, **options: Any) -> tuple[bytes, bytes]:

@@ -1,18 +1,24 @@
-"""Two members over real connections: what one must not take from the other."""
+"""Members over real connections: what they must not take from each other, and the memory that they share."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import until
+from support.ps.mappings import counting_pieces
 
-from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.errors import MemberLostError, RemoteProtocolError
 from distkeras.ps.protocol.messages import PeerVector
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.members import MemberLinks, Membership, Purpose
+from distkeras.ps.world.world import World
 
 SIZE = 5
 THETA = np.arange(SIZE, dtype=np.float32)
@@ -23,24 +29,27 @@ WRONG = {
 }
 
 
+@contextmanager
+def connected(count: int, nodes: int, **options: Any) -> Iterator[list[MemberLinks]]:
+    """So many members of these nodes, connected."""
+    with ExitStack() as stack:
+        make = partial(MemberLinks, "127.0.0.1", b"k" * 32, attempt=0, size=SIZE, deadlines=Deadlines(), **options)
+        links = [stack.enter_context(closing(make(worker=worker))) for worker in range(count)]
+        places = tuple((worker, *link.address) for worker, link in enumerate(links))
+        at_once([partial(link.connect, Membership(places, nodes, rank, 9, True)) for rank, link in enumerate(links)])
+        yield links
+
+
+def at_once(calls: list[Any]) -> list[Any]:
+    """What the calls return, each in a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [wait.result() for wait in [pool.submit(call) for call in calls]]
+
+
 @pytest.fixture
 def members() -> Iterator[tuple[MemberLinks, MemberLinks]]:
     """The members of two nodes, connected."""
-    with ExitStack() as stack:
-        first, second = (
-            stack.enter_context(
-                closing(MemberLinks("127.0.0.1", b"k" * 32, worker=worker, attempt=0, size=SIZE, deadlines=Deadlines()))
-            )
-            for worker in range(2)
-        )
-        places = (0, *first.address), (1, *second.address)
-        with ThreadPoolExecutor() as pool:
-            waits = [
-                pool.submit(link.connect, Membership(places, 2, rank, 9, True))
-                for rank, link in ((0, first), (1, second))
-            ]
-            for wait in waits:
-                wait.result()
+    with connected(2, nodes=2) as (first, second):
         yield first, second
 
 
@@ -62,3 +71,78 @@ def test_a_posted_sum_that_has_failed_is_an_error_before_its_connections_are_use
     second._send(0, WRONG["must send PARAMETERS"])  # noqa: SLF001 - what no member does
     with pytest.raises(RemoteProtocolError, match="of step 6"):
         first.settle(7)
+
+
+class NoMemory(World):
+    """A system without anonymous files."""
+
+    def share(self, size: int) -> Any:
+        raise OSError(38, "no anonymous files")
+
+
+class OtherUser(World):
+    """One whose memory others may not map."""
+
+    def map_shared(self, place: str, size: int) -> memoryview:
+        raise PermissionError(13, "not yours")
+
+
+#: How a node of three exchanges, and how many pieces of memory are mapped in all: two for each member but the first.
+WAYS = {
+    "shared memory": ({}, 4),
+    "switched off": ({"shared": False}, 0),
+    "none is available": ({"world": NoMemory()}, 0),
+    "it cannot be mapped": ({"world": OtherUser()}, 0),
+}
+
+
+def gradient(worker: int, step: int) -> np.ndarray | None:
+    """That of a member; the rows of the first one end after the others', and those of the last one before."""
+    if step > 3 - worker:
+        return None
+    return np.random.default_rng((worker, step)).normal(size=SIZE).astype(np.float32)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_node_has_the_same_numbers_through_shared_memory_and_without(way: str) -> None:
+    options, expected_pieces = WAYS[way]
+    pieces = counting_pieces()
+    with connected(3, nodes=1, **options) as links:
+        assert pieces(os.getpid()) == expected_pieces
+
+        def work(worker: int) -> list[tuple[bytes, int]]:
+            done = []
+            for step in range(5):
+                total, count, _ = links[worker].sum_gradients(step, gradient(worker, step), 0.1)
+                done.append((total.tobytes(), count))
+                source = step % 3
+                sent = THETA + step if worker == source else None
+                done.append((links[worker].hand_down(step, source, sent).tobytes(), source))
+            return done
+
+        first, *others = at_once([partial(work, worker) for worker in range(3)])
+    assert others == [first, first]
+    expected: list[tuple[bytes, int]] = []
+    for step in range(5):
+        present = [one for one in (gradient(worker, step) for worker in range(3)) if one is not None]
+        total = np.empty(0, np.float32)
+        for number, one in enumerate(present):
+            total = total + one if number else one
+        expected += [(total.tobytes(), len(present)), ((THETA + step).tobytes(), step % 3)]
+    assert first == expected
+    until(lambda: pieces(os.getpid()) == 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
+def test_a_member_that_is_lost_while_it_writes_has_sent_nothing() -> None:
+    pieces = counting_pieces()
+    with connected(2, nodes=1) as (first, second):
+        slots = second._links[0].connection._slots  # noqa: SLF001 - what it writes to
+        assert slots is not None
+        slots._vectors[1][:3] = 7.0  # noqa: SLF001 - half of a gradient, whose frame is not sent
+        second.close()
+        with pytest.raises(MemberLostError, match="worker 1, with which worker 0 exchanges, is lost"):
+            first.sum_gradients(0, THETA.copy(), 0.1)
+        del slots
+    until(lambda: pieces(os.getpid()) == 0)
