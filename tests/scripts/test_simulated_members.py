@@ -30,6 +30,8 @@ SOON = {
     "commits-of-members-count-one-by-one": 56,
     "a-momentum-begins-again": 24,
     "turns-begin-again": 15,
+    "vectors-of-members-take-no-turns": 0,
+    "a-member-is-sent-half-a-vector": 0,
 }
 CYCLING = Plan(
     0,

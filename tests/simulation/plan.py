@@ -428,6 +428,7 @@ def _as_members(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Pl
         compute=chance.choice((0.01, 0.1, 1.0)),
         enough=chance.choice((1, 5)) if chance.random() < 0.1 else 0,
         faults=_survivable(faults, standstills=plan.every > 0),
+        neighbors=chance.choice((0, 2, 9)),
         **{name: getattr(plan, name) for name in _OF_MEMBERS},
     )
 

@@ -1,4 +1,4 @@
-"""Faults in memory that workers share with their server."""
+"""Faults in memory that workers share with their server, and with each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import Message
+from distkeras.ps.protocol.messages import Message, PeerVector
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from simulation.planting import Patch, mutation
 
@@ -70,3 +70,30 @@ def _a_payload_is_the_one_before() -> list[Patch]:
         return np.asarray(array)
 
     return [(SharedSlots, "read", late)]
+
+
+@mutation
+def _vectors_of_members_take_no_turns() -> list[Patch]:
+    """A member writes over a vector that the other one may still have to read."""
+    slot_of = SharedSlots.slot_of
+
+    def same(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        self._turn = 0 if kind is PeerVector else self._turn
+        return slot_of(self, kind, name, array)
+
+    return [(SharedSlots, "slot_of", same)]
+
+
+@mutation
+def _a_member_is_sent_half_a_vector() -> list[Patch]:
+    """A frame names a slot that is not written to its end."""
+    slot_of = SharedSlots.slot_of
+
+    def half(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        before = [vector.copy() for vector in self._vectors] if kind is PeerVector else []
+        slot = slot_of(self, kind, name, array)
+        if before and slot is not None:
+            self._vectors[slot][array.size // 2 :] = before[slot][array.size // 2 :]
+        return slot
+
+    return [(SharedSlots, "slot_of", half)]
