@@ -65,7 +65,7 @@ class Network:
         shared_memory: let a worker on the parameter server's host exchange vectors with it through memory that both
             processes map, which takes less time than a connection; the numbers are the same. Server and worker find out
             whether that works (Linux, one user, one container); where it does not, and for tables that travel by rows,
-            vectors travel over the connection.
+            vectors travel over the connection. The same holds between workers of one host, with relays and with `daso`.
         relays: "host": the workers of each host are a group; one of them, the relay, adds up what the others have
             computed and sends it as one commit, so that a hundred workers on ten hosts load the server like ten. A
             number: so many groups, in the order of the workers. A group goes on together, and its commit has the

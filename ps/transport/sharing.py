@@ -57,7 +57,9 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
     return slots
 
 
-def introduce(channel: Channel, hello: Hello, sizes: SlotSizes | None, timeout: float, world: World) -> SharedSlots | None:
+def introduce(
+    channel: Channel, hello: Hello, sizes: SlotSizes | None, timeout: float, world: World
+) -> SharedSlots | None:
     """Send ``hello`` to another worker, and leave vectors in the slots that this returns; None: they travel.
 
     Args:

@@ -205,6 +205,22 @@ PEERS = (
         ("tests/ps/transport/test_members.py",),
     ),
     Mutant(
+        "a member writes over what it has just sent",
+        "ps/protocol/shared_slots.py",
+        "turn = (self._turn + 1) % _TURNS",
+        "turn = self._turn",
+        "a sum of gradients becomes the parameters that follow it while another member still reads it",
+        ("tests/ps/protocol/test_shared_slots.py",),
+    ),
+    Mutant(
+        "a member leaves vectors in memory that the other one cannot map",
+        "ps/transport/sharing.py",
+        "shared = slots if answer.shares else None",
+        "shared = slots",
+        "members of two users, or of two containers, end the job",
+        ("tests/ps/transport/test_members.py",),
+    ),
+    Mutant(
         "a NaN is in a node's sum",
         _MEMBER,
         "if not np.isfinite(self._gradient).all():",

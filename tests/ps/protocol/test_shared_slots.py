@@ -148,7 +148,17 @@ class Lying(SharedSlots):
         (0, reply(np.ones(5, np.float32))),
         (SIZES.payloads, PeerVector(0, 7, np.ones(5, np.float32))),
     ],
-    ids=["a reply's slot", "no slot", "far away", "too short", "bytes", "as many bytes", "float64", "a reply", "its own"],
+    ids=[
+        "a reply's slot",
+        "no slot",
+        "far away",
+        "too short",
+        "bytes",
+        "as many bytes",
+        "float64",
+        "a reply",
+        "its own",
+    ],
 )
 def test_a_worker_may_name_payloads_only(slot: int, message: Message) -> None:
     pair = Pair()
