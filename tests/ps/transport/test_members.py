@@ -88,7 +88,7 @@ class OtherUser(World):
 
 
 #: How a node of three exchanges, and how many pieces of memory are mapped in all: two for each member but the first.
-WAYS = {
+WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "shared memory": ({}, 4),
     "switched off": ({"shared": False}, 0),
     "none is available": ({"world": NoMemory()}, 0),
