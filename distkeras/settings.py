@@ -308,11 +308,7 @@ def rule_of(rule: Rule | str) -> Rule:
 
 
 def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings of data and driver from the keywords of `Trainer`.
-
-    Raises:
-        ConfigurationError: one of the keywords cannot work; ``tls`` without the package cryptography.
-    """
+    """Return the settings of data and driver from `Trainer`'s keywords; ConfigurationError if one cannot work."""
     settings = TrainSettings(**_fields(TrainSettings, arguments))
     if settings.tls:
         make_certificate()  # finds out now whether it can
@@ -320,13 +316,7 @@ def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
 
 
 def component_settings(kind: type[_S], rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> _S:
-    """Return `ServerSettings` or `WorkerSettings` from the keywords of `Trainer`.
-
-    The number of workers, the host and the tables are determined when there is a DataFrame.
-
-    Raises:
-        ConfigurationError: one of the keywords cannot work.
-    """
+    """Return server's or workers' settings from `Trainer`'s keywords, while workers, host and tables are not known."""
     fields = _fields(kind, arguments) | {"rule": rule, "workers": training.num_workers or 1}
     for name in ("host", "tables"):
         fields.pop(name, None)

@@ -38,13 +38,7 @@ def require_number(
     below: float = math.inf,
     up_to: float = math.inf,
 ) -> float:
-    """Return a finite number of Python's or numpy's above ``low`` (or equal to it, if ``inclusive``).
-
-    ``below`` is a bound that it must not reach, ``up_to`` one that it may reach.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return a finite number above ``low`` (from it if ``inclusive``), under ``below`` and at most ``up_to``."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         try:
             number = int(value) if isinstance(value, numbers.Integral) else float(value)

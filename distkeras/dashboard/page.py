@@ -37,11 +37,7 @@ class Page(NamedTuple):
 
 
 def live_page(jobs: int, *, frames: str = "'none'") -> Page:
-    """Return a page that follows the journals of jobs at ``jobs/0`` and so on, below its own address.
-
-    Args:
-        frames: who may show it in a frame.
-    """
+    """Return a page that follows the journals at ``jobs/0`` and so on; ``frames`` may show it in a frame."""
     data = {"mode": "live", "streams": [f"jobs/{number}" for number in range(jobs)]}
     return Page(_html(data).encode(), _policy("'self'", frames))
 

@@ -110,10 +110,6 @@ class JobWatch(Callback):
             return
         self._next_look = time.monotonic() + (time.thread_time() - began) / _SHARE
 
-    def forget_pause(self) -> None:
-        """Make the next call look at the job, however long the last look took."""
-        self._next_look = -math.inf
-
     def on_end(self, context: CallbackContext) -> None:
         """Keep the list of evaluations, to which callbacks that come after this one still add."""
         if context.link is not None:

@@ -238,11 +238,7 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def close(self, timeout: float) -> None:
-        """End the thread after its present item; may be called from any other thread, and again.
-
-        Raises:
-            DeadlineError: the thread has not ended after ``timeout`` seconds.
-        """
+        """End the thread after its present item, from any thread, and again; raise DeadlineError if it does not end."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -379,11 +375,7 @@ class BatchSource:
         self._prefetcher.start()
 
     def read_to_end(self) -> None:
-        """Read the partition to its end, so that `rows` is right although batches were left out; yield no more.
-
-        Raises:
-            DeadlineError: the thread is still waiting for rows from Spark after a minute.
-        """
+        """Read the partition to its end, so that `rows` is right, and yield no more; DeadlineError as for `close`."""
         self._prefetcher.close(_CLOSE_SECONDS)
         while self._read_record() is not None:
             pass

@@ -9,11 +9,9 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.schema import map_in_arrow, quoted, ready_columns
@@ -199,12 +197,8 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
     session, resources = plan.df.sparkSession, plan.settings.resources
     grouped = _rows_by_key(plan, partitions)
 
-    def run(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from task.train_partition(records)
-
-    trained = map_in_arrow(
-        in_sized_batches(grouped, plan.spec.row_bytes), run, from_arrow_schema(task.result_schema), resources
-    )
+    sized = in_sized_batches(grouped, plan.spec.row_bytes)
+    trained = map_in_arrow(sized, task.train_partition, from_arrow_schema(task.result_schema), resources)
     action = SparkAction(session, trained.collect, "distkeras-groups")
     try:
         _wait(action, task.uri, plan.silence)

@@ -167,11 +167,7 @@ def _shown(value: Any) -> str:
 
 
 def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
-    """Check that workers can train the model, and that the one that they rebuild says what the given one does.
-
-    Raises:
-        ConfigurationError: an attribute gets lost, or a layer's state needs mini-batches of one size.
-    """
+    """Raise ConfigurationError if workers cannot train the model, or would rebuild it with less than it has."""
     layers = given._flatten_layers()  # noqa: SLF001 - there is no public list
     stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
     if stateful and any(tensor.shape[0] not in (None, 1) for tensor in given.inputs or ()):

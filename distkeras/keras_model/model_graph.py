@@ -101,11 +101,7 @@ def functional_of(model: Any) -> Any:
 
 
 def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
-    """Return the configuration of an input of a functional model.
-
-    Args:
-        shape: of a mini-batch, None for what is not known.
-    """
+    """Return the configuration of an input; ``shape`` is that of a mini-batch, None for what is not known."""
     config = {"batch_shape": list(shape), "dtype": dtype, "sparse": False, "ragged": False, "name": name}
     return {
         "module": "keras.layers",

@@ -83,11 +83,7 @@ def _joined(blocks: list[Block]) -> Block:
 
 
 def load_rows(place: str, shape: TableShape, *, vectors: bool = True) -> Iterator[Block]:
-    """Yield the rows that `save_rows` has written, file by file; without their vectors, of no columns.
-
-    Raises:
-        ConfigurationError: the folder cannot be read, or its rows are of another width.
-    """
+    """Yield the rows of `save_rows`, file by file; without vectors, of no columns. ConfigurationError if unreadable."""
     columns = ["id", "vector"] if vectors else ["id"]
     try:
         files = open_files(place)

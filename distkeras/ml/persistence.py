@@ -35,12 +35,7 @@ _OF_THIS_SESSION = {"resources"}
 
 
 def to_json(value: Any, name: str) -> Any:
-    """Return a parameter's value as JSON.
-
-    Raises:
-        ConfigurationError: it has no description that could be read back: a function or class that is not registered
-            with Keras, or a callback.
-    """
+    """Return a parameter's value as JSON; ConfigurationError if it could not be read back, such as a callback."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Rule):

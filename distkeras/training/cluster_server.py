@@ -230,11 +230,7 @@ class ClusterServer:
             self._send_end(self._end_reason)  # it may be another one
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection; it is called again while Spark may be bringing the server back.
-
-        Raises:
-            DistkerasError: what the server answered; or the server is not back in time, or cannot come back.
-        """
+        """Return ``call`` of the driver's connection, repeated while Spark may bring the server back."""
         began = time.monotonic()
         while True:
             try:

@@ -679,11 +679,7 @@ def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:
 
 
 def check_hello(center: Center, message: Hello) -> None:
-    """Check that the worker's model is the center's, and that the rule supports its wire format.
-
-    Raises:
-        ShapeError, RemoteProtocolError, ConfigurationError: it is not.
-    """
+    """Raise ShapeError, RemoteProtocolError or ConfigurationError unless model and wire format suit the center."""
     if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
         raise ShapeError(
             f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "

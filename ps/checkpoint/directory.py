@@ -55,15 +55,15 @@ def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: st
         )
 
 
-def saved_job(uri: str, world: World = REAL) -> dict[str, Any] | None:
+def saved_job(uri: str) -> dict[str, Any] | None:
     """Return what the latest snapshot in a directory says of its job; None where there is no snapshot to be read."""
     if "://" not in uri and not Path(uri).exists():  # another machine may have it; it is not to be made here
         return None
-    store = Store(uri, world)
-    names = [name for name in map(parsed, retried(store.names, world=world)) if name is not None]
+    store = Store(uri)
+    names = [name for name in map(parsed, retried(store.names)) if name is not None]
     for name in reversed(_snapshots(names)):
         try:
-            job: dict[str, Any] = retried(partial(store.header, str(name)), world=world)["job"]
+            job: dict[str, Any] = retried(partial(store.header, str(name)))["job"]
         except (DamagedError, LookupError):
             continue
         return job

@@ -61,16 +61,6 @@ class Layout:
         spans = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
         return [vector[start:stop].reshape(shape) for start, stop, shape in spans]
 
-    def flatten(self, arrays: Sequence[np.ndarray], out: Vector | None = None) -> Vector:
-        """Copy ``arrays`` as float32 into ``out``, None for a new vector; ConfigurationError unless of this layout."""
-        out = self.empty() if out is None else out
-        received = tuple(np.shape(array) for array in arrays)
-        if received != self.shapes:
-            raise ConfigurationError(f"`arrays` must have the shapes {self.shapes}. Received: {received}")
-        for view, array in zip(self.views(out), arrays, strict=True):
-            view[...] = array
-        return out
-
     def locate(self, index: int) -> str:
         """Return the name of the array that holds element ``index`` of the vector."""
         for name, stop in zip(self.names, self.offsets[1:], strict=True):

@@ -255,12 +255,7 @@ class ParameterServer:
             self.dispatcher.changed.wait(seconds)
 
     def announce(self, place: Mapping[str, Any]) -> None:
-        """Write down in the checkpoint's directory where this server is: see `SnapshotDirectory.announce`.
-
-        Raises:
-            LocalProtocolError: it has none.
-            SnapshotError: that cannot be written.
-        """
+        """Write this server's place into the checkpoint's directory: see `SnapshotDirectory.announce`."""
         if self._snapshots is None:
             raise LocalProtocolError(
                 "a server that workers find through the checkpoint needs a `checkpoint`. Received: none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,12 +38,9 @@ class TableWindows:
         shapes: of the tables.
         dense: elements in front of the tables.
         windows: the windows, as long as the rule's, none across an epoch's end.
-        dtype: of all vectors.
     """
 
-    def __init__(
-        self, shapes: Sequence[TableShape], dense: int, windows: Iterator[Window], dtype: Any = np.float32
-    ) -> None:
+    def __init__(self, shapes: Sequence[TableShape], dense: int, windows: Iterator[Window]) -> None:
         self._shapes, self._dense, self._spans = tuple(shapes), dense, spans(dense, shapes)
         #: Elements of the vector.
         self.size = self._spans[-1].stop if self._spans else dense
@@ -54,10 +51,10 @@ class TableWindows:
         #: Mini-batches of the present window that are still to come.
         self._left = 0
         # The rule still reads the one before while the next one is made.
-        self._vectors = [np.zeros(self.size, dtype), np.zeros(self.size, dtype)]
+        self._vectors = [np.zeros(self.size, np.float32), np.zeros(self.size, np.float32)]
         #: Where the rows in each vector end, table by table.
         self._ends = [[span.start for span in self._spans] for _ in self._vectors]
-        self._payload = (np.zeros(self.size, dtype),)
+        self._payload = (np.zeros(self.size, np.float32),)
 
     def __iter__(self) -> Iterator[BatchLike]:
         """The mini-batches of all windows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ class Looking:
         self.link = JobLink(lambda call: call(self.driver), self.evaluations)
 
     def look(self, link: JobLink | None = None) -> None:
-        self.watch.forget_pause()
+        vars(self.watch)["_next_look"] = -math.inf  # however long the last look took
         status = self.driver.observe(-1, 0.0)
         nothing: Any = None
         self.watch.on_center(CallbackContext(status, 1.0, nothing, nothing, nothing, link=link or self.link))

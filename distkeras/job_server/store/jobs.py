@@ -327,11 +327,7 @@ class JobStore:
         return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.notify <= self._clock()))
 
     def claim_webhook(self, job: StoredJob, pause: float | None) -> bool:
-        """Note a try of a job's webhook; return False if another server has tried meanwhile.
-
-        Args:
-            pause: seconds to the next try, if this one fails; None: there is none.
-        """
+        """Note a try of a webhook, and the ``pause`` in seconds to the next; return False if another server did."""
         values = {"tries": job.tries + 1, "notify": None if pause is None else self._clock() + pause}
         change = update(JOBS).where(JOBS.c.id == job.id, JOBS.c.tries == job.tries, JOBS.c.notify == job.notify)
         with self._engine.begin() as connection:
