@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ def stopped_server(
         try:
             yield server, events
         finally:
-            if psutil.pid_exists(pid):
+            with contextlib.suppress(ProcessLookupError):  # Spark may have ended its task
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import patience
+from support.patience import patience, until
 from support.training.small_jobs import ROWS, counter
 from support.training.spark_jobs import assert_nothing_left, counting_rows
 
@@ -49,8 +49,8 @@ def test_a_trainings_jobs_have_its_callers_group(spark: SparkSession) -> None:
     rows = counting_rows(spark, ROWS)
     with job_group(spark, "the user's group"):
         counter(num_epoch=100_000).train(rows, callbacks=[looks])
-    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("the user's group")
-    assert len(jobs) >= 1
+    tracker = spark.sparkContext.statusTracker()
+    until(lambda: len(tracker.getJobIdsForGroup("the user's group")) >= 1)  # another thread updates it
     assert looks.found == {"the user's group"}
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
