@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.patience import PATIENT, patience, until
-from support.ps.toy_model import toy_client
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
@@ -27,12 +26,10 @@ from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import Certificate, make_certificate
-from distkeras.ps.worker.loop import run_worker
 from distkeras.training.server_task import REPORT, ServerTask
 
 KEY = bytes(range(32))
 SIZE = 5
-VALUES = [float(number + 1) for number in range(12)]
 
 
 def task(
@@ -86,26 +83,6 @@ def incarnation(folder: Path) -> int:
     """Of the server that is announced; 0: none is."""
     names = filter(None, map(parsed, Store(str(folder)).names()))
     return max((name.claim.incarnation for name in names if name.kind == "server"), default=0)
-
-
-def worker(folder: Path, gradient: Callable[..., Any]) -> threading.Thread:
-    def run() -> None:
-        client, welcome, begin = toy_client(
-            AnnouncedAddress("", 0, KEY, uri=str(folder)),
-            make("downpour", window=1),
-            VALUES,
-            worker=0,
-            attempt=0,
-            size=SIZE,
-            gradient=gradient,
-            deadlines=PATIENT,
-        )
-        run_worker(client, welcome, begin)
-        client.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_it_serves_at_the_address_that_it_announces_until_goodbye(tmp_path: Path) -> None:
