@@ -62,9 +62,10 @@ class Saving:
         self.checkpointer.start()
 
     def commit(self, count: int, value: float = 1.0) -> None:
+        """Apply so many commits, of which no snapshot has only some: the lock is held for all of them."""
         center = self.toy.center
-        for _ in range(count):
-            with self.changed:
+        with self.changed:
+            for _ in range(count):
                 lease = center.leases[0]
                 if lease.released is None:
                     center.release(0, 0)

@@ -53,12 +53,13 @@ def test_a_snapshot_does_not_cover_what_came_while_it_was_written(tmp_path: Path
     assert checkpointer.saved is None
     world.gate.set()
     until(lambda: 0 in checkpointer.durable)
-    assert checkpointer.durable == {0: 0}
-    assert present(checkpointer.saved)[0] == 0
-    with changed:
+    with changed:  # under the lock, all that a snapshot changes has changed
+        assert checkpointer.durable == {0: 0}
+        assert present(checkpointer.saved)[0] == 0
         assert not checkpointer.covers(mark)  # but now there is to be one
     until(lambda: checkpointer.durable == {0: 1})
-    assert present(checkpointer.saved)[0] == 1
+    with changed:
+        assert present(checkpointer.saved)[0] == 1
     checkpointer.close(patience(20))
 
 
