@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import until
+from support.patience import PATIENT, until
 from support.ps.mappings import counting_pieces
 
 from distkeras.ps.errors import MemberLostError, RemoteProtocolError
 from distkeras.ps.protocol.messages import PeerVector
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.members import MemberLinks, Membership, Purpose
 from distkeras.ps.world.world import World
 
@@ -33,7 +32,7 @@ WRONG = {
 def connected(count: int, nodes: int, **options: Any) -> Iterator[list[MemberLinks]]:
     """So many members of these nodes, connected."""
     with ExitStack() as stack:
-        make = partial(MemberLinks, "127.0.0.1", b"k" * 32, attempt=0, size=SIZE, deadlines=Deadlines(), **options)
+        make = partial(MemberLinks, "127.0.0.1", b"k" * 32, attempt=0, size=SIZE, deadlines=PATIENT, **options)
         links = [stack.enter_context(closing(make(worker=worker))) for worker in range(count)]
         places = tuple((worker, *link.address) for worker, link in enumerate(links))
         at_once([partial(link.connect, Membership(places, nodes, rank, 9, True)) for rank, link in enumerate(links)])

@@ -19,6 +19,7 @@ from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import member_work
 from distkeras.ps.worker.loop import run_worker
+from support.patience import patience
 from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
 
@@ -156,7 +157,7 @@ class Member(threading.Thread):
         return self.links
 
 
-def run_members(members: Sequence[Member], timeout: float = 60.0, *, replaced: bool = True) -> list[Member]:
+def run_members(members: Sequence[Member], *, replaced: bool = True) -> list[Member]:
     """Run them to their end, and the successors of those that are killed; return the last one in each one's place.
 
     Not ``replaced``: there are no successors.
@@ -166,7 +167,7 @@ def run_members(members: Sequence[Member], timeout: float = 60.0, *, replaced: b
     for member in members:
         member.start_and_report(ended)
     while running:
-        member = ended.get(timeout=timeout)
+        member = ended.get(timeout=patience(60))
         place = next(number for number, other in enumerate(last) if other is member)
         if replaced and isinstance(member.error, Killed):
             last[place] = member.successor()
