@@ -153,9 +153,6 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class TrainSettings:
     """What acts on the data and on the driver; each field is the option of `Trainer` that has its name.
-
-    Raises:
-        ConfigurationError: one of them cannot work.
     """
 
     features_col: tuple[str, ...] | dict[str, str] = ("features",)

@@ -45,9 +45,6 @@ class ServerSettings:
         tables: the tables whose rows travel one by one, next to the center's vector (`Traits.rows`).
         relays: "host": the workers of each host are a group, whose movements one of them, the relay, sends as one
             commit; a number: there are so many groups, in the order of the workers. None: each worker commits alone.
-
-    Raises:
-        ConfigurationError: one of them cannot work.
     """
 
     rule: Rule
@@ -107,9 +104,6 @@ class WorkerSettings:
         shared_memory: exchange vectors with a server on the same host through memory that both map, where that works.
         relays: as the server's.
         deadlines: of every wait.
-
-    Raises:
-        ConfigurationError: one of them cannot work.
     """
 
     rule: Rule

@@ -29,9 +29,6 @@ class Column:
         parts: the names of the columns of one number each that were put together in it; empty for a single column.
         classes: for a label that is a class number: it must be an integer in [0, classes).
         loss: name of a label's loss, for error texts; "" where it is not known.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
     """
 
     name: str

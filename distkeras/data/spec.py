@@ -29,9 +29,6 @@ class DataSpec:
         spool_bytes: memory that one worker may keep rows in for its later epochs. More than that goes to a
             memory-mapped file.
         rewindable: keep the rows of a single epoch too, for a worker may have to go back.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
     """
 
     features: tuple[Column, ...]

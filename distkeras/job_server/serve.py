@@ -74,9 +74,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 class JobServer:
     """The job server, whose port is bound; `run` serves until `stop`.
-
-    Raises:
-        ConfigurationError: an option cannot work.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:

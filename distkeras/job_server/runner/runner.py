@@ -67,9 +67,6 @@ class RunnerSettings:
         memory_max: bytes of private memory that the processes of a job may have on this machine; None: no limit.
         reserve: bytes that the disk of the jobs' files must have left for one to begin.
         command: what starts a driver; its folder and attempt follow.
-
-    Raises:
-        ConfigurationError: a number that cannot work.
     """
 
     slots: int = count(1, 0)
