@@ -152,8 +152,7 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What acts on the data and on the driver; each field is the option of `Trainer` that has its name.
-    """
+    """What acts on the data and on the driver; each field is the option of `Trainer` that has its name."""
 
     features_col: tuple[str, ...] | dict[str, str] = ("features",)
     label_col: tuple[str, ...] | dict[str, str] = ("label",)

@@ -73,8 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class JobServer:
-    """The job server, whose port is bound; `run` serves until `stop`.
-    """
+    """The job server, whose port is bound; `run` serves until `stop`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         if not (is_loopback(options.host) or options.trusted_proxy or options.plain_http):
