@@ -91,6 +91,8 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    #: Connections above it are dropped by the system, and each is tried again after a second or more.
+    request_queue_size = _CONNECTIONS
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:

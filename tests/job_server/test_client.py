@@ -50,8 +50,10 @@ def model() -> keras.Model:
 
 
 @pytest.fixture
-def working(service: JobService) -> Iterator[None]:
-    """The server's runner at work."""
+def working(service: JobService, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server's runner at work; it and the client look ten times as often as they do otherwise."""
+    for module in ("client", "runner.runner"):
+        monkeypatch.setattr(f"distkeras.job_server.{module}._LOOK", 0.1)
     stop = threading.Event()
     thread = threading.Thread(target=service.runner.run, args=(stop,))
     thread.start()

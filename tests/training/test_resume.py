@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,18 @@ def trainer_of(activation: str = "tanh", **options: Any) -> Trainer:
     return Trainer(keras.Sequential([keras.Input((2,)), *layers]), "downpour", **options)
 
 
-def test_a_job_that_has_ended_is_no_other_jobs(clouds: DataFrame, spark: SparkSession, tmp_path: Path) -> None:
-    trained = trainer_of().train(clouds, checkpoint=tmp_path)
+@pytest.fixture(scope="module")
+def ended(clouds: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, Path]:
+    """The model of a job, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("ended")
+    return trainer_of().train(clouds, checkpoint=folder), folder
+
+
+def test_a_job_that_has_ended_is_no_other_jobs(
+    clouds: DataFrame, spark: SparkSession, tmp_path: Path, ended: tuple[keras.Model, Path]
+) -> None:
+    trained = ended[0]
+    shutil.copytree(ended[1], tmp_path, dirs_exist_ok=True)
     for other, difference in (
         (trainer_of("relu"), r"`model\.config\.layers\.1\.config\.activation` must be 'tanh'.* Received: 'relu'"),
         (trainer_of(worker_optimizer=sgd(0.2)), r"`compilation\.optimizer\.config\.learning_rate` must be 0\.1"),
@@ -46,9 +57,9 @@ def test_a_job_that_has_ended_is_no_other_jobs(clouds: DataFrame, spark: SparkSe
 
 
 def test_another_number_of_workers_finds_other_rows_before_any_work(
-    clouds: DataFrame, spark: SparkSession, tmp_path: Path
+    clouds: DataFrame, spark: SparkSession, tmp_path: Path, ended: tuple[keras.Model, Path]
 ) -> None:
-    trainer_of().train(clouds, checkpoint=tmp_path)
+    shutil.copytree(ended[1], tmp_path, dirs_exist_ok=True)
     saved = sorted(path.name for path in tmp_path.glob("snapshot-*"))
     x, y = blobs()
     x[100, 0] += 1
