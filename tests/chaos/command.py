@@ -65,18 +65,18 @@ LIMIT = 1200.0
 
 @dataclass(frozen=True)
 class JobSizes:
-    """Rows and epochs of the kinds of job; the stream has two epochs."""
+    """Rows and epochs of the kinds of job; the stream has two epochs, and workers share the counted rows evenly."""
 
     rows: int = 12_000
     epochs: int = 6
-    counted_rows: int = 1000
+    counted_rows: int = 1002
     counted_epochs: int = 8
     stream_rows: int = 400
     micro_batches: int = 20
 
 
 FULL = JobSizes()
-TINY = JobSizes(rows=1500, epochs=2, counted_rows=120, counted_epochs=4, stream_rows=60, micro_batches=5)
+TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5)
 #: Kinds of jobs.
 JOBS = ("images", "cluster", "table", "stream", "relays", "members", "counting")
 
@@ -319,7 +319,7 @@ def _train(
         spark = cluster.session()
         say(f"Spark {spark.version} is up")
         try:
-            specs = [spec for name, spec in _specs(size, scratch, options.rule).items() if name in options.jobs]
+            specs = [spec for name, spec in _specs(size, scratch, options).items() if name in options.jobs]
             disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
         finally:
             stop_session(spark)
@@ -327,16 +327,17 @@ def _train(
         cluster.close()
 
 
-def _specs(size: JobSizes, scratch: Path, rule: str) -> dict[str, JobSpec]:
+def _specs(size: JobSizes, scratch: Path, options: argparse.Namespace) -> dict[str, JobSpec]:
     """The jobs by their kinds."""
     rows, epochs = size.counted_rows, size.counted_epochs
     return {
-        "images": image_job(scratch, rows=size.rows, epochs=size.epochs, rule=rule),
+        "images": image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
         # Longer, so that second attempts of the server come before its end.
         "cluster": in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
         "table": table_job(scratch, rows=rows, epochs=epochs),
         "stream": stream_job(scratch, rows=size.stream_rows, epochs=2, micro_batches=size.micro_batches),
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
-        "members": members_job(scratch / "members", rows=rows, epochs=epochs),
+        # In one node they share memory; the seed decides.
+        "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),
         "counting": counting_job(scratch, rows=rows, epochs=epochs),
     }

@@ -243,10 +243,11 @@ def relays_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     )
 
 
-def members_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
-    """The counting job under DASO, each worker a node, which average their parameters after each mini-batch.
+def members_job(folder: Path, *, rows: int, epochs: int, nodes: int = WORKERS) -> JobSpec:
+    """The counting job under DASO, whose workers average their parameters after each mini-batch, or their gradients.
 
-    So each row moves its weight by the share of one node in an epoch, whenever its mini-batch is taken.
+    With each worker a node, each row moves its weight by the share of one node in an epoch, whenever its mini-batch is
+    taken. With all of them in one node, by the share of one gradient: each has the rows of one file, equally many.
     """
     from distkeras.ps.rules import make
 
@@ -256,8 +257,14 @@ def members_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
         text = f"{wrong.size} of {rows} rows moved the center another number of times than {epochs}"
         return None, f"{text}: from {counts.min():g} to {counts.max():g}" if wrong.size else ""
 
-    rule = make("daso", nodes=WORKERS, warm_up=epochs, cool_down=0, cast=False, momentum=0.0)
-    return replace(counting_job(folder, rows=rows, epochs=epochs), name="members (daso)", rule=rule, judge=judge)
+    rule = make("daso", nodes=nodes, warm_up=epochs, cool_down=0, cast=False, momentum=0.0)
+    return replace(
+        counting_job(folder, rows=rows, epochs=epochs),
+        name=f"members (daso, nodes: {nodes})",
+        rule=rule,
+        options={"partitioned_already": True},
+        judge=judge,
+    )
 
 
 def _counting_model(rows: int) -> Callable[[], keras.Model]:
