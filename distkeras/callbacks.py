@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Records, Status
-from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
 from distkeras.settings import JobFacts
 
@@ -43,21 +44,38 @@ _DEFAULT_SECONDS = 10.0
 class CenterWeights(NamedTuple):
     """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock that both belong to.
 
-    Tables that travel by rows come last in the vector.
+    Tables that travel by rows come last in the vector. Of those that the driver does not hold, ``rows`` has the name,
+    the ids, ascending, and float32 ``(ids, width)``: what the validation rows of callbacks touch.
     """
 
     clock: int
     vector: np.ndarray
     moving_statistics: np.ndarray
+    rows: tuple[tuple[str, Ids, np.ndarray], ...] = ()
 
     @classmethod
-    def fetch(cls, driver: DriverClient, tables: Sequence[TableShape] = ()) -> CenterWeights:
-        """Return the center as the server has it now, with the ``tables`` that travel by rows."""
-        if not tables:
-            reply = driver.center()
-            return cls(reply.clock, reply.center, reply.moving_statistics)
-        reply, vector = driver.whole_center(tables)
-        return cls(reply.clock, vector, reply.moving_statistics)
+    def fetch(
+        cls, driver: DriverClient, tables: Sequence[TableShape] = (), wants: tuple[Ids, ...] = ()
+    ) -> CenterWeights:
+        """Return the center as the server has it now.
+
+        Args:
+            driver: asks the server.
+            tables: all that travel by rows, of which those come as a whole that the driver holds.
+            wants: the rows that come of the others; see `messages.Inspect`.
+        """
+        whole = [shape for shape in tables if not shape.partial]
+        if whole:
+            reply, vector = driver.whole_center(whole, wants)
+        else:
+            reply = driver.center(wants=wants)
+            vector = reply.center
+        rows = tuple(
+            (shape.name, ids, flat.reshape(len(ids), shape.width))
+            for shape, ids, flat in zip(tables, wants, reply.rows, strict=False)
+            if shape.partial
+        )
+        return cls(reply.clock, vector, reply.moving_statistics, rows)
 
     def digest(self) -> bytes:
         """Return a digest of the numbers.
@@ -67,12 +85,19 @@ class CenterWeights(NamedTuple):
         """
         digest = hashlib.blake2b(self.vector.data, digest_size=16)
         digest.update(self.moving_statistics.data)
+        for _, _, rows in self.rows:
+            digest.update(rows.data)
         return digest.digest()
 
     def load(self, replica: KerasReplica) -> None:
         """Set a model's weights."""
         replica.load(self.vector)
         replica.load_moving_statistics(self.moving_statistics)
+
+    def lend_rows(self, replica: KerasReplica) -> None:
+        """Let a model that is evaluated look up the rows of tables that the driver does not hold."""
+        for name, ids, rows in self.rows:
+            replica.model.get_layer(name).lend(ids, rows)
 
 
 @dataclass(frozen=True)
@@ -88,6 +113,8 @@ class TrainingSetup:
         events: where the job's events are collected.
         options: the trainer's options, by name: numbers, texts, and None.
         outcome: what is known of the job so far; it fills while the job runs. None: nothing.
+        require_whole: raises a ConfigurationError unless the driver has the whole model while it trains, as a callback
+            needs that restores a center or uses `CallbackContext.model`.
     """
 
     metrics: tuple[str, ...]
@@ -97,6 +124,7 @@ class TrainingSetup:
     events: Events = field(default_factory=Events)
     options: Mapping[str, Any] = field(default_factory=dict)
     outcome: JobOutcome | None = None
+    require_whole: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -199,11 +227,22 @@ class CallbackContext:
 
     @property
     def model(self) -> keras.Model:
-        """The callback's own copy of the model, with the center's weights; the next call overwrites them."""
-        return self._loaded_replica().model
+        """The callback's own copy of the model, with the center's weights; the next call overwrites them.
+
+        Raises:
+            ConfigurationError: the model has a WideEmbedding, whose rows stay at the server.
+        """
+        model = self._loaded_replica().model
+        _require_no_rows_at_server(model)
+        return model
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """Return loss and metrics of the center, by name, in inference mode."""
+        """Return loss and metrics of the center, by name, in inference mode.
+
+        Args:
+            batch: for a model with a WideEmbedding, one of `TrainingSetup.read_rows`: the rows of the table that it
+                touches come with the center, of one clock.
+        """
         values = self._loaded_replica().evaluate(batch)
         if self.link is not None:
             self.link.evaluations.append(Evaluation(time(), self.clock, self.link.source, values))
@@ -228,8 +267,10 @@ class CallbackContext:
 
         Raises:
             LocalProtocolError: the job is not over.
+            ConfigurationError: the model has a WideEmbedding, whose rows stay at the server.
         """
         replica = self._replica()
+        _require_no_rows_at_server(replica.model)
         vector, statistics = replica.layout.empty(), replica.moving_statistics.empty()
         replica.read(vector)
         replica.read_moving_statistics(statistics)
@@ -238,7 +279,16 @@ class CallbackContext:
     def _loaded_replica(self) -> KerasReplica:
         replica = self._replica()
         self.center.load(replica)
+        self.center.lend_rows(replica)
         return replica
+
+
+def _require_no_rows_at_server(model: keras.Model) -> None:
+    if has_rows_at_server(model):
+        raise ConfigurationError(
+            "`context.model` and `context.restore_model` must not be used for a model with a WideEmbedding, whose rows "
+            "stay at the server. Use `context.evaluate`, or the model that comes back"
+        )
 
 
 class Callback:
@@ -404,6 +454,8 @@ class EarlyStopping(Callback):
             raise ConfigurationError(
                 f"`monitor` must be one of {list(setup.metrics)}. Received: monitor={self.monitor!r}"
             )
+        if self.restore_best_weights:
+            setup.require_whole()
         self.validation_batch = setup.read_rows(self._df, self.max_rows)
 
     def warm_up(self, replica: Callable[[], KerasReplica]) -> None:

@@ -119,6 +119,7 @@ class KerasCallbacks(Callback):
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows."""
         self._epoch, self._latest, self._model = 0, b"", None
+        setup.require_whole()
         names = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
         for callback in self.keras_callbacks:
             monitor = getattr(callback, "monitor", None) if getattr(callback, "save_best_only", True) else None

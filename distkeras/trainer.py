@@ -511,6 +511,7 @@ class Trainer(JobResults):
             outcome.events,
             options,
             outcome,
+            plan.require_all_tables,
         )
         begin_callbacks(plan.callbacks, setup)
         return plan
@@ -614,10 +615,11 @@ class Trainer(JobResults):
 
     def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
         """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""
-        plan.require_all_tables()
         require_dataframe("df", df, stream=False)
         spec = data_spec(plan.replica.model, df.schema, **self.settings.data_arguments)
-        return validation_rows(df, spec, count_max)
+        batch = validation_rows(df, spec, count_max)
+        plan.note_evaluated(batch, spec)
+        return batch
 
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
         """Return a copy of the model, compiled like the workers'; ``to_train``: with its optimizer's state."""

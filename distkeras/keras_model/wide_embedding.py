@@ -13,7 +13,7 @@ import numpy as np
 
 from distkeras.keras_model.stored_rows import StoredRows, sorted_files
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number, require_text
 
 
@@ -68,6 +68,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         self.rows = rows
         self.supports_jit = False  # the rows are found outside of what is compiled
         self._stored: tuple[str | None, StoredRows] | None = None
+        self._lent: tuple[Ids, np.ndarray] | None = None
 
     def table(self, most: int = 1) -> TableShape:
         """Return the shape of the table; ``most`` is the number of rows that a window can touch."""
@@ -98,12 +99,32 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         """Return the shape and dtype of the vectors of ``ids``."""
         return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
 
+    def lend(self, ids: Ids, rows: np.ndarray) -> None:
+        """Make this object look up ``rows``, float32 ``(ids, width)``, of ascending ``ids``, and no others."""
+        self._lent = ids, rows
+
     def _take(self, ids: Any) -> np.ndarray:
+        if self._lent is not None:
+            return self._take_lent(np.asarray(ids).astype(np.int64, copy=False))
         if self._stored is None or self._stored[0] != self.rows:
             folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
             weakref.finalize(self, rmtree, folder, ignore_errors=True)
             self._stored = self.rows, StoredRows(self.table(), *sorted_files(self.rows, self.table(), folder))
         return self._stored[1].take(np.asarray(ids))
+
+    def _take_lent(self, wanted: np.ndarray) -> np.ndarray:
+        assert self._lent is not None, "the caller has looked"
+        ids, rows = self._lent
+        places = np.searchsorted(ids, wanted)
+        known = places < len(ids)
+        known[known] = ids[places[known]] == wanted[known]
+        if not known.all():
+            raise ConfigurationError(
+                "a model with a WideEmbedding must be evaluated on rows that `TrainingSetup.read_rows` has returned, "
+                f"whose ids come with the center. Received: id {wanted[~known][0]} of {self.name!r}"
+            )
+        taken: np.ndarray = rows[places]
+        return taken
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

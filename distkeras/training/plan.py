@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import load_rows, save_rows
 from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.weights_file import without_weights_of
+from distkeras.keras_model.window_rows import WindowRows
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
@@ -30,7 +31,7 @@ from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack, Publish
-from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso
@@ -74,6 +75,7 @@ class JobPlan:
         resume: go on with the job that the server's checkpoint holds.
         facts: of Spark's session.
         micro_batch: the number of the stream's micro-batch that ``df`` is; -1: its rows are not a stream's.
+        evaluated: by a table's number, the rows that callbacks evaluate on, of tables that the driver does not hold.
 
     Raises:
         ConfigurationError: no server takes the model, or the file of its frozen weights cannot be read.
@@ -93,6 +95,7 @@ class JobPlan:
     resume: bool
     facts: SparkFacts
     micro_batch: int = NO_MICRO_BATCH
+    evaluated: dict[int, Ids] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_size(self.server, self.dense_size + self.replica.moving_statistics.size, self.sent_file)
@@ -132,20 +135,47 @@ class JobPlan:
             ConfigurationError: the driver does not have all tables.
         """
         self.require_all_tables()
-        return KerasReplica(self.recipe.build(self.model_file), self.cut.order)
+        return self.build_evaluator()
+
+    def build_evaluator(self) -> KerasReplica:
+        """Return such a copy, which knows those rows of tables beyond the driver that `wants` names; zeros at first."""
+        replica = KerasReplica(self.recipe.build(self.model_file), self.cut.order)
+        for number, table in self.cut.partial:
+            ids = self.evaluated.get(number, NO_IDS)
+            replica.model.get_layer(table.name).lend(ids, np.zeros((len(ids), table.width), np.float32))
+        return replica
 
     def require_all_tables(self) -> None:
-        """Raise ConfigurationError unless the driver has all tables, as a callback needs that evaluates the center."""
+        """Raise ConfigurationError unless the driver has all tables, as a callback needs that uses the whole model."""
         if self.cut.partial:
             raise ConfigurationError(
-                "a callback that evaluates or restores the center, or takes a copy of the model, must not be given "
+                "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given "
                 f"for a model with a WideEmbedding: the rows of {self.cut.partial[0][1].name!r} stay at the server. "
-                "Evaluate the model that comes back"
+                "Evaluate validation rows, which reads the rows that these touch, or use the model that comes back"
             )
+
+    def note_evaluated(self, batch: Batch, spec: DataSpec) -> None:
+        """Let the center come with the rows that ``batch`` touches of tables that the driver does not hold.
+
+        Raises:
+            BadValueError: an id is no row of its table.
+        """
+        if not self.cut.partial or self.cut.worker is None:
+            return
+        touched = next(WindowRows([batch], self.cut.worker, replace(spec, shuffle=False), 1)).rows
+        for number, _ in self.cut.partial:
+            self.evaluated[number] = np.union1d(self.evaluated.get(number, NO_IDS), touched[number])
+
+    @property
+    def wants(self) -> tuple[Ids, ...]:
+        """The rows that come with the center, of each table; empty if no callback evaluates such a table."""
+        if not self.evaluated:
+            return ()
+        return tuple(self.evaluated.get(number, NO_IDS) for number in range(len(self.cut.tables)))
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:
         """Return the center as the server has it now, in the order of `replica`."""
-        return CenterWeights.fetch(driver, self.cut.whole)
+        return CenterWeights.fetch(driver, self.cut.tables, self.wants)
 
     def identity(self) -> dict[str, Any]:
         """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""

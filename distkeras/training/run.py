@@ -116,7 +116,7 @@ class SparkJob:
         self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
         self.callbacks = CallbackRunner(
             plan.callbacks,
-            plan.build_replica,
+            plan.build_evaluator,
             server.connect,
             fetch_center=plan.fetch_center,
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),

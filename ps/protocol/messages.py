@@ -495,9 +495,12 @@ class Inspect(Message):
     """Driver → server: send the center as it is now, on behalf of no worker.
 
     ``moved_after`` asks for the rows of whole tables that commits after that clock have moved as well; -1: for none.
+    ``wants`` asks for rows of tables whose touched rows alone are kept: an array for each table, strictly ascending,
+    empty for whole tables; no array at all: for none.
     """
 
     moved_after: int = -1
+    wants: tuple[Ids, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,7 +81,7 @@ from distkeras.ps.server.connections import LeaseConnections, Peer
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
 from distkeras.ps.server.relay_groups import RelayGroups
 from distkeras.ps.server.rendezvous import Rendezvous
-from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows
+from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows, rows_to_inspect
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.sharing import map_slots
@@ -595,8 +595,7 @@ class Dispatcher:
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:
             center = self._require_center(peer)
-            tables = () if message.moved_after < 0 else center.tables
-            moved = tuple(table.moved_since(message.moved_after) for table in tables)
+            moved = rows_to_inspect(center.tables, message)
             released = center.inspect(moved)
         return replace(self._reply_with_center(peer, center, released), moved=moved)
 

@@ -9,8 +9,8 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.tables import PartialTable, Table, make_table
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import InspectRows, Message, PublishRows, RowsPublished, TableRows
-from distkeras.ps.protocol.tables import NO_IDS, TableShape, block_rows
+from distkeras.ps.protocol.messages import Inspect, InspectRows, Message, PublishRows, RowsPublished, TableRows
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, block_rows
 from distkeras.ps.server.waiting import JobCondition
 
 
@@ -80,6 +80,32 @@ class TableRequests:
                 f"`table` must be the number of one of {len(self.tables)} tables. Received: table={number}"
             )
         return self.tables[number]
+
+
+def rows_to_inspect(tables: Sequence[Table], message: Inspect) -> tuple[Ids, ...]:
+    """Return which rows a driver is sent with the center, table by table; of no table, if it asks for none.
+
+    Raises:
+        RemoteProtocolError: it wants what are no rows of a table whose touched rows alone are kept.
+    """
+    if message.moved_after < 0 and not message.wants:
+        return ()
+    wants = message.wants or (NO_IDS,) * len(tables)
+    if len(wants) != len(tables):
+        raise RemoteProtocolError(
+            f"`wants` must have an array of rows for each of {len(tables)} tables. Received: {len(wants)}"
+        )
+    for table, ids in zip(tables, wants, strict=True):
+        shape, ascends = table.shape, bool((ids[1:] > ids[:-1]).all())
+        if ids.size and not (shape.partial and ascends and 0 <= ids[0] <= ids[-1] < shape.rows):
+            raise RemoteProtocolError(
+                f"`wants` must name rows of a table that has touched rows alone, in [0, {shape.rows}), in ascending "
+                f"order. Received: {ids.size} rows of {shape.name!r} from {ids.min()} to {ids.max()}"
+            )
+    return tuple(
+        ids if table.shape.partial or message.moved_after < 0 else table.moved_since(message.moved_after)
+        for table, ids in zip(tables, wants, strict=True)
+    )
 
 
 def _put(table: PartialTable, message: PublishRows) -> None:

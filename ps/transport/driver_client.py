@@ -85,17 +85,18 @@ class DriverClient(Client):
         """Return the server's status at once."""
         return self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
 
-    def center(self, moved_after: int = -1) -> CenterReply:
-        """Return the center as it is now; with the rows that commits after a clock have moved, if one is given."""
-        return self.request(Inspect(moved_after), CenterReply)
+    def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> CenterReply:
+        """Return the center as it is now, with the rows that `messages.Inspect` asks for."""
+        return self.request(Inspect(moved_after, wants), CenterReply)
 
-    def whole_center(self, tables: Sequence[TableShape]) -> tuple[CenterReply, Vector]:
+    def whole_center(self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()) -> tuple[CenterReply, Vector]:
         """Return the center as it is now, and one vector: its elements, then those of ``tables``, of one clock.
 
         The tables are read in blocks, while workers commit. What they move meanwhile comes with the center.
 
         Args:
             tables: the first ones of the server, each of which is kept whole.
+            wants: rows of the others, which the reply has behind those of ``tables``; see `messages.Inspect`.
         """
         while True:
             before = self.center()
@@ -104,7 +105,7 @@ class DriverClient(Client):
             for number, shape in enumerate(tables):
                 arrays.append(vector[stops[number] : stops[number + 1]].reshape(shape.rows, shape.width))
                 self.table(number, shape, arrays[-1])
-            reply = self.center(before.clock)
+            reply = self.center(before.clock, wants)
             vector[: stops[0]] = reply.center
             for array, ids, rows in zip(arrays, reply.moved, reply.rows, strict=False):  # partial tables follow
                 array[ids] = rows.reshape(-1, array.shape[1])

@@ -9,6 +9,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.tables import Table
 from distkeras.ps.protocol.messages import CommitRecord, RowsPublished
+from distkeras.ps.protocol.touched_rows import initial_rows
 from distkeras.ps.server.table_requests import TableRequests
 from distkeras.ps.transport.worker_client import WorkerClient
 from simulation.planting import Patch, mutation
@@ -110,6 +111,22 @@ def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
 def _what_moves_while_tables_are_read_is_missing() -> list[Patch]:
     """The blocks of a table that were read before a commit are those of another clock than the center."""
     return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]
+
+
+@mutation
+def _rows_that_a_driver_wants_are_as_they_were_initially() -> list[Patch]:
+    """Of a table that has touched rows alone, an evaluation sees rows of another clock than the center's."""
+    inspect = Center.inspect
+
+    def initial(self: Center, moved: Any = ()) -> Any:
+        found = inspect(self, moved)
+        rows = [
+            initial_rows(table.shape, ids).reshape(-1) if table.shape.partial else rows
+            for table, ids, rows in zip(self.tables, moved, found.rows, strict=False)
+        ]
+        return found._replace(rows=tuple(rows))
+
+    return [(Center, "inspect", initial)]
 
 
 @mutation

@@ -9,7 +9,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import CenterReply
-from distkeras.ps.protocol.tables import Ids, TableShape
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.tables import Window
@@ -115,11 +115,14 @@ def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> 
 def check_whole_center(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> None:
     """Raise a finding unless what a driver reads while workers commit is of one clock."""
     whole = [shape for shape in shapes if not shape.partial]
-    reply, vector = driver.whole_center(whole)
+    far = np.arange(size) + _FAR
+    wants = (NO_IDS,) * len(whole) + (far,) * (len(shapes) - len(whole))
+    reply, vector = driver.whole_center(whole, wants)
     stops = np.cumsum([size, *(shape.rows * shape.width for shape in whole)])
     tables = [
         vector[start:stop].reshape(-1, shape.width) for shape, start, stop in zip(whole, stops, stops[1:], strict=False)
     ]
+    tables += [rows[:, None] for rows in reply.rows[len(whole) :]]
     check_tables(tables, vector[:size], f"as read at clock {reply.clock}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.sql import DataFrame, SparkSession
-from support.training.spark_jobs import step_callback_layer
+from support.training.spark_jobs import step_callback_layer, wait_at_step
 
-from distkeras import EarlyStopping, KerasEstimator, KerasModel, Network, Trainer
+from distkeras import EarlyStopping, KerasCallbacks, KerasEstimator, KerasModel, Network, Trainer
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
 from distkeras.keras_model.stored_rows import load_rows
 from distkeras.layers import WideEmbedding, hashed_ids
@@ -106,6 +108,56 @@ def test_the_numbers_are_those_of_an_ordinary_table(spark: SparkSession, tmp_pat
     assert spark_rows.count() == len(rows)
 
 
+class Held(EarlyStopping):
+    """Evaluates the center after two commits, and lets the worker go on then."""
+
+    def __init__(self, df: DataFrame, evaluated: Path) -> None:
+        super().__init__(df, every_commits=1)
+        self.evaluated = evaluated
+
+    def on_center(self, context: CallbackContext) -> None:
+        super().on_center(context)
+        if context.clock == 2:
+            self.evaluated.touch()
+
+    @property
+    def losses(self) -> dict[float, float]:
+        return {found["clock"]: found["loss"] for found in self.evaluations if found["clock"] >= 2}
+
+
+class AsksForMore(Held):
+    """Asks, at the end, for what there is not."""
+
+    def on_end(self, context: CallbackContext) -> None:
+        super().on_end(context)
+        with pytest.raises(ConfigurationError, match=r"`context\.model` and `context\.restore_model` must not be used"):
+            context.model  # noqa: B018 - it is asked for
+        assert self.validation_batch is not None
+        arrays = self.validation_batch.x
+        others = replace(self.validation_batch, x=(np.arange(len(arrays[0]))[:, None], *arrays[1:]))
+        with pytest.raises(Exception, match=r"must be evaluated on rows that `TrainingSetup.read_rows` has returned"):
+            context.evaluate(others)
+
+
+def test_a_center_is_evaluated_with_the_rows_of_its_clock(spark: SparkSession, tmp_path: Path) -> None:
+    """The losses on validation rows are those of an ordinary table, which the driver has as a whole."""
+    df, validation = ratings(spark), ratings(spark, count=9)
+    table = keras.layers.Embedding(ROWS, WIDTH, name="table")
+    dense = scored(table, step_callback_layer(wait_at_step(8, tmp_path / "dense")))
+    table.set_weights([initial_rows(wide(tmp_path).table(), np.arange(ROWS))])
+    expected, found = Held(validation, tmp_path / "dense"), AsksForMore(validation, tmp_path / "wide")
+    trainer(dense, tables=["table"]).train(df, callbacks=[expected])
+    hook = step_callback_layer(wait_at_step(8, tmp_path / "wide"))
+    model = trainer(scored(wide(tmp_path), hook)).train(df, callbacks=[found])
+    last = max(expected.losses)
+    assert last > 2
+    for clock in (2, last):
+        assert found.losses[clock] == pytest.approx(expected.losses[clock], rel=1e-5)
+    assert found.losses[2] != found.losses[last]
+    # Nothing is lent any more: the model that comes back looks up any row.
+    np.testing.assert_array_equal(model.get_layer("table")(np.arange(ROWS)).shape, (ROWS, WIDTH))
+
+
 @pytest.mark.slow
 def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
     df, inputs = ratings(spark), inputs_of(ratings(spark))
@@ -120,7 +172,8 @@ def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
 def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Path) -> None:
     rows = 2**40
     names = spark.createDataFrame(
-        [(f"user {number % 17}", float(number % 3)) for number in range(60)], "name string, label double"
+        [(f"user {number % 17}", float(number % 3), number >= 51) for number in range(60)],
+        "name string, label double, held boolean",
     )
     df = names.withColumn("user", hashed_ids("name", rows))
     user = keras.Input((1,), dtype="int64")
@@ -128,9 +181,12 @@ def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Pa
     model = keras.Model(user, keras.layers.Flatten()(layer(user)))  # it has no other weights
     estimator = KerasEstimator(
         model, make("downpour", window=2), worker_optimizer=keras.optimizers.SGD(0.1), loss="mse", features_col="user",
-        label_col="label", num_workers=2, batch_size=8, num_epoch=2,
+        label_col="label", num_workers=2, batch_size=8, num_epoch=2, validation_indicator_col="held",
     )  # fmt: skip
     fitted = Pipeline(stages=[estimator]).fit(df)
+    trained: Any = fitted.stages[0]
+    held_out = trained.evaluate(df.where("held"))["loss"]
+    assert trained.summary.validation[-1]["loss"] == pytest.approx(held_out, rel=1e-5)
     fitted.write().overwrite().save(str(tmp_path / "model"))
     loaded = PipelineModel.load(str(tmp_path / "model"))
     stage = loaded.stages[0]
@@ -143,12 +199,12 @@ def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Pa
         )
     )
     assert stage.evaluate(df)["loss"] == pytest.approx(with_its_rows, rel=1e-5)
-    other = df.limit(5).union(spark.createDataFrame([("x", 0.0, 5)], df.schema))
+    other = df.limit(5).union(spark.createDataFrame([("x", 0.0, False, 5)], df.schema))
     predicted = loaded.transform(other).toPandas()
     expected = stage.keras_model.predict_on_batch(predicted.user.to_numpy()[:, None]).reshape(-1)
     np.testing.assert_array_equal(predicted.prediction.to_numpy().astype(np.float32), expected)
     with pytest.raises(Exception, match=r"ids of 'table' must be in \[0, .*Received: -3"):
-        loaded.transform(spark.createDataFrame([("x", 0.0, -3)], df.schema)).collect()
+        loaded.transform(spark.createDataFrame([("x", 0.0, False, -3)], df.schema)).collect()
 
 
 def test_a_hash_is_what_it_was(spark: SparkSession) -> None:
@@ -258,7 +314,14 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"must be trained by `distkeras\.Trainer`"):
             model.fit(inputs_of(df), np.zeros(70), verbose=0)
 
-    def test_a_callback_that_evaluates(self, spark: SparkSession, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "callback",
+        [lambda df: EarlyStopping(df, restore_best_weights=True), lambda df: KerasCallbacks([], df)],
+        ids=["restores", "uses the model"],
+    )
+    def test_a_callback_that_needs_the_whole_model(
+        self, spark: SparkSession, tmp_path: Path, callback: Callable[[DataFrame], Callback]
+    ) -> None:
         begun = []
 
         class Next(Callback):
@@ -266,10 +329,15 @@ class TestErrors:
                 begun.append(setup)
 
         df = ratings(spark)
-        callbacks: list[Callback] = [EarlyStopping(df, every_commits=1), Next()]
-        with pytest.raises(ConfigurationError, match="a callback that evaluates or restores the center"):
-            trainer(scored(wide(tmp_path))).train(df, callbacks=callbacks)
+        with pytest.raises(ConfigurationError, match=r"a callback that restores a center, or uses `context\.model`"):
+            trainer(scored(wide(tmp_path))).train(df, callbacks=[callback(df), Next()])
         assert not begun  # the error is from before any work
+
+    def test_a_validation_row_with_an_id_that_is_no_row(self, spark: SparkSession, tmp_path: Path) -> None:
+        bad = spark.createDataFrame([(3, [0, ROWS], [0.0, 0.0, 0.0], 0.0)], ratings(spark, count=1).schema)
+        with pytest.raises(BadValueError, match=rf"ids of 'table' must be .*Received: {ROWS} in row 0") as caught:
+            trainer(scored(wide(tmp_path))).train(ratings(spark), callbacks=[EarlyStopping(bad)])
+        assert caught.value.column == "others"
 
     @pytest.mark.slow
     def test_a_callback_that_restores_weights_of_another_moment(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -278,5 +346,5 @@ class TestErrors:
                 weights = context.center
                 context.restore(CenterWeights(0, np.zeros_like(weights.vector), weights.moving_statistics))
 
-        with pytest.raises(ConfigurationError, match="a callback that evaluates or restores the center"):
+        with pytest.raises(ConfigurationError, match="a callback that restores a center"):
             trainer(scored(wide(tmp_path))).train(ratings(spark), callbacks=[First(every_commits=1)])

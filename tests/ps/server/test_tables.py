@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.ps.sockets import socket_of
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables, table_worker
 
 from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.center.tables import make_table
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError, ServerLostError, ShapeError
 from distkeras.ps.protocol.framing import _CODES, encode
 from distkeras.ps.protocol.messages import (
@@ -24,6 +26,7 @@ from distkeras.ps.protocol.messages import (
     Commit,
     CommitRecord,
     Compute,
+    Inspect,
     InspectRows,
     PublishRows,
     Pull,
@@ -34,7 +37,7 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.protocol.tables import TableShape, block_rows
 from distkeras.ps.rules import Rule, make
-from distkeras.ps.server.table_requests import TableRequests
+from distkeras.ps.server.table_requests import TableRequests, rows_to_inspect
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
@@ -445,6 +448,22 @@ class TestPublication:
                 running.driver.request(message, TableRows)
             running.driver.close()
             np.testing.assert_array_equal(result_of(running, model), model.vector())
+
+    @pytest.mark.parametrize(
+        ("wants", "problem"),
+        [
+            (([1],), "an array of rows for each of 2 tables. Received: 1"),
+            (([], [1]), "1 rows of 'whole'"),
+            (([1, 1], []), "2 rows of 'far' from 1 to 1"),
+            (([-1], []), "from -1 to -1"),
+            (([1, 1 << 50], []), "in [0, 1125899906842624)"),
+        ],
+    )
+    def test_rows_that_a_driver_cannot_want_with_the_center(self, wants: Any, problem: str) -> None:
+        shapes = TableShape("far", 1 << 50, 2, 4, seed=0), TableShape("whole", 3, 2, 3)
+        message = Inspect(wants=tuple(np.array(ids, np.int64) for ids in wants))
+        with pytest.raises(RemoteProtocolError, match=re.escape(problem)):
+            rows_to_inspect(tuple(map(make_table, shapes)), message)
 
     def test_a_server_without_tables(self) -> None:
         with Running(make("downpour"), size=4, deadlines=PATIENT) as running:
