@@ -31,6 +31,8 @@ _LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
 #: How often, within `Deadlines.gather`, a client that waits for an answer looks for a server in the place of its own.
 #: The others wait for it no longer than that where a rule needs all workers at once.
 _LOOKS = 3
+#: Arrays in one frame of the server's, at most: so many say less than a frame's fields may.
+_ARRAYS_MAX = 1024
 
 
 class Channel:
@@ -269,8 +271,8 @@ class Client:
         self.deadlines = deadlines or Deadlines()
         self.world = world
         self.channel: Channel | None = None
-        #: Bounds on the server's frames.
-        self.limits = Limits()
+        #: Bounds on the server's frames; a driver is sent two arrays for each of a job's tables.
+        self.limits = Limits(arrays=_ARRAYS_MAX)
         self._met = met
         #: Held while a request is under way.
         self._requesting = world.lock()

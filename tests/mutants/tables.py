@@ -16,8 +16,8 @@ TABLES = (
     Mutant(
         "what moves while a driver reads tables is missing",
         DISPATCHER,
-        "            tables = () if message.moved_after < 0 else center.tables\n",
-        "            tables = ()\n",
+        "            moved = rows_to_inspect(center.tables, message)\n",
+        "            moved = ()\n",
         "a callback evaluates a model that never was",
         _SOCKETS,
     ),

@@ -362,6 +362,13 @@ def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> No
         np.testing.assert_array_equal(vector, result_of(running, model))
 
 
+def test_a_whole_center_of_many_tables() -> None:
+    model = some_model(*(TableShape(f"table {number}", 6, 2, 6) for number in range(9)))
+    with started(make("downpour"), model) as running:
+        _, vector = running.driver.whole_center(model.shapes)
+        np.testing.assert_array_equal(vector, model.vector())
+
+
 class TestPublication:
     def test_a_center_is_not_published_before_all_rows(self) -> None:
         model = some_model()
