@@ -116,6 +116,7 @@ class TestTheHelper:
         with pytest.raises(AssertionError, match=r"never happened: .*cut of worker 0 at mid-commit"):
             job.__exit__(None, None, None)
 
+    @pytest.mark.slow
     def test_mini_batches_that_count_for_less_or_are_missing(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("adag", window=2), workers=1, epochs=1) as job:
             job.run()

@@ -261,14 +261,15 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
         trainer(small_model()).train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
 
 
+@pytest.mark.slow  # another number of epochs is above
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ("weights", "state"),
-        pytest.param("optimizer", "state", marks=pytest.mark.slow),
-        pytest.param("rule", "rule.hyper_parameters.window", marks=pytest.mark.slow),
-        pytest.param("rows_max", "rows_max", marks=pytest.mark.slow),
-        pytest.param("side_by_side", "side_by_side", marks=pytest.mark.slow),
+        ("optimizer", "state"),
+        ("rule", "rule.hyper_parameters.window"),
+        ("rows_max", "rows_max"),
+        ("side_by_side", "side_by_side"),
     ],
 )
 def test_a_job_is_not_resumed_with_what_would_train_other_models(

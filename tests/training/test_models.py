@@ -180,14 +180,14 @@ class TestModels:
         with pytest.raises(ConfigurationError, match=r"frozen_weights=.*base\.weights\.h5"):
             trainer.train(clouds)
 
+    @pytest.mark.slow  # which types a label may have is in `data/test_schema`
     @pytest.mark.parametrize(
         ("label", "loss"),
         [
-            # Which types a label may have is in `data/test_schema`.
-            pytest.param("cast(label as long)", SPARSE, marks=pytest.mark.slow),
-            pytest.param("cast(label as double)", SPARSE, marks=pytest.mark.slow),
+            ("cast(label as long)", SPARSE),
+            ("cast(label as double)", SPARSE),
             ("array(cast(1 - label as float), cast(label as float))", "categorical_crossentropy"),
-            pytest.param("array(1 - label, label)", "mse", marks=pytest.mark.slow),
+            ("array(1 - label, label)", "mse"),
         ],
     )
     def test_kinds_of_labels(self, clouds: DataFrame, label: str, loss: str) -> None:
