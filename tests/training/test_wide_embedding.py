@@ -163,7 +163,10 @@ def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
     df, inputs = ratings(spark), inputs_of(ratings(spark))
     expected = trainer(scored(wide(tmp_path / "rows"))).train(df)
     made = trainer(scored(wide(tmp_path / "rows")), network=Network(server="cluster"))
-    model = made.train(df, checkpoint=tmp_path / "checkpoint")
+    stopping = EarlyStopping(df, every_commits=2)
+    model = made.train(df, checkpoint=tmp_path / "checkpoint", callbacks=[stopping])
+    errors = model.predict_on_batch(inputs)[:, 0] - df.toPandas().label.to_numpy()
+    assert stopping.evaluations[-1]["loss"] == pytest.approx(np.mean(errors**2), rel=1e-5)
     np.testing.assert_array_equal(model.predict_on_batch(inputs), expected.predict_on_batch(inputs))
     with pytest.raises(ConfigurationError, match="goes on from rows that were trained before"):
         trainer(model, network=Network(server="cluster")).train(df, checkpoint=tmp_path / "other")
