@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.measure import Case, Factory
-from bench.workload import PATIENCE, answer, fit_rate, session, steady_rate
+from bench.workload import PATIENCE, WORKERS, answer, fit_rate, session, steady_rate
 from distkeras import Monitoring, Trainer
 from distkeras.layers import WideEmbedding
 from distkeras.ps import rules
@@ -121,6 +121,7 @@ def _table(rows: int, count: int) -> Iterator[list[Case]]:
         yield [
             *(_beside_keras(rows, *kind, frame, count) for kind in kinds),
             *(_beside_dense(rows, *kind, frame) for kind in kinds if rows <= SOME),
+            *(_beside_bare(rows, *kind, frame) for kind in kinds if rows == MANY and kind[1] == WORKERS),
         ]
 
 
@@ -159,6 +160,41 @@ def _beside_dense(rows: int, optimizer: str, workers: int, frame: Frames) -> Cas
         target_naive=1.0 if rows > FEW else 0.95,
         note=f"{_NOTE}; naive: the whole table travels",
     )
+
+
+def _beside_bare(rows: int, optimizer: str, workers: int, frame: Frames) -> Case:
+    few = _few(optimizer, workers, frame)
+    return Case(
+        SECTION,
+        f"bare NumPy: {_name(rows, optimizer, workers)}",
+        "samples/s",
+        lambda: steady(model_of(rows, optimizer), workers, frame(rows), _by_rows(rows)),
+        lambda: with_bare_rows(few(), workers, bare_seconds(rows)),
+        target_limit=0.7,
+        once=rows == MANY,
+        note=f"{_NOTE}; limit: {FEW} rows, and in each window NumPy's unique, gather, add and scatter of {rows} rows",
+    )
+
+
+def bare_seconds(rows: int, windows: int = 64) -> float:
+    """Return the processor seconds of what NumPy alone does with the rows of one window, at worker and server."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, rows, (_COMMITS, WINDOW * BATCH * IDS), np.int32)
+    table, moved = np.zeros((rows, WIDTH), np.float32), np.full((ids.shape[1], WIDTH), 1e-3, np.float32)
+    spent = 0.0
+    for number in range(-_COMMITS, windows):  # the first ones touch the memory
+        began = time.thread_time()
+        touched, _ = np.unique(ids[number % _COMMITS], return_inverse=True)
+        table[touched] += moved[: touched.size]
+        _ = table[touched]  # a reply's rows
+        spent += (time.thread_time() - began) * (number >= 0)
+    return spent / windows
+
+
+def with_bare_rows(rate: float, workers: int, seconds: float) -> float:
+    """Return what becomes of ``rate``, samples a second, if a window takes a worker so many seconds more."""
+    samples = workers * WINDOW * BATCH
+    return samples / (samples / rate + seconds)
 
 
 def _name(rows: int, optimizer: str, workers: int) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.data.batches import aligned
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
 from distkeras.keras_model.row_optimizers import slots_of
-from distkeras.keras_model.variables import numpy_value
+from distkeras.keras_model.variables import hand_over, numpy_value
 from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import Ids
-from distkeras.ps.protocol.touched_rows import RowIndex, grown
+from distkeras.ps.protocol.touched_rows import RowIndex, grown, put_rows
 
 if TYPE_CHECKING:
     import keras
@@ -60,21 +61,32 @@ class RowValues:
         """Return the bytes of its memory."""
         return self._index.nbytes + self._values.nbytes
 
-    def get(self, ids: Ids, out: np.ndarray) -> None:
-        """Fill ``out``, float32 ``(len(ids), width)``, with the rows of ``ids``."""
+    def get(self, ids: Ids, out: np.ndarray) -> np.ndarray:
+        """Fill ``out``, float32 ``(len(ids), width)``, with the rows of ``ids``.
+
+        Returns:
+            The places of ``ids``, for `set`.
+        """
         places = self._index.find(ids)
         # "clip" writes straight into `out`, with any row where there is none.
         if len(self):
             np.take(self._values, places, axis=0, out=out, mode="clip")
-        out[places < 0] = self.initial
-
-    def set(self, ids: Ids, values: np.ndarray) -> None:
-        """Set the rows of ``ids``, each of which is there once."""
-        places = self._index.find(ids)
         new = places < 0
-        places[new] = self._index.add(ids[new])
-        self._values = grown(self._values, len(self))
-        self._values[places] = values
+        if new.any():
+            out[new] = self.initial
+        return places
+
+    def set(self, ids: Ids, values: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Set the rows of ``ids``, each of which is there once; ``places`` are what `get` has returned, if it is known.
+
+        No row was added since.
+        """
+        places = self._index.find(ids) if places is None else places
+        new = places < 0
+        if new.any():
+            places[new] = self._index.add(ids[new])
+            self._values = grown(self._values, len(self))
+        put_rows(self._values, places, values)
 
 
 class TableReplica(KerasReplica):
@@ -95,6 +107,8 @@ class TableReplica(KerasReplica):
         self._tables = rows.tables
         self._kept: list[RowValues] | None = None
         self._present: tuple[Ids, ...] | None = None
+        #: For each table, where the rows of the present window are kept, and -1 for those that are not yet.
+        self._kept_at: list[np.ndarray] = []
 
     def train(self, batches: Sequence[RowBatch]) -> np.ndarray:  # type: ignore[override]  # of windows with rows
         """Take one optimizer step per mini-batch, in order; see `KerasReplica.train`."""
@@ -142,7 +156,7 @@ class TableReplica(KerasReplica):
         own = OptimizerState(layout_of(optimizer, unsent), dense, zlib.crc32(dense.data))
         problem = load_state(optimizer, own, unsent)
         if not problem:
-            self._kept = kept
+            self._kept, self._present = kept, None
         return problem
 
     def _with_rows(self, layout: str) -> str:
@@ -169,18 +183,22 @@ class TableReplica(KerasReplica):
         if not tables or rows is self._present:
             return
         self._take_back()
+        self._kept_at = []
         for slots, kept, ids in zip(tables, self._kept_rows(), rows, strict=True):
-            values = np.full((slots[0].shape[0], kept.width), kept.initial, np.float32)
-            kept.get(ids, values[: len(ids)])
+            values = aligned((slots[0].shape[0], kept.width), np.dtype(np.float32))
+            self._kept_at.append(kept.get(ids, values[: len(ids)]))
+            values[len(ids) :] = kept.initial
             for slot, part in zip(slots, np.split(values, len(slots), axis=1), strict=True):
-                slot.assign(part)
+                hand_over(slot, part)
         self._present = rows
 
     def _take_back(self) -> None:
         """Keep what the optimizer has for the rows of the present window."""
         if self._present is not None:
-            for slots, kept, ids in zip(self._slots, self._kept_rows(), self._present, strict=True):
-                kept.set(ids, np.concatenate([numpy_value(slot)[: len(ids)] for slot in slots], axis=1))
+            every = zip(self._slots, self._kept_rows(), self._present, self._kept_at, strict=True)
+            for slots, kept, ids, places in every:
+                parts = [numpy_value(slot)[: len(ids)] for slot in slots]
+                kept.set(ids, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), places)
 
     def _kept_rows(self) -> list[RowValues]:
         """Return what is kept of rows, table by table; before the first step, of none."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
+#: Bytes of a variable from which a copy of it takes longer than another call of TensorFlow.
+_LARGE = 1 << 18
+
+
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return a copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
     joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
@@ -33,18 +37,43 @@ def lent(array: np.ndarray) -> tf.Tensor:
 
 def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:
     """Set the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
-    import tensorflow as tf
-
     copy = aligned(values.shape, np.dtype(np.float32))
     copy[...] = values
-    tf.raw_ops.AssignVariableOp(resource=handle, value=copy)
+    assign_own_float32(handle, copy)
 
 
-def variable_memory(handle: tf.Tensor) -> np.ndarray:
-    """Return the memory of the float32 variable behind ``handle``, to be read before the variable changes."""
+def assign_own_float32(handle: tf.Tensor, values: np.ndarray) -> None:
+    """Set the float32 variable behind ``handle`` to an `aligned` array of its shape, which it takes over."""
     import tensorflow as tf
 
+    if values.nbytes >= _LARGE:
+        _end_copies(handle)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=values)
+
+
+def variable_memory(handle: tf.Tensor, elements: int = 0) -> np.ndarray:
+    """Return the memory of the float32 variable behind ``handle``, to be read before the variable changes.
+
+    Args:
+        elements: of the variable, as far as the caller knows it.
+    """
+    import tensorflow as tf
+
+    if elements * np.dtype(np.float32).itemsize >= _LARGE:
+        _end_copies(handle)
     return np.asarray(memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)))
+
+
+def _end_copies(handle: tf.Tensor) -> None:
+    """Let the variable behind ``handle`` be read and set as a whole without a copy, until its rows are moved again.
+
+    From the first time that rows of a variable were moved one by one, TensorFlow copies it both ways. Where someone
+    still has its memory when that begins again, TensorFlow makes one copy then.
+    """
+    import tensorflow as tf
+
+    if "CPU" in handle.device:
+        tf.raw_ops.DisableCopyOnRead(resource=handle)
 
 
 @contextmanager

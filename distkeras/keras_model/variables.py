@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from distkeras.keras_model.tensorflow import assign_float32, variable_memory
+from distkeras.data.batches import is_aligned
+from distkeras.keras_model.tensorflow import assign_float32, assign_own_float32, variable_memory
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.layout import Layout
 
@@ -75,7 +77,10 @@ class VariableVector:
         import keras
 
         for variable, handle in self._with_handles:
-            yield keras.ops.convert_to_numpy(variable) if handle is None else variable_memory(handle)
+            if handle is None:
+                yield keras.ops.convert_to_numpy(variable)
+            else:
+                yield variable_memory(handle, math.prod(variable.shape))
 
 
 def numpy_value(variable: keras.Variable) -> np.ndarray:
@@ -83,8 +88,18 @@ def numpy_value(variable: keras.Variable) -> np.ndarray:
     import keras
 
     handle = _float32_handle(variable)
-    value: np.ndarray = keras.ops.convert_to_numpy(variable) if handle is None else variable_memory(handle)
-    return np.asarray(value)
+    if handle is None:
+        return np.asarray(keras.ops.convert_to_numpy(variable))
+    return variable_memory(handle, math.prod(variable.shape))
+
+
+def hand_over(variable: keras.Variable, values: np.ndarray) -> None:
+    """Set a variable to a float32 array that is not used from then on; one that is `aligned` is not copied."""
+    handle = _float32_handle(variable)
+    if handle is None:
+        variable.assign(values)
+    else:
+        (assign_own_float32 if is_aligned(values) else assign_float32)(handle, values)
 
 
 def copied(source: Sequence[keras.Variable], target: Sequence[keras.Variable]) -> bool:

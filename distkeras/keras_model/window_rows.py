@@ -27,10 +27,28 @@ class RowBatch(Batch):
     """A mini-batch whose ids are numbers among the rows of its window.
 
     Attributes:
-        rows: for each table, the rows that the window touches: the same object for all mini-batches of a window.
+        rows: for each table, the rows that the window touches, in the order of their numbers: the same object for all
+            mini-batches of a window.
     """
 
     rows: tuple[Ids, ...] = ()
+
+
+class _Touched(NamedTuple):
+    """The rows that a window touches, of one table.
+
+    They are numbered in the order in which the mini-batches name them: then those of one step are neighbors, and stay
+    in a core's cache.
+
+    Args:
+        touched: ascending.
+        places: their numbers.
+        by_number: the rows in the order of their numbers.
+    """
+
+    touched: Ids
+    places: np.ndarray
+    by_number: Ids
 
 
 class _Piece(NamedTuple):
@@ -78,26 +96,26 @@ class WindowRows:
     def _window_of(self, group: Sequence[Batch]) -> Window:
         pieces = list(_pieces(group))
         ids = [self._ids.of(piece.x) for piece in pieces]
-        rows: list[Ids] = [np.empty(0, np.int64)] * len(self._rows.tables)
+        found: list[_Touched] = [_Touched(*[np.empty(0, np.int64)] * 3)] * len(self._rows.tables)
         inputs: list[list[np.ndarray]] = [[piece.x[number] for number in self._rows.inputs] for piece in pieces]
         for lookup in self._rows.lookups:
-            touched, local = self._looked_up(lookup, pieces, ids)
+            rows, local = self._looked_up(lookup, pieces, ids)
             for number in lookup.tables:
-                rows[number] = touched
+                found[number] = rows
             for arrays, own in zip(inputs, local, strict=True):
                 arrays += own
-        rows_of_tables = tuple(rows)
+        rows_of_tables = tuple(rows.by_number for rows in found)
         batches = [
             batch
             for piece, arrays in zip(pieces, inputs, strict=True)
             for batch in _batches_of(piece, tuple(arrays), rows_of_tables)
         ]
-        return Window(batches, rows_of_tables)
+        return Window(batches, tuple(rows.touched for rows in found), tuple(rows.places for rows in found))
 
     def _looked_up(
         self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
-    ) -> tuple[Ids, list[list[np.ndarray]]]:
-        """Return the rows of a lookup, and for each piece and tensor the numbers of the ids among them."""
+    ) -> tuple[_Touched, list[list[np.ndarray]]]:
+        """Return the rows of a lookup, and for each piece and tensor the numbers of the ids."""
         own = [[arrays[source] for source in lookup.sources] for arrays in ids]
         flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
         if lookup.keeps_zero:
@@ -108,7 +126,11 @@ class WindowRows:
             self._require_rows(lookup, shape, pieces, own)
         if negative:  # as Keras counts from the end
             every = np.where(every < 0, every + shape.rows, every)
-        touched, numbers = np.unique(every, return_inverse=True)
+        touched, first, ranks = np.unique(every, return_index=True, return_inverse=True)
+        appears = np.zeros(every.size, np.bool_)
+        appears[first] = True
+        places = (np.cumsum(appears) - 1)[first]
+        numbers = places[ranks]
         local: list[list[np.ndarray]] = []
         at = int(lookup.keeps_zero)
         for arrays in own:
@@ -118,7 +140,7 @@ class WindowRows:
                 copy.reshape(-1)[...] = numbers[at : at + array.size]
                 at += array.size
                 local[-1].append(copy)
-        return touched.astype(np.int64), local
+        return _Touched(touched.astype(np.int64), places, every[appears].astype(np.int64)), local
 
     def _require_rows(
         self, lookup: Lookup, table: TableShape, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]

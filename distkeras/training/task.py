@@ -301,7 +301,7 @@ class _TaskAttempt:
         if rows is None or not isinstance(window, int):
             return None
         windows = WindowRows(self._read(source), rows, self._task.spec, window, self._client.worker)
-        return TableWindows(rows.tables, self._task.size, windows)
+        return TableWindows(rows.tables, self._task.size, windows, outgoing=lambda: self._client.payload(1)[0])
 
     def _read(self, source: BatchSource) -> Iterator[Batch]:
         """Yield the mini-batches of ``source``, and note how far it is read, for rewinds."""

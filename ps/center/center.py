@@ -608,11 +608,14 @@ class Center:
         """Return whether ``worker`` may be sent the center now."""
         return self.scheduler.ready(worker)
 
-    def release(self, worker: int, attempt: int, wants: Sequence[Ids] = ()) -> Released:
+    def release(
+        self, worker: int, attempt: int, wants: Sequence[Ids] = (), outs: Sequence[Vector | None] = ()
+    ) -> Released:
         """What ``worker`` is sent now: a write, for it sets where the worker's staleness counts from.
 
         Args:
             wants: the rows of each table that go with it, in range; none: no rows do.
+            outs: memory for these rows, flat; none, or None: they get some.
 
         Raises:
             LeaseLostError: ``attempt`` does not hold the lease.
@@ -627,7 +630,8 @@ class Center:
         if not self.traits.pull_first or lease.released is None:
             lease.release(self.clock, self._monotonic())
         rate, window = self.rate(self.clock), self.next_window(worker)
-        rows = tuple([table.gather(ids) for table, ids in zip(self.tables, wants, strict=True)]) if wants else ()
+        every = zip(self.tables, wants, outs or [None] * len(wants), strict=True) if wants else ()
+        rows = tuple([table.gather(ids, out) for table, ids, out in every])
         return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows)
 
     def release_companions(self, companions: Sequence[Commit], released: Released) -> None:
@@ -667,10 +671,8 @@ class Center:
 def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:
     """Raise a ConfigurationError unless that many tables may travel by rows under ``rule``, and with these options."""
     if not rule.traits.rows:
-        raise ConfigurationError(
-            f"`tables` must be empty: rule {rule.name!r}, as it is set, needs whole tables, and not the rows that a "
-            f"window touched. Received: {tables} tables"
-        )
+        text = f"rule {rule.name!r}, as it is set, needs whole tables, and not the rows that a window touched"
+        raise ConfigurationError(f"`tables` must be empty: {text}. Received: {tables} tables")
     if measure_gap:
         raise ConfigurationError(
             "`measure_gap` must be False where tables travel by rows: a gap is one of the whole center. "

@@ -12,7 +12,7 @@ from distkeras.ps.center.table_changes import TableChanges
 from distkeras.ps.errors import NonFiniteError, ShapeError
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
-from distkeras.ps.protocol.touched_rows import RowIndex, grown, initial_rows
+from distkeras.ps.protocol.touched_rows import RowIndex, grown, initial_rows, put_rows
 from distkeras.ps.rules.base import BLOCK, Chunk, Vector
 
 
@@ -79,14 +79,16 @@ class Table:
             if share is not None:
                 scale = share if scale is None else scale + share
             self.changes.note(rows, gathered)
-            self.array[rows] = payload.reshape(-1, width)
+            put_rows(self.array, rows, payload.reshape(-1, width))
         if self._moved_at.size:
             self._moved_at[ids] = clock
         return scale
 
-    def gather(self, ids: Ids) -> Vector:
-        """Return a copy of the rows ``ids``, flat."""
-        return np.take(self.array, ids, axis=0).reshape(-1)
+    def gather(self, ids: Ids, out: Vector | None = None) -> Vector:
+        """Return a copy of the rows ``ids``, flat; in ``out``, if that is given."""
+        out = np.empty(ids.size * self.shape.width, self.array.dtype) if out is None else out
+        np.take(self.array, ids, axis=0, out=out.reshape(-1, self.shape.width), mode="clip")
+        return out
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
         """Take over the rows of a snapshot, of a new table; ``ids`` says which they are, where not all are there."""
@@ -134,16 +136,17 @@ class PartialTable(Table):
         self._ids[places] = ids
         return places
 
-    def gather(self, ids: Ids) -> Vector:
-        """Return a copy of the rows ``ids``, flat."""
+    def gather(self, ids: Ids, out: Vector | None = None) -> Vector:
+        """Return a copy of the rows ``ids``, flat; in ``out``, if that is given."""
+        out = np.empty(ids.size * self.shape.width, self.array.dtype) if out is None else out
+        rows = out.reshape(-1, self.shape.width)
         places = self._index.find(ids)
         new = places < 0
-        if new.all():
-            return initial_rows(self.shape, ids).astype(self.array.dtype, copy=False).reshape(-1)
-        rows = np.take(self.array, places, axis=0, mode="clip")
+        if not new.all():
+            np.take(self.array, places, axis=0, out=rows, mode="clip")
         if new.any():
             rows[new] = initial_rows(self.shape, ids[new])
-        return rows.reshape(-1)
+        return out
 
     def put(self, start: int, ids: Ids, rows: np.ndarray) -> None:
         """Set touched rows from place number ``start`` on, as a driver publishes them.

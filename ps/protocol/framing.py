@@ -488,7 +488,7 @@ class Reader:
         dtype, slots = _DTYPES[entry.code], self.slots
         if slots is None or entry.slot is None:
             return self._allocate(kind, dtype, entry.size)
-        shared = slots.read(entry.slot, dtype)
+        shared = slots.read(entry.slot, dtype, entry.size)
         if kind is not Commit:
             return shared
         # Whole, and before anything is done with it: what the peer writes there from now on does not matter.

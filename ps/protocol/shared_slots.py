@@ -17,13 +17,17 @@ Rules:
    the next.
 5. A member writes its vectors to two slots in turn as well. A step has two for the same member at most, and no member
    sends one of the next step before all of its node have used those of the step before.
+6. Next to tables, the rows of each table have slots of their own, of which a message fills the beginning. Row numbers
+   travel.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -50,31 +54,53 @@ class SlotSizes:
         size: elements of the center.
         parts: vectors of a payload.
         packed: bytes of an encoded vector; 0: vectors travel as they are.
+        rows: for each table, elements of the rows that a window touches at most. Those of the first tables have slots,
+            as many as there can be; the others' travel.
     """
 
     size: int
     parts: int
     packed: int = 0
+    rows: tuple[int, ...] = ()
+
+    @property
+    def turns(self) -> int:
+        """Payloads that there is room for: one is written while another travels, which is never so next to tables."""
+        return 1 if self.rows else _TURNS
+
+    @property
+    def _payload_areas(self) -> int:
+        return self.parts if self.packed else self.turns * self.parts  # a payload is encoded when its turn has come
+
+    @property
+    def per_area(self) -> int:
+        """Slots of one vector and of the rows behind it."""
+        return 1 + min(len(self.rows), MOST_SLOTS // (self._payload_areas + _TURNS) - 1)
 
     @property
     def payloads(self) -> int:
         """Slots of payloads."""
-        return self.parts if self.packed else _TURNS * self.parts  # a payload is encoded when its turn has come
+        return self._payload_areas * self.per_area
 
     @property
     def slots(self) -> int:
         """All slots."""
-        return self.payloads + _TURNS
+        return self.payloads + _TURNS * self.per_area
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes from one slot to the next."""
-        return math.ceil(max(self.size * _FLOAT32.itemsize, self.packed, 1) / _PAGE) * _PAGE
+    def elements(self) -> int:
+        """Elements of a vector with the rows of all tables behind it."""
+        return self.size + sum(self.rows)
+
+    @property
+    def area_bytes(self) -> int:
+        """Bytes from one vector, with rows behind it, to the next."""
+        return math.ceil(max(self.elements * _FLOAT32.itemsize, self.packed, 1) / _PAGE) * _PAGE
 
     @property
     def nbytes(self) -> int:
         """Bytes of the memory."""
-        return _PAGE + self.slots * self.slot_bytes
+        return _PAGE + (self._payload_areas + _TURNS) * self.area_bytes
 
 
 class SharedSlots:
@@ -90,15 +116,22 @@ class SharedSlots:
         self._sizes = sizes
         self.server = server
         self._token = np.ndarray((TOKEN_BYTES,), np.uint8, memory)
-        places = range(_PAGE, sizes.nbytes, sizes.slot_bytes)
-        #: Each slot as a vector, and as an encoded one.
-        self._vectors = [np.ndarray((sizes.size,), _FLOAT32, memory, place) for place in places]
-        self._packed = [np.ndarray((sizes.packed,), _PACKED, memory, place) for place in places]
+        places = range(_PAGE, sizes.nbytes, sizes.area_bytes)
+        #: Each vector, with the rows behind it.
+        self._areas = [np.ndarray((sizes.elements,), _FLOAT32, memory, place) for place in places]
+        stops = tuple(accumulate((sizes.size, *sizes.rows[: sizes.per_area - 1])))
+        cuts = [slice(start, stop) for start, stop in zip((0, *stops), stops, strict=False)]
+        #: Each slot as a vector or as rows, and as an encoded vector.
+        self._vectors = [area[cut] for area in self._areas for cut in cuts]
+        self._packed = [np.ndarray((sizes.packed,), _PACKED, memory, place) for place in places for _ in cuts]
+        #: The slot at an address, of those that this end writes to before it sends.
+        own = range(sizes.payloads, sizes.slots) if server else range(sizes.payloads)
+        self._slot_at = {_address(self._vectors[slot]): slot for slot in own if self._vectors[slot].size}
         if server:
             for slot in (*self._vectors[: sizes.payloads], *self._packed[: sizes.payloads]):
                 slot.flags.writeable = False
-        #: The first of the slots that this end takes in turn, and which of them was written last.
-        self._first, self._turn = (sizes.payloads if server else 0), 0
+        #: The first of the slots that this end takes in turn, which turn was written last, and that of rows.
+        self._first, self._turn, self._rows_turn = (sizes.payloads if server else 0), 0, 0
 
     def write_token(self, token: bytes) -> None:
         """Write what shows the server that this is the memory that the worker has made."""
@@ -109,52 +142,83 @@ class SharedSlots:
         return hmac.compare_digest(self._token.tobytes(), token)
 
     def payload(self, turn: int) -> tuple[np.ndarray, ...]:
-        """Return memory for the parts of a payload that is not encoded, float32; ``turn`` is 0 or 1."""
-        return tuple(self._vectors[turn * self._sizes.parts : (turn + 1) * self._sizes.parts])
+        """Return memory for the parts of a payload that is not encoded, float32, each with the rows of all tables.
+
+        The number ``turn`` is below `SlotSizes.turns`.
+        """
+        return tuple(self._areas[turn * self._sizes.parts : (turn + 1) * self._sizes.parts])
+
+    @property
+    def turns(self) -> int:
+        """How many payloads there is memory for."""
+        return self._sizes.turns
 
     def packed_payload(self) -> tuple[np.ndarray, ...]:
         """Return memory for the encoded parts of a payload, uint8."""
         return tuple(self._packed[: self._sizes.parts])
 
+    def rows_of_reply(self, sizes: Sequence[int]) -> list[np.ndarray | None]:
+        """Return memory for the rows of each table in the next reply, float32; None for those that travel.
+
+        Args:
+            sizes: elements of the rows of each table.
+        """
+        self._rows_turn = (self._rows_turn + 1) % _TURNS
+        first = self._sizes.payloads + self._rows_turn * self._sizes.per_area + 1
+        slots = self._vectors[first : first + self._sizes.per_area - 1]
+        own: list[np.ndarray | None] = [slot[:size] for slot, size in zip(slots, sizes, strict=False)]
+        return own + [None] * (len(sizes) - len(own))
+
     def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
         """Return the slot in which ``array``, of a message that is about to be sent, is; None: it must travel.
 
-        A worker's payload is in its slot if it was written there. A server's reply is copied to one, and so is a
-        member's vector.
+        A worker's payload, and the rows of a server's reply, are in their slots if they were written there. The center
+        of a reply is copied to one, and so is a member's vector.
         """
-        if kind is Commit and not self.server and name in ("parts", "packed"):
-            written = self._vectors if name == "parts" else self._packed
-            return next((slot for slot in range(self._sizes.payloads) if written[slot] is array), None)
-        if kind is CenterReply and self.server and name in ("center", "packed"):
-            return self._copied(array, self._vectors if name == "center" else self._packed)
+        if not array.size:
+            return None
         if kind is PeerVector and name == "vector":
             return self._copied(array, self._vectors)
+        if name in (("rows",) if self.server else ("parts", "packed", "moved")):
+            slot = self._slot_at.get(_address(array))
+            return None if slot is None or not self._fits(slot, array.dtype, array.size) else slot
+        if kind is CenterReply and self.server and name in ("center", "packed"):
+            return self._copied(array, self._vectors if name == "center" else self._packed)
         return None
 
     def _copied(self, array: np.ndarray, slots: list[np.ndarray]) -> int | None:
         """Return the slot whose turn it is, with ``array`` in it; None: it has another size."""
         turn = (self._turn + 1) % _TURNS
-        slot = self._first + turn
-        if not array.size or slots[slot].size != array.size:
+        slot = self._first + turn * self._sizes.per_area
+        if slots[slot].size != array.size:
             return None
         slots[slot][...] = array
         self._turn = turn
         return slot
 
+    def _fits(self, slot: int, dtype: np.dtype, size: int) -> bool:
+        """Return whether an array of so many elements may be in a slot: the whole of a vector, or some rows."""
+        if slot % self._sizes.per_area:
+            return dtype == _FLOAT32 and size <= self._vectors[slot].size
+        return size == {_FLOAT32: self._sizes.size, _PACKED: self._sizes.packed}.get(dtype)
+
     def require(self, kind: type[Message], slot: int, dtype: np.dtype, size: int) -> None:
         """Raise a RemoteProtocolError unless the peer may name this slot for such an array."""
         expected, slots = (Commit, range(self._sizes.payloads)) if self.server else (CenterReply, self._reply_slots)
-        sizes = {_FLOAT32: self._sizes.size, _PACKED: self._sizes.packed}
-        if kind not in (expected, PeerVector) or slot not in slots or sizes.get(dtype) != size:
+        if kind not in (expected, PeerVector) or slot not in slots or not self._fits(slot, dtype, size):
             raise RemoteProtocolError(
-                f"a slot must be one of {slots} with a vector of a {expected.__name__}. "
+                f"a slot must be one of {slots} with a vector of a {expected.__name__}, or with rows. "
                 f"Received: slot {slot} with {size} elements of {dtype} of a {kind.__name__}"
             )
 
-    def read(self, slot: int, dtype: np.dtype) -> np.ndarray:
+    def read(self, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
         """Return what is in a slot that the peer has named; a commit must be copied, all else may be read there."""
-        return (self._vectors if dtype == _FLOAT32 else self._packed)[slot]
+        return (self._vectors if dtype == _FLOAT32 else self._packed)[slot][:size]
 
     @property
     def _reply_slots(self) -> range:
         return range(self._sizes.payloads, self._sizes.slots)
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])

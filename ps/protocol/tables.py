@@ -88,11 +88,16 @@ class Span(NamedTuple):
     width: int
 
 
+def row_elements(shapes: Sequence[TableShape]) -> tuple[int, ...]:
+    """Return how many elements the rows of each table have that a window touches, at most."""
+    return tuple(shape.most * shape.width for shape in shapes)
+
+
 def spans(dense: int, shapes: Sequence[TableShape]) -> tuple[Span, ...]:
     """Return where the small tables, of ``most`` rows each, lie behind the ``dense`` elements of a worker's vector."""
     found, start = [], dense
-    for shape in shapes:
-        found.append(Span(start, start + shape.most * shape.width, shape.width))
+    for shape, elements in zip(shapes, row_elements(shapes), strict=True):
+        found.append(Span(start, start + elements, shape.width))
         start = found[-1].stop
     return tuple(found)
 

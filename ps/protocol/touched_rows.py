@@ -72,14 +72,19 @@ class RowIndex:
 
     def find(self, ids: Ids) -> np.ndarray:
         """Return the place of each row, int64; -1 for one that was not added."""
-        places = np.full(len(ids), -1, np.int64)
-        left, at = np.arange(len(ids)), self._first(ids)
+        at = self._first(ids)
+        known: np.ndarray = self._ids[at]
+        places: np.ndarray = self._places[at]
+        left = np.flatnonzero(known != ids)
+        known, at = known[left], at[left]
         while left.size:
+            places[left[known < 0]] = -1
+            on = known >= 0
+            left, at = left[on], self._next(at[on])
             known = self._ids[at]
             hit = known == ids[left]
             places[left[hit]] = self._places[at[hit]]
-            on = ~hit & (known >= 0)
-            left, at = left[on], self._next(at[on])
+            left, at, known = left[~hit], at[~hit], known[~hit]
         return places
 
     def add(self, ids: Ids) -> np.ndarray:
@@ -120,3 +125,13 @@ def grown(array: np.ndarray, rows: int) -> np.ndarray:
     larger = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
+
+
+def put_rows(array: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
+    """Set ``array[places] = rows``; arrays ``(count, width)`` of one dtype, contiguous, and places in range.
+
+    NumPy copies a row as a whole if it is one element, in about half of the time that it takes for its numbers.
+    """
+    if rows.size:
+        row = np.dtype((np.void, array.itemsize * array.shape[1]))
+        np.put(array.view(row).reshape(-1), places, rows.view(row).reshape(-1), mode="clip")

@@ -75,8 +75,9 @@ from distkeras.ps.protocol.messages import (
     error_of,
     fault_of,
 )
-from distkeras.ps.protocol.shared_slots import SlotSizes
-from distkeras.ps.protocol.tables import Ids, block_bytes, most_state_bytes
+from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
+from distkeras.ps.protocol.tables import Ids, TableShape, block_bytes, most_state_bytes, row_elements
+from distkeras.ps.rules.base import Vector
 from distkeras.ps.server.connections import LeaseConnections, Peer
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
 from distkeras.ps.server.relay_groups import RelayGroups
@@ -104,6 +105,8 @@ class PeerVectors:
         self._received: list[Buffer | None] = []
         #: What must not change until the reply is sent.
         self._sending: list[Buffer] = []
+        #: The memory that this connection's ends share; None: they share none.
+        self.slots: SharedSlots | None = None
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         """Return the memory for the next array of a message that arrives."""
@@ -141,6 +144,17 @@ class PeerVectors:
                 buffer.array[...] = part
         self._received[: len(parts)] = [None] * len(parts)
         return parts
+
+    def slot_sizes(self, center: Center) -> SlotSizes:
+        """Return what is in the memory that the ends of this connection may share."""
+        packed = 0 if self.codec is None else self.codec.nbytes
+        return SlotSizes(center.size, center.traits.parts, packed, row_elements(center.table_shapes))
+
+    def rows_of_reply(self, shapes: Sequence[TableShape], wants: Sequence[Ids]) -> Sequence[Vector | None]:
+        """Return shared memory for the rows of the next reply, table by table; None where there is none."""
+        if self.slots is None or not wants:
+            return [None] * len(wants)
+        return self.slots.rows_of_reply([ids.size * shape.width for ids, shape in zip(wants, shapes, strict=True)])
 
     def known_finite(self, commit: Commit) -> bool:
         """Return whether the vectors of ``commit`` are finite without a look at each number."""
@@ -399,9 +413,7 @@ class Dispatcher:
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
             report(log, "takeover", _TAKEOVER, *where, worker=worker, attempt=attempt)
-        codec = peer.vectors.codec
-        sizes = SlotSizes(center.size, center.traits.parts, 0 if codec is None else codec.nbytes)
-        slots = None if welcome.finished else map_slots(message, sizes, self._world)
+        slots = None if welcome.finished else map_slots(message, peer.vectors.slot_sizes(center), self._world)
         peer.share(slots)  # from the next frame on that has a vector: this answer has none
         return replace(welcome, shares=slots is not None)
 
@@ -682,7 +694,7 @@ class Dispatcher:
             )
         self.changed.require_running()
         self._require_holder(peer, center, worker, attempt)
-        return center.release(worker, attempt, wants)
+        return center.release(worker, attempt, wants, peer.vectors.rows_of_reply(center.table_shapes, wants))
 
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
         center.leases.held(worker, attempt)

@@ -79,6 +79,7 @@ class Session:
     def share(self, slots: SharedSlots | None) -> None:
         """Find and leave the vectors of messages in ``slots``; None: no longer."""
         self.channel.connection.share(slots)
+        self.vectors.slots = slots
 
     def _run(self) -> None:
         error: Exception | None = None

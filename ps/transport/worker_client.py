@@ -46,7 +46,7 @@ from distkeras.ps.protocol.messages import (
     fault_of,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
-from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes
+from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes, row_elements
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
@@ -57,6 +57,8 @@ from distkeras.ps.world.world import REAL, Lock, World
 
 log = logging.getLogger(__name__)
 
+#: Bytes of memory that a worker shares next to tables at most: all of it is reserved from the beginning.
+_MOST_SHARED = 256 << 20
 #: How many heartbeats a lease lasts: some may be late.
 BEATS_A_LEASE = 4
 
@@ -225,8 +227,8 @@ class WorkerClient(Client):
         metrics: the history's metric columns, loss first.
         wire_format: the format of vectors on the wire, both ways: a name in `compression.FORMATS`.
         tables: the shapes of the tables whose rows travel.
-        shared_parts: how many parts each payload has, if vectors may be in memory that a server on this host shares;
-            0: they travel, as they do next to tables.
+        shared_parts: how many parts each payload has, if vectors and rows may be in memory that a server on this host
+            shares; 0: they travel.
         micro_batch: the number of the stream's micro-batch that the partition is of; -1: the job trains no stream.
         group: the worker's place in its group, which the caller closes; None: it commits for itself.
 
@@ -276,10 +278,11 @@ class WorkerClient(Client):
         self._most_state_bytes = most_state_bytes(size, tables)
         self._reuses_centers = size != moving_statistics and not tables
         self._format = WorkerFormat(wire_format, size)
+        sizes = SlotSizes(size, shared_parts, self._format.nbytes or 0, row_elements(tables))
+        #: Elements of a payload: its rows lie behind the dense ones.
+        self._payload_size = sizes.elements
         #: What is in the memory that this worker offers to each connection's server; None: it offers none.
-        self._sizes: SlotSizes | None = None
-        if shared_parts and not tables:
-            self._sizes = SlotSizes(size, shared_parts, self._format.nbytes or 0)
+        self._sizes = sizes if shared_parts and not (tables and sizes.nbytes > _MOST_SHARED) else None
         #: The slots of the connection, if its server shares them.
         self._slots: SharedSlots | None = None
         #: The rule still reads the center that was delivered last while the next one arrives.
@@ -314,7 +317,7 @@ class WorkerClient(Client):
 
     def fill_payloads_in(self, slots: SharedSlots) -> None:
         """Let the next payloads be in memory that a relay shares."""
-        self._payloads = _SpareBuffers([slots.payload(turn) for turn in (0, 1)], self._payloads.in_use)
+        self._payloads = _SpareBuffers([slots.payload(turn) for turn in range(slots.turns)], self._payloads.in_use)
 
     def spare_payload(self, own: tuple[Vector, ...]) -> tuple[Vector, ...]:
         """Return buffers for a payload that are not ``own``."""
@@ -337,8 +340,11 @@ class WorkerClient(Client):
         return self._centers.spare(lambda: np.empty(self.size, np.float32))
 
     def payload(self, parts: int) -> tuple[Vector, ...]:
-        """Return buffers for the next commit, other than those of a commit that is under way."""
-        return self._payloads.spare(lambda: tuple(np.empty(self.size, np.float32) for _ in range(parts)))
+        """Return buffers for the next commit, other than those of a commit that is under way.
+
+        Behind the dense elements of each are the rows of all tables, as `tables.spans` says.
+        """
+        return self._payloads.spare(lambda: tuple(np.empty(self._payload_size, np.float32) for _ in range(parts)))
 
     def join(self) -> Welcome:
         """Ask for the partition's lease, and wait while another attempt has it and is alive.
@@ -398,7 +404,7 @@ class WorkerClient(Client):
         if self.channel is not None:
             self.channel.connection.share(slots)
         if slots is not self._slots:
-            own = () if slots is None or self._format.nbytes else [slots.payload(turn) for turn in (0, 1)]
+            own = [slots.payload(turn) for turn in range(slots.turns)] if slots and not self._format.nbytes else []
             self._payloads = _SpareBuffers(own, self._payloads.in_use)
             self._slots = slots
 

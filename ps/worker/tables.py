@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.messages import Reply
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, spans
+from distkeras.ps.protocol.touched_rows import put_rows
 from distkeras.ps.rules.base import Rule, Vector
 
 if TYPE_CHECKING:
@@ -20,12 +21,14 @@ class Window(NamedTuple):
     """The mini-batches of one communication window, and the rows that they touch.
 
     Args:
-        batches: in order; the ids in them are local ones, positions in ``rows``.
+        batches: in order; the ids in them are local ones, numbers of rows of the small table.
         rows: of each table, strictly ascending, at most its `TableShape.most`.
+        places: for each of the ``rows``, its number in the small table, int64; none: they are there in their order.
     """
 
     batches: Sequence[BatchLike]
     rows: tuple[Ids, ...]
+    places: tuple[np.ndarray, ...] = ()
 
 
 class TableWindows:
@@ -38,9 +41,16 @@ class TableWindows:
         shapes: of the tables.
         dense: elements in front of the tables.
         windows: the windows, as long as the rule's, none across an epoch's end.
+        outgoing: returns the memory for what the next commit sends, such a vector; None: it is the same for all.
     """
 
-    def __init__(self, shapes: Sequence[TableShape], dense: int, windows: Iterator[Window]) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[TableShape],
+        dense: int,
+        windows: Iterator[Window],
+        outgoing: Callable[[], Vector] | None = None,
+    ) -> None:
         self._shapes, self._dense, self._spans = tuple(shapes), dense, spans(dense, shapes)
         #: Elements of the vector.
         self.size = self._spans[-1].stop if self._spans else dense
@@ -55,6 +65,8 @@ class TableWindows:
         #: Where the rows in each vector end, table by table.
         self._ends = [[span.start for span in self._spans] for _ in self._vectors]
         self._payload = (np.zeros(self.size, np.float32),)
+        memory = np.empty(0 if outgoing else self.size, np.float32)
+        self._outgoing: Callable[[], Vector] = outgoing or (lambda: memory)
 
     def __iter__(self) -> Iterator[BatchLike]:
         """The mini-batches of all windows."""
@@ -92,6 +104,7 @@ class TableWindows:
             RemoteProtocolError: the reply has other rows than were asked for.
         """
         assert reply.center is not None, "the driver of the loop must answer a pull with the center"
+        window = self._present if reply.refused else self._look_ahead()
         asked = self.touched if reply.refused else self.wants
         expected = [ids.size * span.width for ids, span in zip(asked, self._spans, strict=True)]
         if [rows.size for rows in reply.rows] != expected:
@@ -105,22 +118,33 @@ class TableWindows:
         vector[: self._dense] = reply.center
         for number, (span, rows) in enumerate(zip(self._spans, reply.rows, strict=True)):
             end = span.start + rows.size
-            vector[span.start : end] = rows
+            if window is None or not window.places:
+                vector[span.start : end] = rows
+            else:
+                own, width = vector[span.start : end], span.width
+                put_rows(own.reshape(-1, width), window.places[number], rows.reshape(-1, width))
             vector[end : ends[number]] = 0
             ends[number] = end
         return vector
 
     def payload(self) -> tuple[Vector, ...]:
-        """Return the buffers for the next commit."""
+        """Return the buffers for the rule's next payload."""
         return self._payload
 
     def moved(self, part: Vector) -> tuple[Vector, tuple[Vector, ...]]:
-        """Return the dense part of a payload, and its rows at `touched` of each table; slices, not copies."""
-        rows = [
-            part[span.start : span.start + ids.size * span.width]
-            for span, ids in zip(self._spans, self.touched, strict=True)
-        ]
-        return part[: self._dense], tuple(rows)
+        """Return copies of the dense part of a payload, and of its rows at `touched` of each table, to be sent."""
+        touched, out, moved = self.touched, self._outgoing(), list[Vector]()
+        out[: self._dense] = part[: self._dense]
+        for number, (span, ids) in enumerate(zip(self._spans, touched, strict=True)):
+            end = span.start + ids.size * span.width
+            own, rows = part[span.start : end], out[span.start : end]
+            if self._present is None or not self._present.places:
+                rows[...] = own
+            else:
+                places, shape = self._present.places[number], (-1, span.width)
+                np.take(own.reshape(shape), places, axis=0, out=rows.reshape(shape), mode="clip")
+            moved.append(rows)
+        return out[: self._dense], tuple(moved)
 
 
 def require_table_windows(rule: Rule, *, overlap: bool) -> None:

@@ -176,8 +176,8 @@ TABLES_SAVED = (
     Mutant(
         "to send a row touches it",
         "ps/center/tables.py",
-        "        places = self._index.find(ids)\n        new = places < 0\n        if new.all():\n",
-        "        places = self._places(ids)\n        new = places < 0\n        if new.all():\n",
+        "        places = self._index.find(ids)\n        new = places < 0\n        if not new.all():\n",
+        "        places = self._places(ids)\n        new = places < 0\n        if not new.all():\n",
         "the server keeps rows that nothing has moved",
         _PARTIAL,
     ),

@@ -61,12 +61,12 @@ def _a_payload_is_the_one_before() -> list[Patch]:
     """A server finds in a slot what its worker had written there the time before."""
     read = SharedSlots.read
 
-    def late(self: SharedSlots, slot: int, dtype: np.dtype) -> np.ndarray:
-        found = read(self, slot, dtype)
+    def late(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
+        found = read(self, slot, dtype, size)
         if not self.server:
             return found
         before = vars(self).setdefault("mutant", {})
-        array, before[slot, dtype] = before.get((slot, dtype), found), found.copy()
+        array, before[slot, dtype, size] = before.get((slot, dtype, size), found), found.copy()
         return np.asarray(array)
 
     return [(SharedSlots, "read", late)]

@@ -445,7 +445,7 @@ def run_attempt(
         batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
         if member is not None:
             return member.begin(welcome, replica, batches)
-        tables = _table_windows(plan, layout, watch, worker, batches)
+        tables = _table_windows(plan, layout, watch, client, batches)
         return work(
             rule,
             replica,
@@ -522,15 +522,17 @@ def _client_options(settings: WorkerSettings, size: int, plan: Plan) -> dict[str
 
 
 def _table_windows(
-    plan: Plan, layout: Layout, watch: Watch, worker: int, batches: Iterator[VirtualBatch]
+    plan: Plan, layout: Layout, watch: Watch, client: WatchedClient, batches: Iterator[VirtualBatch]
 ) -> TableWindows | None:
     """The windows of ``batches`` whose rows travel; None: the run has no tables."""
     shapes, window = shapes_of(plan, watch.size), plan.make_rule().window
     if not shapes:
         return None
     assert isinstance(window, int)
-    cut = cut_windows(batches, lambda batch: layout.element(worker, batch.epoch, batch.index), window, len(shapes))
-    return TableWindows(shapes, watch.size, cut)
+    cut = cut_windows(
+        batches, lambda batch: layout.element(client.worker, batch.epoch, batch.index), window, len(shapes)
+    )
+    return TableWindows(shapes, watch.size, cut, outgoing=lambda: client.payload(1)[0])
 
 
 def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:

@@ -9,7 +9,7 @@ import pytest
 from support.ps.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.framing import Connection, Limits
 from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, PeerVector
 from distkeras.ps.protocol.shared_slots import MOST_SLOTS, TOKEN_BYTES, SharedSlots, SlotSizes
 
@@ -91,6 +91,64 @@ def test_an_encoded_center_and_a_whole_one_take_turns() -> None:
     assert packed.packed.tolist() == list(range(7))
 
 
+TABLES = SlotSizes(2, parts=1, rows=(6, 4))
+
+
+def test_rows_are_in_slots_of_their_own() -> None:
+    pair = Pair(TABLES)
+    (payload,) = pair.worker.payload(0)
+    payload[...] = np.arange(12)
+    dense, users, items = payload[:2], payload[2:6], payload[8:9]
+    event, traveled = pair.send(some_commit(dense, moved=(users, items)))
+    copies = (users.copy(), items.copy())
+    _, longer = pair.send(some_commit(dense.copy(), moved=copies))
+    assert longer == traveled + 4 * (2 + 4 + 1)
+    assert [part.tolist() for part in (*event.parts, *event.moved)] == [[0, 1], [2, 3, 4, 5], [8]]
+    payload[...] = -1.0  # of the next commit: the server has its own copy
+    assert event.moved[0].tolist() == [2, 3, 4, 5]
+
+
+def test_rows_of_replies_take_turns() -> None:
+    pair = Pair(TABLES)
+    events = []
+    for number in range(3):
+        users, items = pair.server.rows_of_reply([6, 2])
+        assert users is not None
+        assert items is not None
+        users.fill(number)
+        items.fill(number)
+        center = np.full(2, number, np.float32)
+        event, traveled = pair.send(reply(center, rows=(users, items)), by_worker=False)
+        _, longer = Pair(TABLES).send(reply(center, rows=(users.copy(), items.copy())), by_worker=False)
+        assert longer == traveled + 4 * (6 + 2)
+        events.append(event)
+    assert [[part.tolist() for part in event.rows] for event in events[1:]] == [[[n] * 6, [n] * 2] for n in (1, 2)]
+    assert events[0].rows[0].tolist() == [2] * 6  # the first one's slot is the third one's
+
+
+def test_the_rows_of_more_tables_than_there_are_slots_travel() -> None:
+    sizes = SlotSizes(2, parts=1, rows=(3,) * 12)
+    assert sizes.slots <= MOST_SLOTS
+    pair = Pair(sizes)
+    (payload,) = pair.worker.payload(0)
+    payload[...] = np.arange(38)
+    moved = tuple(payload[2:].reshape(12, 3))
+    pair.server_end.set_limits(Limits(arrays=16))
+    event, _ = pair.send(some_commit(payload[:2], moved=moved))
+    np.testing.assert_array_equal(event.moved, moved)
+    rows = pair.server.rows_of_reply([3] * 12)
+    assert [row is None for row in rows] == [number >= sizes.per_area - 1 for number in range(12)]
+
+
+def test_more_rows_than_a_slot_has_are_refused() -> None:
+    pair = Pair(TABLES)
+    liar = Lying(TABLES, memoryview(bytearray(TABLES.nbytes)), server=False)
+    liar.slot = 1
+    pair.client_end.share(liar)
+    with pytest.raises(RemoteProtocolError, match=r"a slot must be one of .* or with rows"):
+        pair.send(some_commit(np.ones(7, np.float32)))
+
+
 def test_a_center_of_another_size_travels() -> None:
     pair = Pair()
     event, _ = pair.send(reply(np.ones(4, np.float32)), by_worker=False)
@@ -101,7 +159,7 @@ def test_a_server_cannot_write_to_payloads() -> None:
     pair = Pair()
     for slot in range(SIZES.payloads):
         with pytest.raises(ValueError, match="read-only"):
-            pair.server.read(slot, np.dtype("<f4"))[0] = 1.0
+            pair.server.read(slot, np.dtype("<f4"), 5)[0] = 1.0
 
 
 @pytest.mark.parametrize("by_worker", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -116,11 +117,14 @@ class Turns:
 
 @pytest.mark.parametrize("dense", [0, 4])
 @pytest.mark.parametrize("name", ["downpour", "agn", "asgd"])
-def test_a_job_by_rows_ends_as_the_dense_one(name: str, dense: int) -> None:
+@pytest.mark.parametrize("shared", [False, hasattr(os, "memfd_create")])
+def test_a_job_by_rows_ends_as_the_dense_one(name: str, dense: int, shared: bool) -> None:
     rule, model = make(name) if name == "asgd" else make(name, window=2), some_model(dense=dense)
     data = some_batches(model, 7, epochs=2)
     with started(rule, model) as running:
-        client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT)
+        options: dict[str, Any] = {"deadlines": PATIENT, "shared_parts": int(shared)}
+        client, welcome, begin = table_worker(running.address, rule, model, data, **options)
+        assert client.shares_memory == shared
         run_worker(client, welcome, begin)
         client.close()
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
@@ -130,7 +134,7 @@ def test_many_tables() -> None:
     model = some_model(*[TableShape(f"table {number}", 5 + number, 2, 4) for number in range(20)])
     rule, data = make("downpour"), some_batches(model, 3)
     with started(rule, model) as running:
-        client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT)
+        client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT, shared_parts=1)
         run_worker(client, welcome, begin)
         client.close()
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))

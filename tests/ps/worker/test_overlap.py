@@ -55,11 +55,13 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
         thread = threading.Thread(target=run_worker, args=(client, welcome, lambda welcome: loop), daemon=True)
         release, server = present(running.server.center).release, running.server
 
-        def held(worker: int, attempt: int, wants: Sequence[np.ndarray] = ()) -> Released:
+        def held(
+            worker: int, attempt: int, wants: Sequence[np.ndarray] = (), outs: Sequence[np.ndarray | None] = ()
+        ) -> Released:
             # Under the server's lock: the first commit is applied, and its reply waits for the second window.
             if present(server.center).clock == 1:
                 assert began.wait(patience(20))
-            return release(worker, attempt, wants)
+            return release(worker, attempt, wants, outs)
 
         present(running.server.center).release = held
         thread.start()

@@ -54,14 +54,25 @@ def test_a_reply_is_seen_as_one_vector() -> None:
     assert second.tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 4, 5]
 
 
-def test_a_payload_is_cut_and_not_copied() -> None:
+def test_a_payload_is_cut() -> None:
     windows = windows_of(window(ids(1, 4), ids(0)), window(ids(2), ids(3)))
     list(zip(range(1), windows, strict=False))
     (payload,) = windows.payload()
     payload[...] = np.arange(SIZE)
     dense, moved = windows.moved(payload)
     assert [part.tolist() for part in (dense, *moved)] == [[0, 1], [2, 3, 4, 5], [8]]
-    assert all(np.shares_memory(part, payload) for part in (dense, *moved))
+
+
+def test_rows_have_other_places_in_a_small_table_than_on_their_way() -> None:
+    memory = np.zeros(SIZE, np.float32)
+    one = Window([ToyBatch(0, 0, last=True)], (ids(1, 4, 8), ids(3)), (ids(2, 0, 1), ids(0)))
+    windows = TableWindows([USERS, ITEMS], 2, iter([one]), outgoing=lambda: memory)
+    vector = windows.vector(Reply(center=floats(1, 2), rows=(floats(3, 4, 5, 6, 7, 8), floats(9))))
+    assert vector.tolist() == [1, 2, 5, 6, 7, 8, 3, 4, 9, 0]
+    list(windows)
+    dense, moved = windows.moved(vector)
+    assert [part.tolist() for part in (dense, *moved)] == [[1, 2], [3, 4, 5, 6, 7, 8], [9]]
+    assert all(np.shares_memory(part, memory) for part in (dense, *moved))
 
 
 def test_after_the_last_window_no_rows_are_wanted() -> None:

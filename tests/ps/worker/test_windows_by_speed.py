@@ -164,10 +164,12 @@ def test_a_reply_that_was_lost_is_made_up_for_by_the_next_pull() -> None:
         fast.turn(8.0)
         released = present(running.server.center).release
 
-        def cut(worker: int, attempt: int, wants: Sequence[np.ndarray] = ()) -> Any:
+        def cut(
+            worker: int, attempt: int, wants: Sequence[np.ndarray] = (), outs: Sequence[np.ndarray | None] = ()
+        ) -> Any:
             present(running.server.center).release = released
             present(slow.client.channel).hang_up()
-            return released(worker, attempt, wants)
+            return released(worker, attempt, wants, outs)
 
         present(running.server.center).release = cut
         slow.turn(32.0)

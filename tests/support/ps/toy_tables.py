@@ -82,7 +82,7 @@ def gradient_of(dense: int, shapes: Sequence[TableShape]) -> Callable[[np.ndarra
 
 
 def cut_windows(batches: Iterator[TableBatch], window: int) -> Iterator[Window]:
-    """Cut mini-batches into windows with local ids; none crosses an epoch's end."""
+    """Cut mini-batches into windows with local ids, the last row's first; none crosses an epoch's end."""
     group: list[TableBatch] = []
     for batch in batches:
         group.append(batch)
@@ -97,12 +97,14 @@ def _window_of(group: Sequence[TableBatch]) -> Window:
     for number in range(len(group[0].ids)):
         unique, inverse = np.unique(np.concatenate([batch.ids[number] for batch in group]), return_inverse=True)
         rows.append(unique)
+        inverse = len(unique) - 1 - inverse
         cuts = np.cumsum([batch.size for batch in group])[:-1]
         for place, ids in zip(local, np.split(inverse.reshape(-1), cuts), strict=True):
             place.append(ids)
     return Window(
         [replace(batch, ids=tuple(ids)) for batch, ids in zip(group, local, strict=True)],
         tuple(rows),
+        tuple(np.arange(len(ids))[::-1] for ids in rows),
     )
 
 
@@ -128,7 +130,8 @@ def table_worker(
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
 
     def begin(welcome: Welcome) -> Loop:
-        windows = TableWindows(model.shapes, size, cut_windows(continued(batches, welcome), rule.window))  # type: ignore[arg-type]  # a number
+        cut = cut_windows(continued(batches, welcome), rule.window)  # type: ignore[arg-type]  # a number
+        windows = TableWindows(model.shapes, size, cut, outgoing=lambda: client.payload(1)[0])
         replica = ToyReplica(windows.size, eta, gradient or gradient_of(size, model.shapes), np.float32)
         return work(rule, replica, iter(windows), windows.payload, tables=windows)
 

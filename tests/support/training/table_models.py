@@ -454,10 +454,11 @@ def places_of(cut: CutModel, whole: int, small: int, window: Window) -> list[tup
     assert small == dense + sum(table.most * table.width for table in cut.tables)
     places: list[tuple[Any, Any]] = [(slice(0, dense), slice(0, dense))]
     first = own = dense
-    for table, ids in zip(cut.tables, window.rows, strict=True):
-        assert len(ids) <= table.most
-        assert np.all(np.diff(ids) > 0)
-        assert ids.dtype == np.int64
+    for table, touched, numbers in zip(cut.tables, window.rows, window.places, strict=True):
+        assert len(touched) <= table.most
+        assert np.all(np.diff(touched) > 0)
+        assert touched.dtype == np.int64
+        ids = touched[np.argsort(numbers)]
         elements = first + (ids[:, None] * table.width + np.arange(table.width)).reshape(-1)
         places.append((elements, slice(own, own + elements.size)))
         first, own = first + table.rows * table.width, own + table.most * table.width
