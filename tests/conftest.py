@@ -31,6 +31,12 @@ LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transfor
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+if "slipcover" in sys.modules:
+    from support.coverage import let_probes_travel
+
+    let_probes_travel()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the tests that draw what they do go on."""
     parser.addoption("--pairs", type=int, default=None, help="pairs of jobs that a differential test draws")

@@ -3,7 +3,8 @@
 A worker announces itself before it pulls, and again whenever it has joined again. At the beginning of a job the answer
 waits until all workers have announced themselves, so that every group is complete; later it comes at once. The relay of
 a group stays the same as long as it holds its lease and no worker reports it lost; after that, the first worker to
-announce itself is the next one. A relay that is not one any more finds that out at its next commit, which is refused.
+announce itself is the next one. A relay that is not one any more finds that out at its next commit, which is refused. A
+relay also announces itself to learn which of the workers that it waits for are still there.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class RelayGroups:
             if message.lost == line_of(relay) or (relay.worker == worker and self._name(message) != name):
                 del self._relays[name]
         self._changed.notify_all()
-        if not center.clock:
+        leads = any(line_of(relay) == line_of(message) for relay in self._relays.values())
+        if not center.clock and not leads:
             self._changed.require(
                 lambda: not center.scheduler.missing() or center.stopping is not None,
                 deadlines.gather,
@@ -103,6 +105,6 @@ class RelayGroups:
 
 
 def _holds(center: Center, announced: Announce) -> bool:
-    """Return whether a worker is connected, with the lease of the attempt that has announced itself."""
+    """Return whether a worker is connected, has data left, and the lease of the attempt that has announced itself."""
     lease = center.leases.get(announced.worker)
-    return lease is not None and lease.connected and lease.attempt == announced.attempt
+    return lease is not None and lease.connected and not lease.finished and lease.attempt == announced.attempt

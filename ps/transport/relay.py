@@ -7,7 +7,7 @@ says whether its commit is applied. A connection that breaks means the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -90,28 +90,50 @@ class Relay:
                 allocate=self._memory,
             )
 
-    def gather(self) -> list[Companion]:
+    def gather(self, members: Callable[[], set[int]]) -> list[Companion]:
         """Wait for the movements of the others, and return those that came, in the order of their workers.
 
-        One that does not come within a lease is left out; when it comes, it is in the sum after that.
+        One that does not come within a lease is left out; when it comes, it is in the sum after that. So is one that
+        has ended or died before it could connect.
+
+        Args:
+            members: asks the server for the other workers of the group.
         """
         deadline = self._world.monotonic() + self._deadlines.lease
+        while absent := self._wait_for_commits(deadline):
+            gone = absent - members()
+            with self._changed:
+                self._expected -= gone - self._sessions.keys()
         with self._changed:
-            while True:
-                self._forget_lost()
-                handed = {
-                    worker: one.commit for worker, one in sorted(self._sessions.items()) if one.commit is not None
-                }
-                seconds_left = deadline - self._world.monotonic()
-                if self._expected <= handed.keys() or seconds_left <= 0:
-                    break
-                self._changed.wait(min(seconds_left, _LIVENESS))
+            handed = self._handed()
             self._expected = set(handed)
             return [
                 Companion(self._sessions[worker].hello.connection, commit)
                 for worker, commit in handed.items()
                 if self._sessions[worker].answer is None
             ]
+
+    def _wait_for_commits(self, deadline: float) -> set[int]:
+        """Wait until all have handed theirs over, or until the deadline.
+
+        Returns:
+            Those that are not even connected after a second; none where the wait is over.
+        """
+        began = self._world.monotonic()
+        with self._changed:
+            while True:
+                self._forget_lost()
+                now = self._world.monotonic()
+                if self._expected <= self._handed().keys() or now >= deadline:
+                    return set()
+                absent = self._expected - self._sessions.keys()
+                if absent and now >= began + _LIVENESS:
+                    return absent
+                self._changed.wait(min(deadline - now, _LIVENESS))
+
+    def _handed(self) -> dict[int, Commit]:
+        """Return what each worker has handed over, in their order; the caller holds the lock."""
+        return {worker: one.commit for worker, one in sorted(self._sessions.items()) if one.commit is not None}
 
     def answer(self, companions: Sequence[Companion], reply: CenterReply) -> None:
         """Hand ``reply`` down to those in the sum, and return when all have it: its memory is the caller's again."""

@@ -63,18 +63,30 @@ class RelayGroup:
         if self._place:
             return
         relay = self._own_relay(client)
+        members = self._announce(client, relay)
+        (leader, host, port), *others = places_of(members, client.hello.worker)
+        place = members.places.partition("\n")[0]
+        if leader == client.hello.worker:
+            relay.lead([number for number, _, _ in others], whole=members.whole)
+        else:
+            self._connect(client, place, (host, port))
+        self._place = place
+
+    def _announce(self, client: WorkerClient, relay: Relay) -> Members:
+        """Return the worker's group as the server has it now."""
         timeout = client.deadlines.gather + client.deadlines.reply + client.reply_timeout
         hello = client.hello
         message = Announce(hello.worker, hello.attempt, client.incarnation, *relay.address, self._node, lost=self._lost)
         members = client.request(message, Members, timeout)
         self._lost = ""
-        (leader, host, port), *others = places_of(members, hello.worker)
-        place = members.places.partition("\n")[0]
-        if leader == hello.worker:
-            relay.lead([number for number, _, _ in others], whole=members.whole)
-        else:
-            self._connect(client, place, (host, port))
-        self._place = place
+        return members
+
+    def _others(self, client: WorkerClient, relay: Relay) -> set[int]:
+        """Return the other workers of the group that this worker leads, or raise RelayLostError: another one does."""
+        (leader, _, _), *others = places_of(self._announce(client, relay), client.hello.worker)
+        if leader != client.hello.worker:
+            raise RelayLostError("another worker is the relay of the group now", worker=client.worker)
+        return {number for number, _, _ in others}
 
     def _own_relay(self, client: WorkerClient) -> Relay:
         if self._relay is None:
@@ -133,7 +145,7 @@ class RelayGroup:
     def _lead(self, client: WorkerClient, commit: Commit) -> CenterReply:
         relay = self._own_relay(client)
         try:
-            companions = relay.gather()
+            companions = relay.gather(lambda: self._others(client, relay))
             parts = client.spare_payload(commit.parts) if companions else commit.parts
             reply = client.request(join(commit, companions, parts), CenterReply)
             relay.answer(companions, reply)

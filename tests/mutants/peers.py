@@ -119,9 +119,17 @@ PEERS = (
     Mutant(
         "a relay sends its own movement alone",
         _GROUP,
-        "companions = relay.gather()",
-        "companions = relay.gather()[:0]",
+        "companions = relay.gather(lambda: self._others(client, relay))",
+        "companions = relay.gather(lambda: self._others(client, relay))[:0]",
         "the others of the group are never answered",
+        _GROUPS,
+    ),
+    Mutant(
+        "a relay waits a lease for one that has ended",
+        "ps/transport/relay.py",
+        "gone = absent - members()",
+        "gone = set()",
+        "a group stands still for a lease when one of it ends at the wrong moment",
         _GROUPS,
     ),
     Mutant(

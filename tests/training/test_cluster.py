@@ -79,7 +79,7 @@ for name in sys.argv[2:]:
     ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert_nothing_left()
-    shared = sum("worker and server share" in text for text in Sharing.said)
+    shared = sum("both ends of its connection share" in text for text in Sharing.said)
     print(json.dumps({
         "shared": shared,
         "name": name, "cached": cached, "executors": len(before), "lost": len(before - executors()),

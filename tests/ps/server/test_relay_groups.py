@@ -125,6 +125,22 @@ def test_a_nan_is_its_workers_alone() -> None:
         assert own["first_batch"].tolist() == [0, 2, 4]
 
 
+@pytest.mark.parametrize("ends", ["with its data", "by a death"])
+def test_a_relay_does_not_wait_for_one_that_ends_before_it_connects(ends: str) -> None:
+    with Running(make("downpour", window=2), workers=2, size=SIZE, groups=1) as running:
+        relay = GroupedWorker(running, 0, values_of(1, 6)[0], workers=2)
+        relay.start()
+        other = running.client(1, size=SIZE)
+        other.join()
+        assert other.request(Announce(1, 0, 1, "127.0.0.1", 1, ""), Members).places.startswith("0 ")
+        if ends == "with its data":
+            other.leave()
+        other.close()
+        relay.join(patience(15))  # less than a lease
+        assert not relay.is_alive()
+        assert relay.error is None
+
+
 def test_a_worker_that_has_joined_again_is_in_no_sum_of_before() -> None:
     """A relay that stood still sends what its worker has taken back."""
     with Running(make("downpour", window=1), workers=2, size=3, groups=1) as running:
