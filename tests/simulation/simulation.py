@@ -264,6 +264,8 @@ class _Run:
         kinds = {fault.kind for fault in self.injected}
         # One worker that is gone again and again may be away for longer than the others wait for it.
         away = sum(fault.kind in ("vanish", "stop worker", "part") for fault in self.injected)
+        # A driver that cannot be reached again and again may be away for longer than the workers wait for it.
+        cut_off = sum(fault.kind == "part" for fault in self.injected)
         # Workers of groups begin together, and one that computes for several leases comes late to the next server.
         late = self.plan.relays and self.plan.long and isinstance(error, DeadlineError)
         excused = (
@@ -272,6 +274,7 @@ class _Run:
             or (isinstance(error, (NonFiniteError, WorkerError)) and self._nans > self.plan.skipped)
             or (isinstance(error, LedgerError) and self.plan.altered and len(self.drivers) > 1)
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
+            or ("for the driver to" in error.message and cut_off >= 2)
             or (late and ("to run at once" in error.message or "to announce" in error.message))
         )
         if excused:

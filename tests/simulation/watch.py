@@ -181,7 +181,8 @@ class Watch:
         if sequence > self.durable.get(who, 0):
             self.durable[who] = sequence
             owner = self._owner()
-            if owner is not None:
+            # An older server may still promise what is in a snapshot that a newer one has found damaged.
+            if owner is not None and not self.damaged:
                 self._require_has(owner, who)
 
     def _owner(self) -> Center | None:
