@@ -184,7 +184,7 @@ class _Run:
 
         In the cluster that may be for other reasons, too: its first servers died before they could claim anything, or
         came up too late. Next to another driver, only a store that crawls makes them come up too late. A server next to
-        the driver is started three times: three faults may strike all of them.
+        the driver is started three times: three faults may strike all of them, and a claim of another driver ends one.
         """
         if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
             return False
@@ -192,7 +192,7 @@ class _Run:
         late = (OwnershipLostError, DeadlineError, ServerLostError)
         crawls = any(fault.kind == "store crawls" for fault in self.injected)
         in_vain = self.plan.cluster and ((alone and bool(self.injected)) or crawls) and isinstance(driver.error, late)
-        deaths = sum(_DEATHS.get(fault.kind, 0) for fault in self.injected)
+        deaths = sum(_DEATHS.get(fault.kind, 0) for fault in self.injected) + len(self.drivers) - 1
         all_died = isinstance(driver.error, ServerLostError) and deaths >= _STARTS
         return in_vain or all_died or isinstance(driver.error, SnapshotError)
 
@@ -267,7 +267,8 @@ class _Run:
         # A driver that cannot be reached again and again may be away for longer than the workers wait for it.
         cut_off = sum(fault.kind == "part" for fault in self.injected)
         # Workers of groups begin together, and one that computes for several leases comes late to the next server.
-        late = self.plan.relays and self.plan.long and isinstance(error, DeadlineError)
+        late = self.plan.relays and self.plan.long
+        begins = "to run at once" in error.message or "to announce" in error.message
         excused = (
             (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
@@ -275,7 +276,8 @@ class _Run:
             or (isinstance(error, LedgerError) and self.plan.altered and len(self.drivers) > 1)
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
             or ("for the driver to" in error.message and cut_off >= 2)
-            or (late and ("to run at once" in error.message or "to announce" in error.message))
+            or (late and isinstance(error, DeadlineError) and begins)
+            or (late and isinstance(error, WorkerError) and self.plan.cluster)  # whose tasks say it
         )
         if excused:
             self.error = type(error).__name__
