@@ -12,12 +12,9 @@ from slipcover import probe
 
 def let_probes_travel() -> None:
     """Let Spark pickle a function that is measured: each of its lines has a probe, which notes nothing elsewhere."""
-    copyreg.pickle(type(_probe(*_nowhere())), lambda _: (_probe, _nowhere()))
+    copyreg.pickle(type(probe.new(*_nowhere())), lambda _: (probe.new, _nowhere()))
 
 
 def _nowhere() -> tuple[Any, ...]:
     """Return the arguments of a probe whose notes go nowhere; all of them can be pickled."""
     return SimpleNamespace(newly_seen=defaultdict(set), deinstrument_seen=list), "", 0, 50
-
-
-_probe = probe.new
