@@ -16,18 +16,17 @@ DRIVER = """
 import json, logging, os, signal, sys
 from pathlib import Path
 import keras, numpy as np, psutil
-from pyspark.sql import SparkSession
 from support.training.spark_jobs import *
 from distkeras import Trainer
 from distkeras.data.datasets import write_parquet
 from distkeras.ps.rules import make
+from distkeras.spark import session
 
 directory, rows, epochs = Path(sys.argv[1]), 240, 3
-spark = (
-    SparkSession.builder.master("local-cluster[2,1,1024]")
-    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    .config("spark.sql.shuffle.partitions", "2").config("spark.executor.memory", "1g").getOrCreate()
-)
+spark = session("local-cluster[2,1,1024]", config={
+    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.sql.shuffle.partitions": "2",
+    "spark.executor.memory": "1g",
+})
 spark.sparkContext.setLogLevel("OFF")
 
 
