@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distkeras.data.batches import Batch
     from distkeras.keras_model.replica import KerasReplica
     from distkeras.ps.transport.driver_client import DriverClient
-    from distkeras.results.job_results import JobOutcome, JobResults, MicroBatchProgress
+    from distkeras.results import JobOutcome, JobResults, MicroBatchProgress
 
 #: Seconds between two calls of a callback that does not say.
 _DEFAULT_SECONDS = 10.0

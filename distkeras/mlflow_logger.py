@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.data.batches import Batch
-    from distkeras.results.job_results import JobResults
+    from distkeras.results import JobResults
 
 #: The tag by which MLflow knows the run that another one belongs to.
 _PARENT = "mlflow.parentRunId"

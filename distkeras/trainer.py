@@ -48,7 +48,7 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.validate import require_boolean, require_integer
-from distkeras.results.job_results import JobOutcome, JobResults
+from distkeras.results import JobOutcome, JobResults
 from distkeras.settings import (
     Executors,
     JobFacts,

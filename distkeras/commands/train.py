@@ -21,7 +21,7 @@ from distkeras.commands.console import add_common_flags, file_system, load_model
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
-from distkeras.results.job_results import write_files
+from distkeras.results import write_files
 
 if TYPE_CHECKING:
     import keras

@@ -23,7 +23,7 @@ from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 if TYPE_CHECKING:
-    from distkeras.results.job_results import JobOutcome, JobResults
+    from distkeras.results import JobOutcome, JobResults
 
 _LOOPBACK, _HTML = "127.0.0.1", "text/html; charset=utf-8"
 #: Connections at a time: each has a thread.

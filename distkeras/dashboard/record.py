@@ -13,7 +13,7 @@ import numpy as np
 from distkeras.callbacks import Evaluation
 from distkeras.ps.events import Event
 from distkeras.ps.protocol.messages import FIXED_HISTORY
-from distkeras.results.job_results import MicroBatchProgress
+from distkeras.results import MicroBatchProgress
 from distkeras.settings import JobFacts
 
 #: Seconds of the narrowest bucket.

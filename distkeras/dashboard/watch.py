@@ -24,7 +24,7 @@ from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.settings import JobFacts
 
 if TYPE_CHECKING:
-    from distkeras.results.job_results import JobOutcome, JobResults
+    from distkeras.results import JobOutcome, JobResults
 
 log = logging.getLogger(__name__)
 

@@ -106,10 +106,15 @@ class JobClient:
             raise DescriptionError(
                 f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
             )
-        optional: dict[str, Any] = {"tags": list(tags) or None, "webhook": webhook, "time_budget": time_budget}
-        optional["early_stopping"] = None if early_stopping is None else dict(early_stopping)
-        description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
-        description |= {field: value for field, value in optional.items() if value is not None}
+        description = _given(
+            data=str(data),
+            name=name,
+            tags=list(tags) or None,
+            webhook=webhook,
+            checkpoint_every=checkpoint_every,
+            time_budget=time_budget,
+            early_stopping=None if early_stopping is None else dict(early_stopping),
+        )
         if _is_trainer(model):
             others = [rule, *hyper_parameters, *options]
             if others != [None]:
@@ -142,9 +147,9 @@ class JobClient:
             name, tags, webhook: as in `submit`, which has the errors, too.
             options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
         """
-        description: dict[str, Any] = {"data": data, "output": output, "name": name, "options": options}
-        description |= {"tags": list(tags)} if tags else {}
-        description |= {} if webhook is None else {"webhook": webhook}
+        description = _given(
+            data=data, output=output, name=name, tags=list(tags) or None, webhook=webhook, options=options
+        )
         if isinstance(model, RemoteJob):
             return self.send("/predictions", description | {"job": model.id}, None)
         return self.send("/predictions", description, _bytes_of(model))
@@ -185,9 +190,7 @@ class JobClient:
             days: how long it is valid; None: as long as your own token.
             user: whose; only an administrator may make another user's.
         """
-        given = {"note": note, "days": days, "user": user}
-        body = {name: value for name, value in given.items() if value is not None}
-        return str(self.connection.call("POST", "/tokens", body)["token"])
+        return str(self.connection.call("POST", "/tokens", _given(note=note, days=days, user=user))["token"])
 
     def tokens(self) -> list[dict[str, Any]]:
         """Return your tokens, or everyone's for an administrator: id, user, note, created, expires, revoked.
@@ -423,6 +426,10 @@ class RemoteJob:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({json.dumps(self.record.get('name') or self.id)}, {self.state})"
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _require_known(options: Mapping[str, Any]) -> None:

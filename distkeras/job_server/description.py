@@ -27,6 +27,7 @@ from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import Option, component_settings, defaults_of, flattened, grouped, options_of, train_settings
 from distkeras.trainer import Trainer
+from distkeras.transformers.predictor import ModelPredictor
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,7 +107,7 @@ def _type(name: str, annotation: str, types: Mapping[str, Any]) -> Any:
     return kind | None if annotation.endswith("| None") else kind
 
 
-def model_of_options(
+def _model_of_options(
     options: Mapping[str, Option], left_out: Collection[str], types: Mapping[str, Any], **more: Any
 ) -> type[Submitted]:
     """Return a model whose fields are options.
@@ -142,7 +143,7 @@ _SCHEDULES = [
 _RULES = {name: _model_of_dataclass(f"{name} hyper-parameters", kind) for name, kind in all_rules().items()}
 
 
-_OF_TRAINER = model_of_options(
+_OF_TRAINER = _model_of_options(
     options_of(Trainer),
     LEFT_OUT,
     {
@@ -163,7 +164,7 @@ class TrainerOptions(_OF_TRAINER):  # type: ignore[misc, valid-type]  # its fiel
     """Keywords of `Trainer`."""
 
 
-_OF_EVALUATION = model_of_options(
+_OF_EVALUATION = _model_of_options(
     options_of(EarlyStopping),
     {"df"},
     {"max_rows": Annotated[int, Field(ge=1, le=10**7)]},  # the driver holds them in memory
@@ -263,6 +264,36 @@ class JobDescription(Description):
         if options.get("class_weight") is not None:
             options["class_weight"] = {int(name): weight for name, weight in options["class_weight"].items()}
         return grouped(options)
+
+
+#: Keywords of `ModelPredictor` that a job cannot set: its model arrives in another way, and code does not travel.
+PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects", "decode"}
+_OF_PREDICTOR = _model_of_options(
+    options_of(ModelPredictor),
+    PREDICTOR_LEFT_OUT,
+    {
+        "batch_size": Annotated[int, Field(ge=1, le=2**53)],
+        "batch_bytes": Annotated[int, Field(ge=1, le=2**53)],
+        "output_type": Literal["array", "vector"],
+    },
+)
+
+
+class PredictorOptions(_OF_PREDICTOR):  # type: ignore[misc, valid-type]  # its fields are those of `ModelPredictor`
+    """Keywords of `ModelPredictor`."""
+
+
+class PredictionDescription(Description):
+    """A predict job."""
+
+    output: Place = Field(
+        description="Path or URI that the rows with their predictions are written to, as Parquet. It must not exist "
+        "yet, and must be in your own folder, inside a folder that the server allows."
+    )
+    job: JobId | None = Field(
+        None, description="The finished job whose model predicts. Without it, a model must be sent."
+    )
+    options: PredictorOptions = Field(PredictorOptions(), description="Keywords of ModelPredictor.")
 
 
 def description_error(error: ValidationError, prefix: str = "", *, form: bool = False) -> DescriptionError:

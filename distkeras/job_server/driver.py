@@ -6,14 +6,16 @@ nothing. It outlives the server, and tells by files in its folder what becomes o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -21,22 +23,23 @@ from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
-from distkeras.job_server.description import JobDescription
+from distkeras.job_server.description import JobDescription, PredictionDescription
 from distkeras.job_server.model_file import require_archive, require_size, require_weights
 from distkeras.job_server.places import require_no_links
-from distkeras.job_server.prediction import PredictionDescription, predict
-from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, write_whole
+from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, append, write_whole
 from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.results.job_results import write_files
+from distkeras.ps.errors import ConfigurationError
+from distkeras.results import write_files
 from distkeras.settings import Monitoring
 from distkeras.spark import session
 from distkeras.spark.cluster import is_local
 from distkeras.spark.failures import innermost
 from distkeras.trainer import Trainer
+from distkeras.transformers.predictor import ModelPredictor, PackedModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +50,8 @@ GO = b"go\n"
 _CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 #: More of these, where all of Spark is one process on this machine: no other machine needs to reach its ports.
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.authenticate": "true"}
+#: Seconds from one look at the tasks of a predict job to the next.
+_LOOK = 1.0
 #: Characters of an error that the job's record keeps.
 _ERROR_MAX = 2000
 
@@ -96,11 +101,70 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
 def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
     description = PredictionDescription.from_json(order["description"])
     require_no_links(order["output"])
-    spark = _session(folder, order)
-    try:
+    with _session(folder, order) as spark:
         return predict(spark, folder, description, (order["data"], order["output"]), attempt)
+
+
+def predict(
+    spark: SparkSession, folder: JobFolder, description: PredictionDescription, places: tuple[str, str], attempt: int
+) -> dict[str, Any]:
+    """Write the rows with their predictions.
+
+    Args:
+        folder: of the job, with the model.
+        description: what to do.
+        places: where to read and to write, as URIs.
+        attempt: which driver of the job this is. A later one writes over what those before it had begun to write.
+
+    Returns:
+        What a summary has: rows.
+
+    Raises:
+        ConfigurationError: there is something where it is to write to.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    data, output = places
+    predictor = ModelPredictor(
+        PackedModel(folder.sent_model.read_bytes()), **description.options.model_dump(exclude_unset=True)
+    )
+    rows = predictor.transform(spark.read.parquet(data))
+    if not folder.begun.exists():
+        if _exists(spark, output):
+            raise ConfigurationError(f"`output` must be where nothing is yet. Received: {output}, which is there")
+        folder.begun.touch(mode=0o600)
+    append(folder.progress, {"kind": "predicting", "attempt": attempt})
+    seen, stop = Observation(), threading.Event()
+    looking = threading.Thread(target=_report_tasks, args=(spark, folder, stop), daemon=True)
+    looking.start()
+    try:
+        rows.observe(seen, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").parquet(output)
     finally:
-        _stop(spark)
+        stop.set()
+        looking.join(2 * _LOOK)
+    count = int(seen.get["rows"])
+    append(folder.progress, {"kind": "predicted", "rows": count})
+    return {"rows": count}
+
+
+def _exists(spark: SparkSession, place: str) -> bool:
+    """Return whether something is there, on any file system that Spark knows."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop's file systems
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
+    path = jvm.org.apache.hadoop.fs.Path(place)
+    return bool(path.getFileSystem(configuration).exists(path))
+
+
+def _report_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event) -> None:
+    """Report how many of Spark's tasks are done, whenever that has changed."""
+    tracker, before = spark.sparkContext.statusTracker(), None
+    while not stop.wait(_LOOK):
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        progress = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage is not None]
+        if progress and progress[-1] != before:
+            before = progress[-1]
+            append(folder.progress, {"kind": "tasks", "done": before[0], "of": before[1]})
 
 
 def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +176,7 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
     if "validation" in order:
         require_no_links(order["validation"])
     trainer = trainer_of(folder.sent_model.read_bytes(), description)
-    spark = _session(folder, order)
-    try:
+    with _session(folder, order) as spark:
         if "validation" in order:
             stopping = description.made_early_stopping(spark.read.parquet(order["validation"]))
             callbacks += [stopping] if stopping is not None else []
@@ -125,15 +188,23 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
         )
         numbers = write_files(trainer, folder.path)
         summary = {"rule": trainer.rule.name, **numbers, "stopped": trainer.stopped}
-    finally:
-        _stop(spark)
     shutil.rmtree(folder.checkpoint, ignore_errors=True)
     return summary
 
 
-def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
+@contextlib.contextmanager
+def _session(folder: JobFolder, order: Mapping[str, Any]) -> Iterator[SparkSession]:
+    """Give the session of the job, and stop Spark, even if a signal has interrupted one of its answers."""
     local = _LOCAL if is_local(order["master"]) else {}
-    return session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | local | order["config"])
+    config = _CONFIG | local | order["config"]
+    spark = session(order["master"], app_name=f"distkeras {folder.path.name}", config=config)
+    try:
+        yield spark
+    finally:
+        try:
+            spark.stop()
+        except Exception:  # noqa: BLE001 - the processes of this session are ended by who started it
+            traceback.print_exc()
 
 
 def trainer_of(data: bytes, description: JobDescription) -> Trainer:
@@ -145,14 +216,6 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
     keywords["monitoring"] = replace(keywords.get("monitoring") or Monitoring(), progress=False)
     model = archive.from_bytes(data, compiled=True)
     return Trainer(model, description.made_rule(), **keywords)
-
-
-def _stop(spark: SparkSession) -> None:
-    """Stop Spark, even if a signal has interrupted one of its answers."""
-    try:
-        spark.stop()
-    except Exception:  # noqa: BLE001 - the processes of this session are ended by who started it
-        traceback.print_exc()
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -88,8 +88,8 @@ class WebhookSender:
 
     def _post(self, job: StoredJob) -> bool:
         """Return whether the address has taken the job."""
-        fields = ("id", "kind", "user", "name", "state", "created", "started", "ended", "attempt", "error")
-        body = {name: getattr(job, name) for name in fields} | {"tags": job.tags.split()}
+        fields = {"id", "kind", "user", "name", "tags", "state", "created", "started", "ended", "attempt", "error"}
+        body = job.model_dump(include=fields)
         headers = {"Content-Type": "application/json", "Idempotency-Key": job.id}
         request = urllib.request.Request(job.webhook or "", json.dumps(body).encode(), headers, method="POST")
         try:

@@ -36,7 +36,7 @@ from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
 from distkeras.ml.persistence import Saveable
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, ShapeError
-from distkeras.results.job_results import JobResults
+from distkeras.results import JobResults
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes

@@ -30,7 +30,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
-    from distkeras.results.job_results import MicroBatchProgress
+    from distkeras.results import MicroBatchProgress
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,9 @@ class CallbackRunner:
         on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
         scope: wraps what a thread runs; called in the thread that makes this object.
         micro_batch: returns the latest micro-batch of a stream.
+
+    Attributes:
+        changed: guards what the threads see of the job, and is notified of each change.
     """
 
     def __init__(
@@ -111,31 +114,39 @@ class CallbackRunner:
         scope: Callable[[Callable[[], None]], Callable[[], None]] = lambda run: run,
         micro_batch: Callable[[], MicroBatchProgress | None] = lambda: None,
     ) -> None:
-        self._job = _JobView(micro_batch)
-        self._threads = [
-            _CallbackThread(callback, build_replica, connect(), fetch_center, self._job, on_stop, on_error)
-            for callback in callbacks
-        ]
+        self.build_replica, self.fetch_center = build_replica, fetch_center
+        self.on_stop, self.on_error, self.micro_batch = on_stop, on_error, micro_batch
+        self.changed = threading.Condition()
+        self.status = Status(0, 0, 0, 0, 0, math.nan, math.nan)
+        self.over = threading.Event()
+        self.evaluations: list[Evaluation] = []
+        self._began = time.monotonic()
+        self._threads = [_CallbackThread(callback, connect(), self) for callback in callbacks]
         for thread in self._threads:
             thread.run = scope(thread.run)  # type: ignore[method-assign]  # what the thread begins with
 
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the job began."""
+        return time.monotonic() - self._began
+
     def start(self) -> None:
         """Begin to call the callbacks."""
-        self._job.began = time.monotonic()
+        self._began = time.monotonic()
         for thread in self._threads:
             thread.start()
 
     def update(self, status: Status) -> None:
         """Take in a new status of the server."""
-        with self._job.changed:
-            self._job.status = status
-            self._job.changed.notify_all()
+        with self.changed:
+            self.status = status
+            self.changed.notify_all()
 
     def stop_calling(self) -> None:
         """Begin no more calls."""
-        with self._job.changed:
-            self._job.over.set()
-            self._job.changed.notify_all()
+        with self.changed:
+            self.over.set()
+            self.changed.notify_all()
 
     def wait_for_calls(self, timeout: float = ABANDON_SECONDS) -> None:
         """Begin no more calls, and wait for those under way; raise DeadlineError if one does not return in time."""
@@ -154,64 +165,35 @@ class CallbackRunner:
         chosen = center
         for thread in self._threads:
             context = CallbackContext(
-                self._job.status,
-                self._job.seconds,
+                self.status,
+                self.seconds,
                 lambda: center,
                 thread.replica,
                 lambda reason: None,
                 final=True,
                 link=replace(thread.link, ask=_refuse),
-                micro_batch=self._job.micro_batch,
+                micro_batch=self.micro_batch,
             )
             thread.callback.on_end(context)
             chosen = context.restored or chosen
         return chosen
 
 
-class _JobView:
-    """What the callbacks' threads see of the job; `changed` guards it, and is notified of each change."""
-
-    def __init__(self, micro_batch: Callable[[], MicroBatchProgress | None]) -> None:
-        self.micro_batch = micro_batch
-        self.changed = threading.Condition()
-        self.status = Status(0, 0, 0, 0, 0, math.nan, math.nan)
-        self.over = threading.Event()
-        self.evaluations: list[Evaluation] = []
-        self.began = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the job began."""
-        return time.monotonic() - self.began
-
-
 class _CallbackThread(threading.Thread):
     """One callback, its copy of the model, and its connection to the server."""
 
-    def __init__(
-        self,
-        callback: Callback,
-        build_replica: Callable[[], KerasReplica],
-        client: DriverClient,
-        fetch_center: Callable[[DriverClient], CenterWeights],
-        job: _JobView,
-        on_stop: Callable[[str], None],
-        on_error: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, callback: Callback, client: DriverClient, job: CallbackRunner) -> None:
         super().__init__(name=f"distkeras-callback-{type(callback).__name__}", daemon=True)
         self.callback = callback
-        self._build_replica = build_replica
+        self._client, self._job = client, job
         self._replica: KerasReplica | None = None
-        self._client, self._fetch = client, fetch_center
-        self._job = job
-        self._on_stop, self._on_error = on_stop, on_error
         self._called_at, self._called_clock, self._called_epochs = 0.0, 0, 0
         self.link = JobLink(self._ask, job.evaluations, type(callback).__name__)
 
     def replica(self) -> KerasReplica:
         """Return the callback's own copy of the model, which the first call makes."""
         if self._replica is None:
-            self._replica = self._build_replica()
+            self._replica = self._job.build_replica()
         return self._replica
 
     def run(self) -> None:
@@ -223,7 +205,7 @@ class _CallbackThread(threading.Thread):
         except JobOver:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
-            self._on_error(error)
+            self._job.on_error(error)
         finally:
             self._client.close()
 
@@ -247,15 +229,12 @@ class _CallbackThread(threading.Thread):
         return CallbackContext(
             status,
             now,
-            self._fetch_center,
+            lambda: self._ask(job.fetch_center),
             self.replica,
-            self._on_stop,
+            job.on_stop,
             link=self.link,
             micro_batch=job.micro_batch,
         )
-
-    def _fetch_center(self) -> CenterWeights:
-        return self._ask(self._fetch)
 
     def _ask(self, call: Callable[[DriverClient], _R]) -> _R:
         while True:

@@ -19,10 +19,10 @@ from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.server.process import ServerProcess, spawn_server
+from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.processes import Child
-from distkeras.results.job_results import JobOutcome
-from distkeras.results.tables import JobRecords, Resumed
+from distkeras.results import JobOutcome, JobRecords
 from distkeras.settings import TrainSettings
 from distkeras.spark.actions import SparkAction, in_callers_scope
 from distkeras.spark.failures import typed_error
@@ -293,7 +293,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
     )
     stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
     with opened as server, progress_bar as progress:
-        outcome.resumed = Resumed.from_point(server.resumed)
+        note_resumed(outcome, server.resumed)
         job = SparkJob(plan, server, progress, stalls, events)
         spark_began = time.monotonic()
         try:
@@ -316,6 +316,22 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
         "finish": finished - spark_ended,
         "total": finished - began,
     }
+
+
+def note_resumed(outcome: JobOutcome, point: ResumePoint | None) -> None:
+    """Note and log where a job continues an earlier one."""
+    outcome.resumed = point
+    if point is None:
+        return
+    if point.exact:
+        log.info("the job goes on at clock %d, exactly where it stopped", point.clock)
+        return
+    log.warning(
+        "the job goes on at clock %d with another number of workers, from the beginning of epoch %d: "
+        "rows of it that were committed before count once more",
+        point.clock,
+        point.epoch,
+    )
 
 
 @contextmanager

@@ -38,10 +38,10 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.protocol.messages import MicroBatchBegun
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
-from distkeras.results.job_results import JobResults, MicroBatchProgress, backlog_of
-from distkeras.results.tables import JobRecords, Resumed
+from distkeras.results import JobRecords, JobResults, MicroBatchProgress, backlog_of
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import innermost, short_errors
@@ -49,7 +49,7 @@ from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.run import SparkJob
+from distkeras.training.run import SparkJob, note_resumed
 from distkeras.training.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class StreamTraining:
             process = ServerProcess(plan.server, resume=True, job=job, tls=plan.training.tls, events=events)
             stack.enter_context(process)
             self._server = stack.enter_context(Supervisor(process, self._publish, events))
-            self._outcome.resumed = Resumed.from_point(process.resumed)
+            note_resumed(self._outcome, process.resumed)
             self._callbacks = CallbackRunner(
                 plan.callbacks,
                 plan.build_replica,
@@ -435,7 +435,7 @@ class StreamTraining:
                 raise self._callback_error
             summaries = job.run()
         records = server.ask(lambda driver: JobRecords.drain_micro_batch(driver, *present))
-        began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
+        began = ResumePoint(begun.clock, incarnation=0, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
         self._outcome.records = records
         if self._publisher is not None:

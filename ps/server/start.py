@@ -88,14 +88,16 @@ class StartRequest:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The progress of a center that a server restored from a snapshot.
+    """The progress of a center that a server restored from a snapshot: where a job continues an earlier one.
 
     Args:
         clock: commits applied.
         incarnation: of the server that restored it.
-        exact: every partition continues exactly where it was; else all begin with ``epoch``.
-        epoch: 0 if ``exact``.
-        began_clock, began_epoch: where the job's present partitions began; an earlier number of workers had others.
+        exact: every partition continues exactly where it was. Else the number of workers was another one, and all
+            begin with ``epoch``; rows of it that had been committed before count once more.
+        epoch: the first epoch of this job; 0 if ``exact``.
+        began_clock, began_epoch: where the job's present partitions began, in this job or in one before; 0 if the
+            number of workers was never another one.
         row_sum: the sum over all rows (`snapshot.sum_of_rows`), if that must be compared; None: each partition compares
             its own, or the sum is not known.
     """
@@ -106,7 +108,7 @@ class ResumePoint:
     epoch: int
     began_clock: int = 0
     began_epoch: int = 0
-    row_sum: int | None = None
+    row_sum: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

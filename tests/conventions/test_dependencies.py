@@ -29,7 +29,8 @@ OF_TRANSFORMERS = {
     "distkeras.compat.stages",
     "distkeras.predictors",
     "distkeras.evaluators",
-    "distkeras.job_server.prediction",
+    "distkeras.job_server.description",
+    "distkeras.job_server.driver",
 }
 #: State machines: their caller has the sockets, the threads and the clock.
 SANS_IO = [

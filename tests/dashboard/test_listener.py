@@ -19,8 +19,7 @@ from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import JobRecord
 from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.results.job_results import JobOutcome
-from distkeras.results.tables import JobRecords
+from distkeras.results import JobOutcome, JobRecords
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.events import Events, report
 from distkeras.ps.rules import make
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.results.job_results import JobOutcome
-from distkeras.results.tables import JobRecords
+from distkeras.results import JobOutcome, JobRecords
 from distkeras.settings import JobFacts
 
 FACTS = JobFacts("DOWNPOUR()", 2, 1)

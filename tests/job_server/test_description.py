@@ -9,12 +9,14 @@ import jsonschema
 import pytest
 
 from distkeras.job_server.description import (
+    PREDICTOR_LEFT_OUT,
     JobDescription,
+    PredictionDescription,
+    PredictorOptions,
     TrainerOptions,
     json_of,
 )
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.prediction import PREDICTOR_LEFT_OUT, PredictionDescription, PredictorOptions
 from distkeras.job_server.submission import LEFT_OUT
 from distkeras.ps.rules import all_rules
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES

@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from support.training.spark_jobs import table
 
-from distkeras.job_server.prediction import PredictionDescription, predict
+from distkeras.job_server.description import PredictionDescription
+from distkeras.job_server.driver import predict
 from distkeras.job_server.runner.files import JobFolder, read_progress
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError, MissingColumnError

@@ -25,7 +25,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import run_worker, work
-from distkeras.results.tables import JobRecords
+from distkeras.results import JobRecords
 
 ROWS, STEPS = 8, 6
 SPARSE = "sparse_categorical_crossentropy"

@@ -21,7 +21,7 @@ CORE = (
     "tests/data",
     "tests/keras_model",
     "tests/analysis/test_keras_gradient.py",
-    "tests/results",
+    "tests/test_results.py",
     "tests/transformers",
     "tests/training/test_models.py",
     "tests/conventions/test_import.py",

@@ -7,12 +7,12 @@ from mutants.mutant import Mutant
 SOURCE, SUPERVISOR, TABLES = (
     "distkeras/data/source.py",
     "distkeras/training/supervisor.py",
-    "distkeras/results/tables.py",
+    "distkeras/results.py",
 )
 _SOURCE, _SUPERVISOR, _TABLES = (
     ("tests/data/test_source.py", "tests/data/test_batches.py"),
     ("tests/training/test_supervisor.py",),
-    ("tests/results/test_tables.py",),
+    ("tests/test_results.py",),
 )
 
 DRIVER = (

@@ -12,7 +12,7 @@ from support.logs import records, texts
 from support.present import present
 
 from distkeras.ps.events import Event, Events, JsonFormatter, record_from_json, report
-from distkeras.results.tables import event_table
+from distkeras.results import event_table
 from distkeras.training.progress import StallDetector
 
 log = logging.getLogger("distkeras.tests")

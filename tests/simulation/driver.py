@@ -19,7 +19,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.results.tables import JobRecords, Resumed
+from distkeras.results import JobRecords
 from distkeras.training.cluster_server import ServerHandle
 from distkeras.training.supervisor import Supervisor
 from simulation.cluster import VirtualClusterServer
@@ -223,7 +223,7 @@ class Driver:
         self._await_tasks(supervisor)
         self._pass_phase("trained")
         records = supervisor.ask(lambda driver: JobRecords.drain_micro_batch(driver, _STREAM, number))
-        began = Resumed(begun.clock, exact=True, epoch=0, began_clock=begun.clock)
+        began = ResumePoint(begun.clock, incarnation=0, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once(dict(enumerate(self.layout.batches)), self.epochs, began)
         if covered and self._plan.altered:
             raise Finding("other rows", f"micro-batch {number} came with other rows. Received: no error")

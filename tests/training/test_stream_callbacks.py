@@ -22,7 +22,7 @@ from distkeras import Dashboard, EarlyStopping, KerasCallbacks, PrometheusMetric
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.dashboard.journal import read_since
 from distkeras.ps.errors import ConfigurationError
-from distkeras.results.job_results import JobResults, MicroBatchProgress, backlog_of
+from distkeras.results import JobResults, MicroBatchProgress, backlog_of
 from distkeras.training.stream import StreamTraining
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -14,14 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import saved_page
-from distkeras.job_server.description import Description, JobDescription, JobId, Tag
+from distkeras.job_server.description import Description, JobDescription, JobId, PredictionDescription, Tag
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_existing, require_output
-from distkeras.job_server.prediction import PredictionDescription
 from distkeras.job_server.runner.files import PIECE_MAX, JobFolder, read_progress
 from distkeras.job_server.server.services import audit, services
-from distkeras.job_server.server.views import JobSummary, JobsView, JobView, RowsView, TextView, endpoints
+from distkeras.job_server.server.views import JobsView, JobView, RowsView, TextView, endpoints
 from distkeras.job_server.states import PREDICT, TRAIN, JobState
 from distkeras.job_server.store.jobs import ORDER, StoredJob, new_id
 from distkeras.job_server.webhooks import require_webhook
@@ -218,9 +217,8 @@ def list_jobs(query: JobsQuery) -> Any:
     jobs = store.page(
         g.account, state=query.state, text=query.text, tag=query.tag or "", before=number, limit=query.limit
     )
-    summaries = [JobSummary.model_validate(job) for job in jobs]
     following = jobs[-1].id if len(jobs) == query.limit else None
-    return JobsView(jobs=summaries, next=following).model_dump(mode="json")
+    return JobsView(jobs=list(jobs), next=following).model_dump(mode="json")
 
 
 @jobs_api.get("/jobs/<job>", responses={200: JobView})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from flask_openapi3.blueprint import APIBlueprint
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field
 
-from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import AuditEntry, TokenInfo, UserInfo
-from distkeras.job_server.store.jobs import Attempt
+from distkeras.job_server.store.jobs import Attempt, JobSummary
 
 #: What any endpoint may answer in place of its result.
 _ERRORS = {
@@ -34,32 +33,6 @@ def endpoints(name: str) -> APIBlueprint:
     return APIBlueprint(
         name, name, url_prefix=PREFIX, abp_responses=responses, operation_id_callback=lambda *, name, **_where: name
     )
-
-
-class JobSummary(BaseModel):
-    """A job in a list. Times are seconds since the epoch."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    id: str
-    kind: Literal["train", "predict"]
-    user: str
-    name: str
-    tags: list[str]
-    state: JobState
-    created: float
-    started: float | None
-    ended: float | None
-    attempt: int = Field(description="The number of drivers that were started for the job.")
-    cancelled: bool
-    error: str | None
-    bytes: int
-
-    @field_validator("tags", mode="before")
-    @classmethod
-    def _words(cls, value: str | list[str]) -> list[str]:
-        """Return the tags that the database has in one text."""
-        return value.split() if isinstance(value, str) else value
 
 
 class JobView(JobSummary):

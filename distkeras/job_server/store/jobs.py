@@ -6,11 +6,11 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -39,55 +39,50 @@ ORDER = "order"
 _CANDIDATES = 16
 
 
-@dataclass(frozen=True)
-class StoredJob:
+class JobSummary(BaseModel):
+    """A job in a list. Times are seconds since the epoch."""
+
+    model_config = ConfigDict(from_attributes=True, frozen=True)
+
+    id: str
+    kind: Literal["train", "predict"]
+    user: str
+    name: str
+    tags: list[str]
+    state: JobState
+    created: float
+    started: float | None
+    ended: float | None
+    attempt: int = Field(description="The number of drivers that were started for the job.")
+    cancelled: bool
+    error: str | None
+    bytes: int
+
+
+class StoredJob(JobSummary):
     """A job as the database has it; times are seconds since the epoch.
 
     Args:
-        number: rises with each job.
-        id: what a job is called by; it cannot be guessed.
-        kind: one of `distkeras.job_server.states.KINDS`.
-        tags: words by which its user finds it, with a space before and after each.
+        number: rises with each job; ``id``, by which it is called, cannot be guessed.
         description: what to do, as its user has said it; and as "order", what only the driver gets.
-        created: when it was submitted; ``started`` (the latest attempt) and ``ended`` are times, too.
-        attempt: drivers that were started for it.
         server: the process that answers for it.
         renewal: rises while that process lives.
         driver: the process that does it.
         cancel: when a user asked for its end.
-        error: why it did not end successfully.
         webhook: where its end is posted; None: nowhere.
         tries: how often that was tried.
         notify: when to try it next; None: no more.
-        bytes: of its files, as last counted.
     """
 
     number: int
-    id: str
-    user: str
-    kind: str
-    name: str
-    tags: str
-    state: JobState
-    description: Mapping[str, Any]
-    created: float
-    started: float | None
-    ended: float | None
-    attempt: int
+    description: dict[str, Any]
     server: str | None
     renewal: int
     driver: str | None
     cancel: float | None
-    error: str | None
     webhook: str | None
     tries: int
     notify: float | None
-    bytes: int
-
-    @property
-    def cancelled(self) -> bool:
-        """Return whether a user asked for its end."""
-        return self.cancel is not None
 
     @property
     def order(self) -> Mapping[str, Any]:
@@ -123,7 +118,7 @@ class Attempt(BaseModel, frozen=True):
     outcome: str | None = Field(description="How it ended.")
 
 
-_COLUMNS = [USERS.c.name.label("user") if field.name == "user" else JOBS.c[field.name] for field in fields(StoredJob)]
+_COLUMNS = [USERS.c.name.label("user"), *(JOBS.c[name] for name in StoredJob.model_fields if name in JOBS.c)]
 _JOINED = select(*_COLUMNS).join_from(JOBS, USERS)
 _SHORT = [literal("{}").label(column.name) if column.name == "description" else column for column in _COLUMNS]
 _LISTED = select(*_SHORT).join_from(JOBS, USERS)
@@ -383,5 +378,5 @@ def _seen_by(viewer: Account) -> ColumnElement[bool]:
 
 def _job_of(row: Row[Any]) -> StoredJob:
     values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
-    values |= {"state": JobState(values["state"]), "description": json.loads(values["description"])}
-    return StoredJob(**values)
+    values |= {"tags": values["tags"].split(), "description": json.loads(values["description"])}
+    return StoredJob(**values, cancelled=values["cancel"] is not None)

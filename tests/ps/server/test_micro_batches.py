@@ -25,7 +25,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.loop import run_worker
-from distkeras.results.tables import JobRecords
+from distkeras.results import JobRecords
 from distkeras.training.supervisor import Supervisor
 
 SIZE = 5

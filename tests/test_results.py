@@ -10,7 +10,8 @@ import pytest
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
-from distkeras.results.tables import JobRecords, Resumed
+from distkeras.ps.server.start import ResumePoint
+from distkeras.results import JobRecords
 
 
 def records(
@@ -188,7 +189,8 @@ class TestExactlyOnce:
         """Two workers' first epoch and a part of their second; then one's second and third."""
         others = [(0, 0, 0, 1), (1, 0, 0, 1), (0, 1, 0, 0)]
         own = [(0, 1, 0, 3), (0, 2, 0, 3)]
-        resumed = Resumed(clock=4 if exact else 3, exact=exact, epoch=0 if exact else 1, began_clock=3, began_epoch=1)
+        clock, epoch = (4, 0) if exact else (3, 1)
+        resumed = ResumePoint(clock, 2, exact, epoch, began_clock=3, began_epoch=1)
         records([*others, *own]).check_exactly_once({0: 4}, 3, resumed)
         with pytest.raises(LedgerError, match="exactly once"):
             records([*others, *own[:1]]).check_exactly_once({0: 4}, 3, resumed)

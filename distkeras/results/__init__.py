@@ -1,1 +1,0 @@
-"""What a job leaves behind: tables of history, commits and events."""
