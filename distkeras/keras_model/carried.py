@@ -118,11 +118,13 @@ def _parameters(kind: type) -> Sequence[str]:
 def _is_object(value: Any) -> bool:
     import keras
 
-    kinds = (
+    kinds: tuple[type, ...] = (
         keras.Layer, keras.Variable, keras.Loss, keras.Metric, keras.optimizers.Optimizer, keras.Regularizer,
         keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
-        keras.quantizers.Quantizer, keras.optimizers.OptimizerMap,
+        keras.quantizers.Quantizer,
     )  # fmt: skip
+    if hasattr(keras.optimizers, "OptimizerMap"):  # newer than the oldest Keras that is supported
+        kinds = (*kinds, keras.optimizers.OptimizerMap)
     return isinstance(value, kinds)
 
 
