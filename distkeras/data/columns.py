@@ -145,7 +145,7 @@ def to_numpy(
         return np.empty((0, *column.shape), column.dtype)
     flat = _flatten(_one_chunk(values), column, fail)
     if pa.types.is_decimal(flat.type):
-        flat = flat.cast(pa.float64())
+        flat = _decimals(flat, column, fail)
     # Booleans are bits in Arrow, and bytes in numpy: they alone need a copy here.
     return converted(flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type)))
 
@@ -218,6 +218,22 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
         text = f"values must fill the shape {column.shape}"
         fail(ShapeError, 0, text, f"arrays nested as {tuple(nesting)}" if nesting else "a single number")
     return values
+
+
+def _decimals(flat: pa.Array, column: Column, fail: _Fail) -> pa.Array:
+    """Return decimals as doubles, or where the model wants integers as those, for a double rounds from 2**53 on."""
+    kind = np.dtype(column.dtype).kind
+    if kind == "f":
+        return flat.cast(pa.float64())
+    whole = pa.uint64() if kind == "u" else pa.int64()
+    try:
+        return flat.cast(whole)
+    except pa.ArrowInvalid:
+        least, most = np.iinfo(whole.to_pandas_dtype()).min, np.iinfo(whole.to_pandas_dtype()).max
+        for place, value in enumerate(flat.to_pylist()):
+            if value != int(value) or not least <= value <= most:
+                fail(BadValueError, place // column.size, f"values must be exact as {column.dtype}", value, place)
+        raise
 
 
 def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) -> np.ndarray:

@@ -186,8 +186,9 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
     """Return the columns of ``spec`` as numbers or (nested) arrays of numbers, those to be decoded as they are.
 
     Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 where float32 does not hold every
-    integer that the model wants; decimals become doubles, booleans bytes; nulls stay null. A column used twice, as by
-    an autoencoder, is selected once. The JVM evaluates all expressions, so they work under Spark Connect as well.
+    integer that the model wants; decimals become doubles, unless the model wants integers, and booleans bytes; nulls
+    stay null. A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they
+    work under Spark Connect as well.
 
     Args:
         fields: those of any DataFrame.
@@ -204,7 +205,7 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
             column = F.col(quoted(name))
         else:
             column = numbers_of(name, kind, "float64" if name in spec.whole else "float32")
-            target = _number_type(kind)
+            target = _number_type(kind, whole=name in spec.whole)
             column = column if target == kind else column.cast(target)
         ready.append(column.alias(name))
     return ready
@@ -239,16 +240,20 @@ def flattened(column: SparkColumn, kind: DataType) -> SparkColumn:
     return column
 
 
-def _number_type(kind: DataType) -> DataType:
-    """Return the type to cast numbers to, which is ``kind`` itself if Arrow brings it as such."""
+def _number_type(kind: DataType, *, whole: bool) -> DataType:
+    """Return the type to cast numbers to, which is ``kind`` itself if Arrow brings it as such.
+
+    Args:
+        whole: the model wants integers, of which a double does not hold all that a decimal does.
+    """
     from pyspark.sql import types as T
 
     if isinstance(kind, T.ArrayType):
-        element = _number_type(kind.elementType)
+        element = _number_type(kind.elementType, whole=whole)
         return kind if element == kind.elementType else T.ArrayType(element, kind.containsNull)
     if isinstance(kind, T.BooleanType):
         return T.ByteType()
-    return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
+    return T.DoubleType() if isinstance(kind, T.DecimalType) and not whole else kind
 
 
 def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:

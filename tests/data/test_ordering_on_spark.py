@@ -195,6 +195,15 @@ def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark: SparkSe
     assert to_numpy(table["n"], Column("n", (), "int32")).tolist() == [7, 8]
 
 
+def test_decimals_beyond_what_a_double_holds_stay_the_ids_that_they_are(spark: SparkSession) -> None:
+    ids = [2**53 + 1, 2**63 - 1]
+    df = spark.createDataFrame([(Decimal(i), [Decimal(i)]) for i in ids], "id decimal(20,0), ids array<decimal(20,0)>")
+    columns = Column("id", (), "int64"), Column("ids", (1,), "int64")
+    table = partitioned(df, DataSpec(columns), 1).toArrow()
+    assert sorted(to_numpy(table["id"], columns[0]).tolist()) == ids
+    assert sorted(to_numpy(table["ids"], columns[1]).ravel().tolist()) == ids
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "error", "text"),
     [
