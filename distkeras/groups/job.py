@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import inspect
 import logging
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distkeras.data.ordering import ROW_HASH
-from distkeras.data.schema import map_in_arrow, quoted, ready_columns
+from distkeras.data.schema import CLASS_WEIGHT, map_in_arrow, quoted, ready_columns
 from distkeras.data.spec import DataSpec
 from distkeras.groups.keys import Key, key_fields, key_text
 from distkeras.groups.pieces import (
@@ -46,7 +47,9 @@ from distkeras.spark.failures import typed_error
 from distkeras.spark.record_stream import in_sized_batches
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField
 
 log = logging.getLogger(__name__)
 
@@ -125,9 +128,6 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
         DeadlineError: no task has saved a group for too long.
         DistkerasError: what ended the job's tasks.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
     fields = key_fields(plan.df.schema, plan.by, RESERVED)
     if plan.side_by_side > 1:
         GroupsSideBySide(plan.recipe, plan.model_file, plan.spec, plan.side_by_side)  # what cannot work fails here
@@ -136,7 +136,7 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
     uri = _folder_of(plan, facts)
     task = GroupTask(
         uri=uri,
-        schema=piece_schema(to_arrow_schema(StructType(fields))),
+        schema=piece_schema(_arrow_schema(fields)),
         run=uuid.uuid4().hex,
         spec=plan.spec,
         recipe=plan.recipe,
@@ -156,6 +156,16 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
     _finish(task, manifest, names)
     table = GroupTable(uri, task.schema, tuple(names))
     return GroupResults(plan.df.sparkSession, table, plan.recipe, plan.model_file)
+
+
+def _arrow_schema(fields: Sequence[StructField]) -> pa.Schema:
+    """Return the columns of a key as pieces have them; timestamps are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    schema: pa.Schema = to_arrow_schema(StructType(list(fields)), **zone)
+    return schema
 
 
 def _folder_of(plan: GroupPlan, facts: SparkFacts) -> str:
@@ -189,7 +199,7 @@ def _begin(plan: GroupPlan, uri: str, partitions: int) -> Manifest:
     return manifest
 
 
-def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
+def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[dict[str, Any]]:
     """Run ``task`` on the rows in the order of their keys; return what the attempts that Spark counts have yielded."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -199,7 +209,8 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
 
     sized = in_sized_batches(grouped, plan.spec.row_bytes)
     trained = map_in_arrow(sized, task.train_partition, from_arrow_schema(task.result_schema), resources)
-    action = SparkAction(session, trained.collect, "distkeras-groups")
+    # By way of Arrow, as pieces are read: a timestamp of a `Row` has lost its time zone.
+    action = SparkAction(session, lambda: trained.toArrow().to_pylist(), "distkeras-groups")
     try:
         _wait(action, task.uri, plan.silence)
         return action.rows()
@@ -253,7 +264,7 @@ def _train_large(plan: GroupPlan, task: GroupTask, keys: Sequence[Key], train_la
         log.info("group %s has more than %d rows and is trained as a job of its own", text, task.rows_max)
         began = time.monotonic()
         try:
-            group = train_large(plan.df.where(_has_key(plan.by, key)))
+            group = train_large(plan.df.where(_has_key(plan.by, key)).drop(CLASS_WEIGHT))  # it gives them once more
         except DistkerasError as error:
             if error.origin is not Origin.USER:
                 raise

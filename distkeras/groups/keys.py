@@ -48,10 +48,10 @@ def key_fields(schema: StructType, names: Sequence[str], reserved: Sequence[str]
     fields = [field_of(schema.fields, name) for name in names]
     for field in fields:
         kind = field.dataType.simpleString()
-        if not kind.startswith(_KINDS) or kind.startswith("interval"):
+        if not kind.startswith(_KINDS) or kind.startswith("interval") or " collate " in kind:
             raise ColumnTypeError(
-                "`by` must name columns of integers, strings, booleans, dates, timestamps or decimals. "
-                f"Received: type={kind}",
+                "`by` must name columns of integers, strings without a collation, booleans, dates, timestamps or "
+                f"decimals. Received: type={kind}",
                 column=field.name,
             )
         if field.name in reserved:

@@ -7,13 +7,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distkeras.ps.errors import DeadlineError
 from distkeras.spark.cluster import context_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 #: Seconds from one try to cancel a job to the next: Spark may not have known the job yet.
 _AGAIN_SECONDS = 1.0
@@ -29,14 +29,14 @@ class SparkAction:
     def __init__(
         self,
         session: SparkSession,
-        collect: Callable[[], list[Row]],
+        collect: Callable[[], list[Any]],
         name: str,
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._session = session
         self._collect, self._on_end = collect, on_end
         self._tag = f"{name}-{uuid.uuid4().hex}"
-        self._rows: list[Row] = []
+        self._rows: list[Any] = []
         self._error: Exception | None = None
         self._ended = threading.Event()
         threading.Thread(target=in_callers_scope(session, self._run), name=name, daemon=True).start()
@@ -55,7 +55,7 @@ class SparkAction:
         """Return whether the action has ended, or does so within ``timeout`` seconds."""
         return self._ended.wait(timeout)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Any]:
         """Return the rows of an action that has ended, or raise what Spark raised; DeadlineError before its end."""
         if not self.ended():
             raise DeadlineError("a Spark action must have ended to give its rows. Received: one that goes on")

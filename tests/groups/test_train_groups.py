@@ -22,6 +22,7 @@ from distkeras import Trainer, rules
 from distkeras.data.ordering import partitioned
 from distkeras.groups import job
 from distkeras.groups.pieces import Manifest, folder
+from distkeras.ml.groups import KerasGroupModel
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DifferentJobError, EmptyDataError, LedgerError
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.deadlines import Deadlines
@@ -181,6 +182,32 @@ def test_a_large_group_is_trained_as_a_job(spark: SparkSession) -> None:
     for shop, equal in (("s2", True), ("s3", False)):
         pairs = zip(small.model(shop).get_weights(), mixed.model(shop).get_weights(), strict=True)
         assert all(np.array_equal(one, other) for one, other in pairs) == equal
+
+
+@pytest.mark.slow
+def test_a_large_group_has_its_class_weights_and_its_timestamp(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Spark's `Row` has local times.
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        day = F.when(F.col("shop") == "s0", F.lit("2020-07-01 12:00:00Z")).otherwise(F.lit("2021-01-01 00:00:00Z"))
+        df = rows_of(spark, 2).withColumn("day", day.cast("timestamp"))
+        df = df.withColumn("label", F.lit(1))
+        means = {}
+        for weight in (1.0, 3.0):
+            mine = trainer(small_model(), class_weight={1: weight}, num_epoch=1)
+            groups = mine.train_groups(df, by="day", rows_max=10)
+            rows = {row["rows"]: row for row in groups.weights.join(groups.table, "day").collect()}
+            assert [rows[count]["error"] for count in (10, 11)] == [None, None]
+            means[weight] = [rows[count]["loss"] for count in (10, 11)]
+            fitted = KerasGroupModel(groups, features_col="features")
+            assert fitted.transform(df).where("prediction is not null").count() == df.count()
+        assert means[3.0][1] > 2 * means[1.0][1]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def killing(flag: Path) -> Callable[[Any], Any]:
