@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -42,7 +44,7 @@ from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
-from distkeras.ps.errors import ConfigurationError, headline
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError, headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -221,6 +223,7 @@ class Trainer(JobResults):
         self.server_settings = component_settings(ServerSettings, self.rule, self.settings, arguments)
         #: Callbacks of every job of this trainer, in addition to those of `train`.
         self.observers: list[Callback] = []
+        self._training = threading.Lock()
 
     def dashboard(self, *others: Trainer, port: int = 0) -> Dashboard:
         """Return a page of this trainer's jobs, live in a browser of this machine, or within a notebook.
@@ -279,12 +282,13 @@ class Trainer(JobResults):
             OwnershipLostError: another driver has resumed the job meanwhile.
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
             EmptyDataError: ``df`` has no rows.
+            LocalProtocolError: another thread trains with this trainer, whose results are those of one job at a time.
             DistkerasError: what a worker found, with its traceback; the Spark job is cancelled and the port free.
             Exception: what a callback raised; the Spark job is cancelled and the port free.
             KeyboardInterrupt: the same; `model` has the center's last weights.
         """
         began = time.monotonic()
-        with server_ahead(self.settings) as ahead:
+        with self._alone(), server_ahead(self.settings) as ahead:
             plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
             try:
                 run_job(plan, self.outcome, ahead, began)
@@ -293,7 +297,20 @@ class Trainer(JobResults):
             except BaseException as error:
                 self._note_failure(plan, error)
                 raise
-        return self.model
+            return self.model
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raise LocalProtocolError where another thread trains: results and callbacks are those of one job."""
+        if not self._training.acquire(blocking=False):
+            raise LocalProtocolError(
+                "a trainer must train one job at a time, whose model and records it has afterwards: make a trainer for "
+                "each thread. Received: a call of `train` while another one has not returned"
+            )
+        try:
+            yield
+        finally:
+            self._training.release()
 
     @short_errors
     def train_stream(

@@ -28,10 +28,11 @@ from support.training.spark_jobs import (
 )
 
 from distkeras import Trainer
+from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ConfigurationError, DeadlineError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.settings import grouped
@@ -238,8 +239,14 @@ class TestSeveralTrainers:
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
         trainer = counter(port=port, num_epoch=1)
+
+        class AnotherCall(Callback):
+            def on_begin(self, setup: TrainingSetup) -> None:
+                with pytest.raises(LocalProtocolError, match="a trainer must train one job at a time"):
+                    trainer.train(ones)
+
         for _ in range(2):
-            assert counts(trainer.train(ones)) == [1] * ROWS
+            assert counts(trainer.train(ones, callbacks=[AnotherCall(every_commits=1)])) == [1] * ROWS
         with socket.create_server(("127.0.0.1", port)):
             pass  # free again
 
