@@ -18,6 +18,8 @@ from distkeras.transformers.params import HasActivationThreshold, StageEvaluator
 
 #: Keras clips probabilities by this much before it takes their logarithm.
 _EPSILON = 1e-7
+#: How far the probabilities of a row may sum to something else than 1: half precision rounds each of them.
+_SUM_TOLERANCE = 1e-2
 
 
 class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
@@ -136,16 +138,21 @@ def _categorical(dataset: DataFrame, prediction: NumericColumn, label: NumericCo
         )
     scores, target = prediction.column, expressions.class_of_scores(label, None)
     broken = raise_in_job(BadValueError, prediction.name, "probabilities must be in [0, 1] and sum to 1", scores)
-    fine = ~F.exists(scores, _no_probability) & (F.abs(_sum(scores) - 1) < 1e-3)
+    total = _sum(scores)
+    fine = ~F.exists(scores, _no_probability) & (F.abs(total - 1) < _SUM_TOLERANCE)
     if label.depth:
         hot = (F.array_max(label.column) == 1) & (F.array_min(label.column) == 0) & (_sum(label.column) == 1)
         wrong = raise_in_job(BadValueError, label.name, "arrays of labels must be one-hot", label.column)
         target = F.when(hot, target).otherwise(wrong)
     outside = raise_in_job(BadValueError, label.name, "labels must be below the number of classes", target)
     target = F.when(_not_null(label, target) < F.size(scores), target).otherwise(outside)
-    scores = F.when(fine, _not_null(prediction, scores)).otherwise(broken)
+    # Keras divides by the sum, too: that of a model in half precision is 1 but for its rounding.
+    share = F.element_at(_not_null(prediction, scores), (target + 1).cast("int")).cast("double") / total
+    share = F.when(fine, share).otherwise(broken.cast("double"))
     pairs = dataset.select(
-        expressions.vector_of(scores).alias("probability"), target.alias("label"), target.alias("prediction")
+        expressions.vector_of(F.array(1 - share, share)).alias("probability"),
+        F.lit(1.0).alias("label"),
+        F.lit(1.0).alias("prediction"),
     )
     return _log_loss(pairs)
 

@@ -89,9 +89,10 @@ def test_losses_are_those_of_keras(
     assert not evaluator.isLargerBetter()
 
 
-def test_a_certain_mistake_costs_what_keras_says(spark: SparkSession) -> None:
-    df = spark.createDataFrame([([1.0, 0.0], 1)], ["prediction", "label"])
-    assert LossEvaluator().evaluate(df) == pytest.approx(-math.log(1e-7), rel=1e-6)
+def test_a_certain_mistake_and_rounded_probabilities_cost_what_keras_says(spark: SparkSession) -> None:
+    # The second row's probabilities are those of a model in half precision, which Keras divides by their sum.
+    df = spark.createDataFrame([([1.0, 0.0], 1), ([0.249, 0.747], 0)], ["prediction", "label"])
+    assert LossEvaluator().evaluate(df) == pytest.approx(-(math.log(1e-7) + math.log(0.25)) / 2, rel=1e-6)
 
 
 #: Nulls and NaN are found where the columns are read, the same for each evaluator.
