@@ -16,6 +16,9 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number, require_text
 
+#: How many integers, from 0 on, a floating dtype holds each of; `keras.Input` is of float32 by default.
+_EXACT = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+
 
 @keras.saving.register_keras_serializable("distkeras")
 class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes have no types
@@ -43,7 +46,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         rows: the folder with the rows that were trained, which training sets; None: there are none.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument cannot work, or ids come in a dtype that rounds them.
     """
 
     #: The layers without weights of their own whose rows a server keeps.
@@ -59,7 +62,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         rows: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(**{"autocast": False} | options)  # ids are not numbers to compute with in half precision
         self.input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1)
         self.output_dim = require_integer("output_dim", output_dim)
         self.folder = require_text("folder", folder, "a folder for the rows that are trained")
@@ -96,7 +99,13 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         return keras.ops.cast(rows, self.compute_dtype)
 
     def compute_output_spec(self, ids: Any, training: bool = False) -> Any:
-        """Return the shape and dtype of the vectors of ``ids``."""
+        """Return the shape and dtype of the vectors of ``ids``; ConfigurationError if their dtype rounds some ids."""
+        dtype = keras.backend.standardize_dtype(ids.dtype)
+        if self.input_dim > _EXACT.get(dtype, self.input_dim):
+            raise ConfigurationError(
+                f'ids of {self.name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
+                f"them from {_EXACT[dtype]} on. Received: ids of {dtype} for {self.input_dim} rows"
+            )
         return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
 
     def lend(self, ids: Ids, rows: np.ndarray) -> None:

@@ -138,3 +138,20 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 def test_an_id_of_a_row_that_is_not_there_is_named() -> None:
     with pytest.raises(BadValueError, match=r"Received: -3"):
         wide()._take(np.array([1, -3]))  # noqa: SLF001 - a backend wraps the error
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype"), [("float32", "float32"), ("mixed_bfloat16", "float32"), ("float32", "float16")]
+)
+def test_ids_that_their_dtype_rounds_are_refused(tmp_path: Path, policy: str, dtype: str) -> None:
+    layer = WideEmbedding(2**24 + 1, 2, str(tmp_path), name="users", dtype=policy)
+    with pytest.raises(ConfigurationError, match="ids of 'users' must be integers"):
+        layer(keras.Input((1,), dtype=dtype))
+
+
+def test_ids_of_a_float_input_stay_what_they_are_in_half_precision(tmp_path: Path) -> None:
+    ids = keras.Input((1,))
+    layer = WideEmbedding(2**24, 2, str(tmp_path), scale=1.0, dtype="mixed_bfloat16")
+    model = keras.Model(ids, layer(ids))
+    low, high = model.predict_on_batch(np.array([[1000.0], [1001.0]]))
+    assert (np.asarray(low) != np.asarray(high)).any()
