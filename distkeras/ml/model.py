@@ -407,9 +407,10 @@ class KerasModel(Model, PredictionParams, Saveable):
         return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
 
     @on_dataframe
-    def evaluate(self, dataset: DataFrame) -> dict[str, float]:
+    def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
         """Return loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` does: in one pass, on executors.
 
+        A metric of each class, such as an ``F1Score`` without an average, is an array; all others are floats.
         The columns are ``label_col`` and ``sample_weight_col``, if that is set; the batches have
         ``prediction_batch_size`` rows.
 
@@ -441,7 +442,8 @@ class KerasModel(Model, PredictionParams, Saveable):
             size = int(np.prod(variable.shape))
             variable.assign(states[:size].reshape(variable.shape))
             states = states[size:]
-        return {name: float(value) for name, value in model.get_metrics_result().items()}
+        results = {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
+        return {name: value if value.ndim else float(value) for name, value in results.items()}
 
     @property
     def packed_model(self) -> PackedModel:

@@ -147,7 +147,7 @@ class KerasStreamModel(KerasModel):
         return self.at()._outputs_of(value)  # noqa: SLF001 - of the same class
 
     @short_errors
-    def evaluate(self, dataset: DataFrame) -> dict[str, float]:
+    def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
         """Return loss and metrics of the latest version over a DataFrame; see `KerasModel.evaluate`."""
         return self.at().evaluate(dataset)
 
