@@ -376,8 +376,10 @@ class PackedModel:
                 raise ConfigurationError(
                     f"`keras_model` must leave at most one extent of an input open. Received: shape={shape}"
                 )
+        self.settings = archive.keras_settings()
+        digest = hashlib.sha256(self.data + repr(self.settings).encode())
         # Two notebook classes of one name may differ, which their bytes do not show.
-        self.key = hashlib.sha256(self.data).hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
+        self.key = digest.hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
         self._maps = mapped_tables.has_wide_tables(model)
         self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
@@ -422,6 +424,7 @@ class PackedModel:
             read_archive=bytes if maps else self.archive_reader(spark),
             key=self.key,
             objects=self.objects,
+            settings=self.settings,
             inputs=tuple(
                 serving.ModelInput(name, shape, dtype, options.decode.get(name), parts.get(name, ()))
                 for name, (shape, dtype) in zip(features, self.inputs, strict=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from distkeras.data.columns import Column, innermost, to_numpy
 from distkeras.data.validity import reasons
-from distkeras.keras_model.archive import CustomObjects, from_bytes
+from distkeras.keras_model.archive import CustomObjects, from_bytes, use_settings
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.failures import message_first
@@ -115,6 +115,7 @@ class PredictionPlan:
         row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.
         map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: it
             is the archive's.
+        settings: those of ``keras.config`` on the driver, which layers read while they compute.
     """
 
     read_archive: Callable[[], bytes]
@@ -125,6 +126,7 @@ class PredictionPlan:
     row_bytes: int
     options: PredictionOptions
     map_tables: Callable[[Sequence[str], CustomObjects], MappedModel] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def rows_a_call(self, row_bytes: int = 0) -> int:
         """Return the rows of a call of the model, for rows of ``row_bytes``, or of as many as the shapes tell."""
@@ -267,8 +269,9 @@ def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
     models = plan.options.models
     key = plan.key if models is None else f"{plan.key} {type(models).__name__}"
     model = MODELS.get(key)
+    import_keras()
+    use_settings(plan.settings)
     if model is None:
-        import_keras()
         if plan.map_tables is None:
             model = from_bytes(plan.read_archive(), plan.objects)
         else:

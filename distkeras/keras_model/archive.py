@@ -217,6 +217,25 @@ def ensure_backend(name: str) -> str:
     return name
 
 
+#: Settings of ``keras.config`` that a Python worker would have at their defaults, or as an earlier job left them.
+_SETTINGS = ("floatx", "epsilon", "image_data_format")
+
+
+def keras_settings() -> dict[str, Any]:
+    """Return the settings of ``keras.config`` that losses and layers read while they compute."""
+    import keras
+
+    return {name: getattr(keras.config, name)() for name in _SETTINGS}
+
+
+def use_settings(settings: Mapping[str, Any]) -> None:
+    """Give Keras in this process what `keras_settings` returned in another one."""
+    import keras
+
+    for name, value in settings.items():
+        getattr(keras.config, f"set_{name}")(value)
+
+
 class CustomObjects(dict[str, Any]):
     """Registered name to class or function; pickles so that the backend is chosen before Keras is imported.
 

@@ -16,9 +16,11 @@ from distkeras.keras_model.archive import (
     ensure_backend,
     from_bytes,
     has_optimizer_state,
+    keras_settings,
     load_optimizer_state,
     require_objects,
     running_backend,
+    use_settings,
 )
 from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, require_described, unpack
 from distkeras.keras_model.optimizers import optimizer_of
@@ -81,10 +83,6 @@ def _canonical(node: Any, names: Mapping[str, str], *, reference: bool) -> Any:
     return names.get(node, node) if reference and isinstance(node, str) else node
 
 
-#: Settings of ``keras.config`` that a Python worker would have at their defaults, or as an earlier job left them.
-_SETTINGS = ("floatx", "epsilon", "image_data_format")
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What a model needs in addition to its file. Travels in Spark's own task closure.
@@ -114,8 +112,7 @@ class Recipe:
         ensure_backend(self.backend)
         import keras
 
-        for name, value in self.settings.items():
-            getattr(keras.config, f"set_{name}")(value)
+        use_settings(self.settings)
         with keras.saving.custom_object_scope(self.objects) if self.objects else nullcontext():
             model = from_bytes(model_file, self.objects)
             arguments = {name: unpack(name, value) for name, value in self.arguments.items()}
@@ -187,8 +184,8 @@ def recipe_of(
         for name, value in packed.items():
             require_described(name, arguments[name], value)
     packed.update(_flags(model, own_optimizer=optimizer is None))
-    settings = {name: getattr(keras.config, name)() for name in _SETTINGS}
-    return Recipe(running_backend(), classes, packed, optimizer is None and has_optimizer_state(model), settings)
+    goes_on = optimizer is None and has_optimizer_state(model)
+    return Recipe(running_backend(), classes, packed, goes_on, keras_settings())
 
 
 def _compile_config(model: keras.Model) -> dict[str, Any]:

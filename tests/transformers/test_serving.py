@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from distkeras.keras_model import archive
 from distkeras.ps.errors import BadValueError, ShapeError
 from distkeras.transformers import serving
 from distkeras.transformers.outputs import OutputColumn, nested_lists
+from distkeras.transformers.predictor import PackedModel
 
 
 def batch(ids: range) -> pa.RecordBatch:
@@ -167,3 +169,20 @@ def test_calls_are_bounded_by_rows_and_by_bytes(batch_bytes: int, rows: int, sha
     table = pa.RecordBatch.from_pydict({"x": pa.array([[0.0] * (2 if shape[0] else 4)] * 16, pa.list_(pa.float32()))})
     out = pa.Table.from_batches(serving.predict(given, [table], 0))
     assert {row[0] for row in out["y"].to_pylist()} == {float(rows)}
+
+
+def test_layers_read_the_settings_that_keras_has_on_the_driver() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Normalization(mean=0.0, variance=0.0)])
+    rows, keys, before = pa.RecordBatch.from_pydict({"x": [[1.0, 2.0]]}), set(), keras.config.epsilon()
+    try:
+        for epsilon in (0.5, 0.25):
+            keras.config.set_epsilon(epsilon)
+            packed = PackedModel(archive.to_bytes(model))
+            keys.add(packed.key)
+            keras.config.set_epsilon(1e-7)  # as a Python worker has it
+            there = replace(plan(model, 1), key=packed.key, settings=packed.settings)
+            (out,) = serving.predict(there, [rows], 0)
+            assert out["y"].to_pylist() == [[1.0 / epsilon, 2.0 / epsilon]]
+    finally:
+        keras.config.set_epsilon(before)
+    assert len(keys) == 2
