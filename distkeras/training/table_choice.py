@@ -78,7 +78,7 @@ class TableChoice:
         if reason is None:
             try:
                 return self._cut(model, build, "auto")
-            except Exception as error:  # noqa: BLE001 - layers may be the user's, and this was not asked for
+            except (ValueError, TypeError, NotImplementedError) as error:  # layers may be the user's
                 reason = f"the model cannot be cut: {type(error).__name__}: {error}"
         return CutModel(dict.fromkeys(names, reason))
 

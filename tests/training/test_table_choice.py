@@ -130,6 +130,9 @@ def test_a_model_that_cannot_be_cut_is_trained_whole() -> None:
         assert cut.kept_dense == {"table": "the model cannot be cut: TypeError: an unusual layer"}
         with pytest.raises(TypeError, match="unusual"):
             chosen(one_table(), tables=["table"])
+    bug = mock.patch("distkeras.training.table_choice.cut", side_effect=KeyError("a bug of ours"))
+    with bug, pytest.raises(KeyError, match="a bug of ours"):
+        chosen(one_table())
 
 
 def test_a_model_without_a_table_is_not_looked_at() -> None:
