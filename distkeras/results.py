@@ -294,6 +294,8 @@ class JobOutcome:
         events: everything out of the ordinary.
         records: as the server sent them last; None: it has not yet.
         model: with the center's weights of then.
+        clock: how many commits the weights of ``model`` cover, once it has ended: not all of them where a callback has
+            restored others. None: it has not ended.
         resumed: where it continued an earlier job; None: it began at the start.
         stopped: why a callback ended it early; None: none did.
         timings: seconds of its parts, once it has ended.
@@ -305,6 +307,7 @@ class JobOutcome:
     events: Events = field(default_factory=Events)
     records: JobRecords | None = None
     model: keras.Model | None = None
+    clock: int | None = None
     resumed: ResumePoint | None = None
     stopped: str | None = None
     timings: dict[str, float] = field(default_factory=dict)

@@ -223,11 +223,18 @@ def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Opt
     return type(optimizer).from_config({**optimizer.get_config(), "learning_rate": rate})
 
 
-def _evaluate_on_executors(fitted: KerasModel, rows: DataFrame, point: dict[str, float]) -> None:
-    """Replace the values of a summary's last point, which are of a sample, by those of all rows.
+def _evaluate_on_executors(
+    fitted: KerasModel, rows: DataFrame, points: Sequence[dict[str, float]], clock: int | None
+) -> None:
+    """Replace the values of the summary's point of ``clock``, which are of a sample, by those of all rows.
 
-    Metrics of the user's own classes may not add up over executors: then the sample's values stay.
+    They stay where the model has weights that a callback has restored, and no point is of these. Metrics of the user's
+    own classes may not add up over executors: then the sample's values stay, too.
     """
+    point = next((point for point in points if point["clock"] == clock), None)
+    if point is None:
+        log.warning("all validations are of a sample: none is of the weights of clock %s, which were restored", clock)
+        return
     try:
         values = fitted.evaluate(rows)
     except ConfigurationError as error:
@@ -336,7 +343,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         summary = TrainingSummary(trainer, points, callbacks, unchecked)
         fitted = self._copyValues(fitted.fitted_by(self, summary))
         if curves and curves[0].sampled and held_out is not None:
-            _evaluate_on_executors(fitted, held_out.drop(ASSEMBLED), points[-1])
+            _evaluate_on_executors(fitted, held_out.drop(ASSEMBLED), points, trainer.outcome.clock)
         return fitted
 
     @short_errors

@@ -309,6 +309,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
     if chosen is not center:  # the weights of another moment, to which the tables must belong as well
         plan.require_all_tables()
     chosen.load(plan.replica)
+    outcome.clock = chosen.clock
     finished = time.monotonic()
     outcome.timings = {
         "start": spark_began - began,

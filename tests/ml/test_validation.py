@@ -16,6 +16,7 @@ from support.present import present
 from support.training.spark_jobs import step_callback_layer, wait_at_step
 
 from distkeras import Callback, CallbackContext, KerasEstimator
+from distkeras.callbacks import CenterWeights
 from distkeras.ps.errors import ConfigurationError
 
 ROWS = 20_000
@@ -65,6 +66,20 @@ def test_the_last_point_is_of_all_rows(df: DataFrame) -> None:
         return_dict=True,
     )
     assert {name: last[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_last_point_is_not_that_of_weights_that_a_callback_has_restored(df: DataFrame) -> None:
+    class Zeros(Callback):
+        def on_end(self, context: CallbackContext) -> None:
+            center = context.center
+            context.restore(CenterWeights(0, np.zeros_like(center.vector), center.moving_statistics))
+
+    fitted = estimator(validation_rows=100, num_epoch=1, callbacks=[Zeros(every_epochs=1)]).fit(df)
+    assert not np.any(fitted.keras_model.get_weights()[0])
+    last = fitted.summary.validation[-1]
+    assert (last["clock"], last["rows"]) == (fitted.summary.commits.count(), 100)
+    assert last["loss"] != pytest.approx(math.log(2), abs=1e-4)  # which is that of zeros
 
 
 @pytest.mark.slow
