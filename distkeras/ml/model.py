@@ -35,7 +35,7 @@ from distkeras.keras_model.compiled_steps import model_inputs
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
 from distkeras.ml.persistence import Saveable
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, ShapeError
+from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.results import JobResults
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
@@ -195,8 +195,21 @@ def _summed_states(df: DataFrame, spec: DataSpec, recipe: Recipe, read_archive: 
 
 
 def one_row(value: Any, shape: tuple[int | None, ...], dtype: str, name: str) -> np.ndarray:
-    """Return a batch ``(1, …)`` of a vector, list, array or number; raise ShapeError if it does not fill the shape."""
-    numbers = np.asarray(value.toArray() if hasattr(value, "toArray") else value, dtype)
+    """Return a batch ``(1, …)`` of a vector, list, array or number.
+
+    Raises:
+        ShapeError: it does not fill the shape.
+        BadValueError: a NaN, an infinity, or a number that the integers of the input do not hold, as in `transform`.
+    """
+    given = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = given.astype(dtype)
+    good = numbers == given if numbers.dtype.kind in "biu" else np.isfinite(numbers)
+    if not np.all(good):
+        raise BadValueError(
+            f"input {name!r} must hold finite numbers that are exact as {dtype}. "
+            f"Received: {given.flat[int(np.argmin(good))]}"
+        )
     fits = len(shape) == numbers.ndim and all(want in (None, got) for want, got in zip(shape, numbers.shape))  # noqa: B905 - of equal length where it counts
     if not fits:
         if None in shape or numbers.size != math.prod(extent or 1 for extent in shape):
@@ -346,6 +359,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
         Raises:
             ShapeError: another number of values.
+            BadValueError: a value that `transform` refuses.
         """
         outputs, predictions = self._outputs_of(value), []
         for column in self.output_columns():

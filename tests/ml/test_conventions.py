@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from support.present import present
 
 from distkeras import KerasEstimator, KerasModel, rules
-from distkeras.ps.errors import ConfigurationError, ShapeError
+from distkeras.ml.model import one_row
+from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -297,3 +299,19 @@ class TestClassifiers:
         assert functions(out.select("prediction")) == 1
         assert functions(out.select("prediction", "rawPrediction")) == 2
         assert functions(out.select("id")) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([2.7], "int32"),
+        (2**31, "int32"),
+        (-1, "uint8"),
+        ([math.nan], "float32"),
+        ([math.nan], "int64"),
+        (1e39, "float32"),
+    ],
+)
+def test_a_value_that_a_row_could_not_have_is_not_predicted_from(value: Any, dtype: str) -> None:
+    with pytest.raises(BadValueError, match=rf"input 'ids' must hold finite numbers that are exact as {dtype}"):
+        one_row(value, (1,), dtype, "ids")
