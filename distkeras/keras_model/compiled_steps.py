@@ -40,6 +40,12 @@ def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight:
     return _structured(model, "input", x), _structured(model, "output", y), weight
 
 
+def losses_of_outputs(model: keras.Model) -> list[keras.metrics.Mean]:
+    """Return the means of the losses of single outputs, if there are several: means over batches of any size."""
+    compiled = getattr(model, "_compile_loss", None)
+    return [] if compiled is None else [metric for metric in compiled.metrics if metric is not None]
+
+
 def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
     """Return inputs, targets and, if there are any, sample weights."""
     return [*batch.x, *batch.y] + ([] if batch.weight is None else [batch.weight])

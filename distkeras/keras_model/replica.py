@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.keras_model.compiled_steps import CompiledSteps, model_inputs
+from distkeras.keras_model.compiled_steps import CompiledSteps, losses_of_outputs, model_inputs
 from distkeras.keras_model.variables import (
     VariableOrder,
     VariableVector,
@@ -271,8 +271,21 @@ class KerasReplica:
     def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
         """Return loss and metrics over ``batch`` in inference mode, by name; ``batch_size`` rows at a time."""
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
-        values = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
-        return {name: float(value) for name, value in values.items()}
+        found = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
+        values = {name: float(value) for name, value in found.items()}
+        whole, rest = divmod(batch.size, batch_size)
+        if not whole or not rest:
+            return values
+        # Keras counts the last, shorter batch like the others in the losses of single outputs.
+        last_x, last_y = (tuple(array[-rest:] for array in side) for side in (batch.x, batch.y))
+        x, y, weight = model_inputs(self.model, last_x, last_y, None if weight is None else weight[-rest:])
+        names = [mean.name for mean in losses_of_outputs(self.model)]
+        self.model.reset_metrics()
+        last = self.model.test_on_batch(x, y, sample_weight=weight, return_dict=True) if names else {}
+        for name in names:
+            of_whole = values[name] * (whole + 1) - float(last[name])
+            values[name] = (of_whole * batch_size + float(last[name]) * rest) / batch.size
+        return values
 
     def gradient(self, batch: Batch, out: np.ndarray) -> np.ndarray:
         """Compute the gradient of the compiled loss on one mini-batch; the weights stay as they are.

@@ -14,6 +14,7 @@ from support.training.small_classifier import ROWS, batches, classifier, mini, w
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.ml.model import metric_states
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 needs_compiled_steps = pytest.mark.skipif(
@@ -123,6 +124,22 @@ def test_several_inputs_and_outputs(weighted: bool) -> None:
     replica = assert_same_training(two_inputs_and_outputs, data_of_two_inputs_and_outputs(weighted))
     assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
     assert replica.metric_names[0] == "loss"
+
+
+def test_losses_of_outputs_are_means_over_rows_for_any_size_of_batch() -> None:
+    whole = data_of_two_inputs_and_outputs(True)[0]
+    replica, most = KerasReplica(two_inputs_and_outputs()), whole.size - 1  # a last batch of one row
+    expected = replica.evaluate(whole, whole.size)
+    assert {"score_loss", "kind_loss"} < expected.keys()
+    assert replica.evaluate(whole, most) == pytest.approx(expected, rel=1e-5)
+    parts = [dataclasses.replace(whole, **_rows_of(whole, rows)) for rows in (slice(0, most), slice(most, None))]
+    states = np.sum([metric_states(replica.model, part) for part in parts], axis=0)
+    np.testing.assert_allclose(states, metric_states(replica.model, whole), rtol=1e-5)
+
+
+def _rows_of(batch: Batch, rows: slice) -> dict[str, Any]:
+    weight = None if batch.weight is None else batch.weight[rows]
+    return {"x": tuple(a[rows] for a in batch.x), "y": tuple(a[rows] for a in batch.y), "weight": weight}
 
 
 def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
