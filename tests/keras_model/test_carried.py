@@ -138,7 +138,7 @@ def of_text() -> keras.Model:
         (lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)), "must not have `use_ema`.*AdamW"),
         pytest.param(
             lambda: with_optimizer(keras.optimizers.ScheduleFreeAdamW()),
-            "'schedule_free_adam_w.*', whose .*momentum.*AdamW",
+            "'schedule_free_adam_?w.*', whose .*momentum.*AdamW",
             marks=of_newer_keras("ScheduleFreeAdamW"),
         ),
         (lambda: with_optimizer(Lookahead(0.1, name="ahead")), "'ahead.*whose steps without gradient move weights"),
