@@ -21,7 +21,7 @@ import numpy as np
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, Commit
 from distkeras.ps.protocol.tables import Ids
-from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.base import Vector, all_finite, total_of
 
 #: One row a companion; all columns have eight bytes.
 COMPANION = np.dtype(
@@ -46,21 +46,9 @@ class Companion(NamedTuple):
     commit: Commit
 
 
-def sum_of(vectors: Sequence[Vector], out: Vector) -> None:
-    """Write the sum of one vector or more, added up in their order, into ``out``, which is none of them."""
-    out[...] = vectors[0]
-    for vector in vectors[1:]:
-        out += vector
-
-
 def is_finite(commit: Commit) -> bool:
     """Return whether there is no NaN or infinity in what ``commit`` would add to a sum."""
-    for part in (*commit.parts, commit.moving_statistics):
-        with np.errstate(over="ignore"):  # the squares of large numbers: then each of them is looked at
-            finite = bool(np.isfinite(np.dot(part, part)))
-        if not finite and not np.isfinite(part).all():
-            return False
-    return True
+    return all(map(all_finite, (*commit.parts, commit.moving_statistics)))
 
 
 def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) -> Commit:
@@ -69,7 +57,7 @@ def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) ->
         return replace(own, grouped=True)
     commits = sorted([own, *(other.commit for other in others)], key=lambda commit: commit.worker)
     for number, part in enumerate(parts):
-        sum_of([commit.parts[number] for commit in commits], part)
+        total_of([commit.parts[number] for commit in commits], part)
     rows = [
         (
             *(commit.worker, commit.attempt, connection, commit.sequence, commit.epoch, commit.first, commit.last),

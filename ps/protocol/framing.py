@@ -676,6 +676,11 @@ class Connection:
         """Leave vectors in ``slots``, between two frames of an authenticated connection; None: no longer."""
         self._slots = self._reader.slots = slots
 
+    @property
+    def slots(self) -> SharedSlots | None:
+        """Return where vectors are left; None: they travel."""
+        return self._slots
+
     def set_limits(self, limits: Limits) -> None:
         """Replace the bounds on the peer's frames, between two of them."""
         self._limits = limits

@@ -15,8 +15,9 @@ Rules:
    connection has other memory, and what is in the old one travels with its frame.
 4. A server writes the centers of its replies to two slots in turn: a worker may read one until it is sent the one after
    the next.
-5. A member writes its vectors to two slots in turn as well. A step has two for the same member at most, and no member
-   sends one of the next step before all of its node have used those of the step before.
+5. A member writes its vectors to two slots in turn as well. A step has two for the same member at most. Before a
+   member writes the first one of a step, the other member has used all that it was sent in the step before the last
+   one, and the first one that it was sent in the last step.
 6. Next to tables, the rows of each table have slots of their own, of which a message fills the beginning. Row numbers
    travel.
 """
@@ -172,8 +173,8 @@ class SharedSlots:
     def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
         """Return the slot in which ``array``, of a message that is about to be sent, is; None: it must travel.
 
-        A worker's payload, and the rows of a server's reply, are in their slots if they were written there. The center
-        of a reply is copied to one, and so is a member's vector.
+        A worker's payload, and the rows of a server's reply, are in their slots if they were written there, and so is a
+        member's vector in `next_vector`. The center of a reply, and any other vector of a member, is copied to one.
         """
         if not array.size:
             return None
@@ -186,13 +187,25 @@ class SharedSlots:
             return self._copied(array, self._vectors if name == "center" else self._packed)
         return None
 
+    def next_vector(self) -> np.ndarray:
+        """Return memory for the next vector that a member sends, float32: what is written there is not copied then."""
+        return self._vectors[self._slot(self._next_turn)]
+
+    @property
+    def _next_turn(self) -> int:
+        return (self._turn + 1) % _TURNS
+
+    def _slot(self, turn: int) -> int:
+        return self._first + turn * self._sizes.per_area
+
     def _copied(self, array: np.ndarray, slots: list[np.ndarray]) -> int | None:
         """Return the slot whose turn it is, with ``array`` in it; None: it has another size."""
-        turn = (self._turn + 1) % _TURNS
-        slot = self._first + turn * self._sizes.per_area
+        turn = self._next_turn
+        slot = self._slot(turn)
         if slots[slot].size != array.size:
             return None
-        slots[slot][...] = array
+        if _address(slots[slot]) != _address(array):
+            slots[slot][...] = array
         self._turn = turn
         return slot
 

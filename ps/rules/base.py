@@ -415,6 +415,30 @@ def sum_of_squares(vector: Vector) -> float:
     return total
 
 
+def total_of(vectors: Sequence[Vector], out: Vector | None = None) -> Vector:
+    """Return the sum of one vector or more, added up in their order.
+
+    Args:
+        out: memory for it, which is that of none of them; None: new memory.
+    """
+    first, *others = vectors
+    out = np.empty_like(first) if out is None else out
+    if not others:
+        out[...] = first
+        return out
+    np.add(first, others[0], out=out)
+    for vector in others[1:]:
+        out += vector
+    return out
+
+
+def all_finite(vector: Vector) -> bool:
+    """Return whether there is no NaN or infinity in ``vector``."""
+    with np.errstate(over="ignore"):  # the squares of large numbers: then each of them is looked at
+        finite = bool(np.isfinite(np.dot(vector, vector)))
+    return finite or bool(np.isfinite(vector).all())
+
+
 THESIS = {
     "paper": "Hermans 2017",
     "bibtex": """\

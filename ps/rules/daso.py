@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_dtypes import bfloat16
 
-from distkeras.ps.rules.base import Chunk, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
+from distkeras.ps.rules.base import BLOCK, Chunk, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
 from distkeras.ps.validate import check_field, count, flag, fraction, invalid, require_integer
 
 WARM_UP, CYCLING, COOL_DOWN = "warm_up", "cycling", "cool_down"
@@ -271,21 +271,16 @@ class Turns:
             self._stable = 0
 
 
-def total_of(vectors: Sequence[Vector]) -> Vector:
-    """The sum of one vector or more, added up in their order; a new one."""
-    total = vectors[0].copy()
-    for vector in vectors[1:]:
-        total += vector
-    return total
-
-
 def local_step(
     theta: Vector, velocity: Vector, total: Vector, members: int, learning_rate: float, momentum: float
 ) -> None:
     """The heavy-ball step of a node, in place, with the ``total`` of the gradients of ``members`` devices."""
-    velocity *= momentum
-    velocity += total / members
-    theta -= learning_rate * velocity
+    for start in range(0, theta.size, BLOCK):  # which the cache holds
+        block = slice(start, start + BLOCK)
+        moved = velocity[block]
+        moved *= momentum
+        moved += total[block] / members
+        theta[block] -= learning_rate * moved
 
 
 def merge(local: np.ndarray, total: Vector, members: int, wait: int) -> np.ndarray:

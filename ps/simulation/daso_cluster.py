@@ -6,8 +6,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules.base import Vector
-from distkeras.ps.rules.daso import Sent, local_step, merge, through_bfloat16, total_of
+from distkeras.ps.rules.base import Vector, total_of
+from distkeras.ps.rules.daso import Sent, local_step, merge, through_bfloat16
 from distkeras.ps.simulation.function_replica import Gradient
 from distkeras.ps.simulation.timing import Communication, Draw
 

@@ -34,8 +34,7 @@ from distkeras.ps.protocol.framing import EndOfStream, Limits
 from distkeras.ps.protocol.member_places import places_of
 from distkeras.ps.protocol.messages import Hello, Members, Message, PeerLoss, PeerVector
 from distkeras.ps.protocol.shared_slots import SlotSizes
-from distkeras.ps.rules.base import Vector
-from distkeras.ps.rules.daso import total_of
+from distkeras.ps.rules.base import Vector, total_of
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.member_listener import MemberListener
@@ -155,6 +154,8 @@ class MemberLinks:
         self._membership: Membership | None = None
         self._poster: Posting[Vector] | None = None
         self._posted = False
+        #: For a gradient, and for a sum, that is not in memory that another member shares.
+        self._gradient, self._total = np.empty(size, np.float32), np.empty(size, np.float32)
         self._listener = MemberListener(host, key, deadlines, world)
         self.address = self._listener.address
 
@@ -231,16 +232,27 @@ class MemberLinks:
         if self._poster is not None:
             self._poster.close()
 
+    def memory_of_gradient(self) -> Vector:
+        """Return memory for this member's next gradient, shape ``(size,)``, float32."""
+        return self._shared_memory(self.membership.node[:1], self._gradient)
+
+    def _shared_memory(self, ranks: Sequence[int], own: Vector) -> Vector:
+        """Return memory for the next vector to the first of ``ranks``; ``own``, if it shares none with this member."""
+        link = self._links.get(ranks[0]) if ranks else None
+        slots = None if link is None else link.connection.slots
+        return own if slots is None else slots.next_vector()
+
     def sum_gradients(self, step: int, gradient: Vector | None, learning_rate: float) -> tuple[Vector, int, float]:
         """Add up the gradients of this member's node.
 
         Args:
             step: the step, over all epochs.
-            gradient: this member's, which may be changed; None: its rows have ended.
+            gradient: this member's; None: its rows have ended.
             learning_rate: that of the node's step, if this member is the node's first.
 
         Returns:
-            The sum, how many gradients it has (0: none, and the sum is empty), and the learning rate of the first.
+            The sum, which is there until the next step, how many gradients it has (0: none, and the sum is empty), and
+            the learning rate of the first.
         """
         first, *others = self.membership.node
         empty = np.empty(0, np.float32)
@@ -253,7 +265,9 @@ class MemberLinks:
         for rank in others:
             arrived = self._vector(rank, Purpose.GRADIENT, step)
             gradients += [arrived.vector] if arrived.members else []
-        total = total_of(gradients) if gradients else empty
+        total = empty
+        if gradients:
+            total = total_of(gradients, self._shared_memory(others, self._total))
         for rank in others:
             self._send(rank, PeerVector(Purpose.LOCAL_TOTAL, step, total, len(gradients), learning_rate))
         return total, len(gradients), learning_rate

@@ -27,7 +27,7 @@ from distkeras.ps.protocol.messages import (
     OptimizerState,
     Welcome,
 )
-from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.base import Vector, all_finite
 from distkeras.ps.rules.daso import CYCLING, Daso, Turn, Turns, local_step, merge
 from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.worker.loop import BatchLike, WorkerReplica, work
@@ -138,7 +138,6 @@ class MemberReplica:
         self._turns = Turns(daso, membership.nodes, membership.devices)
         self.theta: Vector = np.zeros(replica.size, np.float32)
         self._velocity = np.zeros_like(self.theta)
-        self._gradient = np.empty_like(self.theta)
         #: Of the present epoch: the sum of the losses of this member's samples, and their number.
         self._loss, self._samples = 0.0, 0.0
         #: What the exchange on its way has sent, if this member is in its group.
@@ -257,8 +256,9 @@ class MemberReplica:
         self._load_optimizer(batches[0])
         for batch in batches:
             rate = self.learning_rate
-            row = self.gradient(batch, self._gradient)
-            if not np.isfinite(self._gradient).all():  # once it is in a sum, it is every member's
+            gradient = self._links.memory_of_gradient()
+            row = self.gradient(batch, gradient)
+            if not all_finite(gradient):  # once it is in a sum, it is every member's
                 raise NonFiniteError(
                     f"the gradient of mini-batch {batch.index} of epoch {batch.epoch} must be finite. Lower the "
                     "learning rate or clip gradients",
@@ -267,7 +267,7 @@ class MemberReplica:
                 )
             rows.append(row)
             self._loss, self._samples = self._loss + float(row[0]) * batch.size, self._samples + batch.size
-            self._step(batch.epoch, batch.index, self._gradient, rate)
+            self._step(batch.epoch, batch.index, gradient, rate)
             if batch.last:
                 for index in range(batch.index + 1, self._membership.batches):
                     self._step(batch.epoch, index, None, self.learning_rate)

@@ -167,8 +167,8 @@ PEERS = (
     Mutant(
         "a node's gradients are not averaged",
         _RULE,
-        "    velocity += total / members\n",
-        "    velocity += total\n",
+        "moved += total[block] / members\n",
+        "moved += total[block]\n",
         "the step grows with the number of devices",
         _DASO,
     ),
@@ -215,8 +215,8 @@ PEERS = (
     Mutant(
         "a member writes over what it has just sent",
         "ps/protocol/shared_slots.py",
-        "turn = (self._turn + 1) % _TURNS",
-        "turn = self._turn",
+        "return (self._turn + 1) % _TURNS",
+        "return self._turn",
         "a sum of gradients becomes the parameters that follow it while another member still reads it",
         ("tests/ps/protocol/test_shared_slots.py",),
     ),

@@ -9,7 +9,8 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import MemberLostError
 from distkeras.ps.protocol.messages import PeerVector
-from distkeras.ps.rules.daso import Turns, merge, total_of
+from distkeras.ps.rules.base import total_of
+from distkeras.ps.rules.daso import Turns, merge
 from distkeras.ps.server.rendezvous import Rendezvous
 from distkeras.ps.transport import members
 from distkeras.ps.transport.members import MemberLinks, Purpose
@@ -21,7 +22,7 @@ from simulation.planting import Patch, mutation, nothing
 @mutation
 def _the_first_of_a_sum_counts_twice() -> list[Patch]:
     """A member that adds up has its own vector in the sum twice."""
-    return [(members, "total_of", lambda vectors: total_of([vectors[0], *vectors]))]
+    return [(members, "total_of", lambda vectors, out=None: total_of([vectors[0], *vectors], out))]
 
 
 @mutation

@@ -90,10 +90,9 @@ def _a_member_is_sent_half_a_vector() -> list[Patch]:
     slot_of = SharedSlots.slot_of
 
     def half(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
-        before = [vector.copy() for vector in self._vectors] if kind is PeerVector else []
         slot = slot_of(self, kind, name, array)
-        if before and slot is not None:
-            self._vectors[slot][array.size // 2 :] = before[slot][array.size // 2 :]
+        if kind is PeerVector and slot is not None:
+            self._vectors[slot][array.size // 2 :] = 0.0
         return slot
 
     return [(SharedSlots, "slot_of", half)]

@@ -170,6 +170,12 @@ def test_vectors_of_members_take_turns_and_are_read_where_they_are(by_worker: bo
     events, traveled = zip(*[pair.send(message, by_worker=by_worker) for message in sent], strict=True)
     assert [event.vector[0] for event in (*events, answer)] == [2, 1, 2, 9]  # the third one is in the first one's slot
     assert all(event.vector.base is not None for event in events)
+    own = (pair.worker if by_worker else pair.server).next_vector()
+    own.fill(3)
+    assert [event.vector[0] for event in events] == [2, 3, 2]  # it is the slot whose turn it is
+    fourth, _ = pair.send(PeerVector(0, 7, own), by_worker=by_worker)
+    fifth, _ = pair.send(PeerVector(0, 7, np.full(5, 4, np.float32)), by_worker=by_worker)
+    assert [event.vector[0] for event in (fourth, fifth)] == [3, 4]
     empty, bare = pair.send(PeerVector(0, 7, np.empty(0, np.float32), members=0), by_worker=by_worker)
     assert {*traveled} == {bare}
     assert (empty.vector.size, empty.members) == (0, 0)
