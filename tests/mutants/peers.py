@@ -23,8 +23,8 @@ PEERS = (
     Mutant(
         "one movement is missing from a sum",
         _COMPANIONS,
-        "    for vector in vectors[1:]:\n        out += vector\n",
-        "    for vector in vectors[2:]:\n        out += vector\n",
+        "total_of([commit.parts[number] for commit in commits], part)",
+        "total_of([commit.parts[number] for commit in commits[1:]], part)",
         "the mini-batches of a worker are in the ledger, and not in the center",
         _SUMS,
     ),
@@ -55,8 +55,8 @@ PEERS = (
     Mutant(
         "a movement with a NaN is in a sum",
         _COMPANIONS,
-        "        if not finite and not np.isfinite(part).all():\n            return False\n",
-        "",
+        "return all(map(all_finite, (*commit.parts, commit.moving_statistics)))",
+        "return True",
         "what one worker has spoiled, all of its group lose",
         (*_SUMS, *_GROUPS),
     ),
@@ -231,7 +231,7 @@ PEERS = (
     Mutant(
         "a NaN is in a node's sum",
         _MEMBER,
-        "if not np.isfinite(self._gradient).all():",
+        "if not all_finite(gradient):",
         "if False:",
         "the gradient of one worker spoils the parameters of all",
         _DASO,
