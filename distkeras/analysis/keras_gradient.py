@@ -97,7 +97,7 @@ class KerasGradient:
                 raise BadValueError(f"`x` must be finite. Received: a NaN or infinity in input {number}")
         self._file = archive.to_bytes(model)
         # Plain SGD: the rule, or the simulator, takes the steps.
-        self._recipe = _recipe(model, self._file, loss, metrics, custom_objects)
+        self._recipe = recipe_of(model, self._file, optimizer="sgd", loss=loss, metrics=metrics, objects=custom_objects)
         self._replica = KerasReplica(self._recipe.build(self._file))
         self._vector = self._replica.layout.empty()
         self._gradient = self._replica.layout.empty()
@@ -140,10 +140,10 @@ class KerasGradient:
         require_dataframe("df", df)
         max_bytes = require_integer("max_bytes", max_bytes)
         model_file = archive.to_bytes(model)
-        compilation = (options.get(name) for name in ("loss", "metrics", "custom_objects"))
-        compiled = _recipe(model, model_file, *compilation).build(model_file)
+        given = {"loss": options.get("loss"), "metrics": options.get("metrics")}
+        recipe = recipe_of(model, model_file, optimizer="sgd", objects=options.get("custom_objects"), **given)
         spec = data_spec(
-            compiled,
+            recipe.build(model_file),
             df.schema,
             features=features_col,
             labels=label_col,
@@ -271,19 +271,6 @@ class KerasGradient:
 
     def _batches_of(self, worker: int) -> int:
         return -(-self._rows_of(worker) // self.batch_size)
-
-
-def _recipe(model: keras.Model, model_file: bytes, loss: Any, metrics: Any, objects: Mapping[str, Any] | None) -> Any:
-    return recipe_of(
-        model,
-        model_file,
-        optimizer="sgd",
-        loss=loss,
-        metrics=metrics,
-        loss_weights=None,
-        weighted_metrics=None,
-        objects=objects,
-    )
 
 
 def _as_float32(arrays: ModelArrays) -> tuple[np.ndarray, ...]:

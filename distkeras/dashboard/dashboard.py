@@ -36,56 +36,6 @@ _SIGN, _STREAM = 10.0, 300.0
 _FRAMES = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:* vscode-webview:"
 
 
-class PageListener:
-    """Serves a page and its streams over HTTP on loopback.
-
-    Args:
-        watches: of the jobs, in the page's order.
-        port: 0 for one that is free.
-
-    Attributes:
-        url: of the page.
-
-    Raises:
-        ConfigurationError: the port is taken.
-    """
-
-    def __init__(self, watches: Sequence[JobWatch], port: int = 0) -> None:
-        token = secrets.token_urlsafe(24)
-        page = live_page(len(watches), frames=_FRAMES)
-        self._over = threading.Event()
-        self._watches = list(watches)
-        handler = type(
-            "PageHandler", (_Handler,), {"token": token, "page": page, "watches": watches, "over": self._over}
-        )
-        try:
-            self._server = _Server((_LOOPBACK, port), handler)
-        except OSError as error:
-            raise ConfigurationError(f"`port` must be free on this machine. Received: {port}: {error}") from error
-        self.url = f"http://{_LOOPBACK}:{self._server.server_port}/{token}/"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.2,), name="distkeras-dashboard", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def closed(self) -> bool:
-        """Return whether it has been closed."""
-        return self._over.is_set()
-
-    def close(self) -> None:
-        """Stop serving, and end the streams that are open."""
-        if self._over.is_set():
-            return
-        self._over.set()
-        for watch in self._watches:
-            with watch.changed:
-                watch.changed.notify_all()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_PATIENCE)
-
-
 class _Server(ThreadingHTTPServer):
     """Gives each connection a thread, and refuses connections above a limit."""
 
@@ -206,6 +156,7 @@ class Dashboard(Callback):
 
     Attributes:
         watches: the same.
+        url: the page's address for browsers of this machine. Its secret lets anyone read the page.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -214,7 +165,19 @@ class Dashboard(Callback):
     def __init__(self, watches: Sequence[JobWatch] = (), port: int = 0) -> None:
         self.watches = list(watches) or [JobWatch()]
         super().__init__(every_seconds=self.watches[0].every_seconds)
-        self._listener = PageListener(self.watches, port)
+        token = secrets.token_urlsafe(24)
+        self._over = threading.Event()
+        page = live_page(len(self.watches), frames=_FRAMES)
+        served = {"token": token, "page": page, "watches": self.watches, "over": self._over}
+        try:
+            self._server = _Server((_LOOPBACK, port), type("PageHandler", (_Handler,), served))
+        except OSError as error:
+            raise ConfigurationError(f"`port` must be free on this machine. Received: {port}: {error}") from error
+        self.url = f"http://{_LOOPBACK}:{self._server.server_port}/{token}/"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="distkeras-dashboard", daemon=True
+        )
+        self._thread.start()
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """See `JobWatch`."""
@@ -237,14 +200,9 @@ class Dashboard(Callback):
         self.watches[0].on_failure(error)
 
     @property
-    def url(self) -> str:
-        """Return the page's address for browsers of this machine. Its secret lets anyone read the page."""
-        return self._listener.url
-
-    @property
     def closed(self) -> bool:
         """Return whether the page is not served any more."""
-        return self._listener.closed
+        return self._over.is_set()
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the page as it is now to one HTML file, which needs nothing else, not even a network.
@@ -261,8 +219,16 @@ class Dashboard(Callback):
         return target
 
     def close(self) -> None:
-        """Stop serving the page. Saved files stay."""
-        self._listener.close()
+        """Stop serving the page, and end the streams that are open. Saved files stay."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        for watch in self.watches:
+            with watch.changed:
+                watch.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_PATIENCE)
 
     def __enter__(self) -> Dashboard:
         return self

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -20,19 +19,6 @@ _SHOWN = 300
 #: What Spark would take for a pattern, which might lead out of where a user may read.
 _PATTERN = re.compile(r"[*?#\[\]{}\\%\x00-\x1f]")
 _LOCAL = "file://"
-
-
-@dataclass(frozen=True)
-class Place:
-    """A place that a job may read or write.
-
-    Args:
-        uri: as Spark gets it; of a local file without symbolic links.
-        root: the URI, in the same form, of the allowed folder that it lies in.
-    """
-
-    uri: str
-    root: str
 
 
 def require_no_links(uri: str) -> None:
@@ -49,11 +35,14 @@ def require_no_links(uri: str) -> None:
         raise DescriptionError(f"what {uri} has must lie there. Received: {name!r}, a symbolic link to elsewhere")
 
 
-def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Place:
-    """Return where ``place`` is, if it lies below one of ``roots``.
+def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> str:
+    """Return the URI of ``place``, if it lies below one of ``roots``.
 
     Args:
         roots: paths and URIs of folders, or of what is read itself.
+
+    Returns:
+        The URI as Spark gets it; of a local file without symbolic links.
 
     Raises:
         DescriptionError: it lies elsewhere, or may mean several things.
@@ -66,33 +55,33 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Pl
     base, path = _located(place)
     for root, below in allowed:
         if base == root and path.is_relative_to(below):
-            return Place(f"{base}{path}", f"{root}{below}")
+            return f"{base}{path}"
     places = ", ".join(roots) or "no place: its operator has allowed none"
     raise DescriptionError(f"`{field}` must be where the server lets jobs be: {places}. Received: {place!r}", field)
 
 
-def require_output(place: str, roots: Sequence[str], user: str) -> Place:
-    """Return where ``place`` is; raise DescriptionError unless it lies in the user's own folder in one of ``roots``."""
+def require_output(place: str, roots: Sequence[str], user: str) -> str:
+    """Return the URI of ``place``; raise DescriptionError unless it is in the user's own folder in one of ``roots``."""
     own = [f"{root.rstrip('/')}/{user}" for root in roots]
-    location = require_allowed(place, own, "output")
-    if location.uri == location.root:
-        raise DescriptionError(f"`output` must lie in {location.root}. Received: that itself", "output")
-    return location
+    uri = require_allowed(place, own, "output")
+    if any(uri == "{}{}".format(*_located(folder)) for folder in own):
+        raise DescriptionError(f"`output` must lie in {uri}. Received: that itself", "output")
+    return uri
 
 
-def require_elsewhere(place: Place, folder: Path, field: str) -> None:
-    """Raise DescriptionError if ``place`` lies in ``folder``, which holds the server's own files."""
-    path, ours = Path(place.uri.removeprefix(_LOCAL)), folder.resolve()
-    if place.uri.startswith(_LOCAL) and (path.is_relative_to(ours) or ours.is_relative_to(path)):
+def require_elsewhere(uri: str, folder: Path, field: str) -> None:
+    """Raise DescriptionError if ``uri`` lies in ``folder``, which holds the server's own files."""
+    path, ours = Path(uri.removeprefix(_LOCAL)), folder.resolve()
+    if uri.startswith(_LOCAL) and (path.is_relative_to(ours) or ours.is_relative_to(path)):
         raise DescriptionError(
             f"`{field}` must be elsewhere than the server's own files. Received: a place there", field
         )
 
 
-def require_existing(place: Place, field: str) -> None:
-    """Raise DescriptionError if a local ``place`` does not exist. Only Spark can check any other place."""
-    if place.uri.startswith(_LOCAL) and not Path(place.uri.removeprefix(_LOCAL)).exists():
-        raise DescriptionError(f"`{field}` must exist. Received: {place.uri[:_SHOWN]}, which does not", field)
+def require_existing(uri: str, field: str) -> None:
+    """Raise DescriptionError if a local ``uri`` does not exist. Only Spark can check any other place."""
+    if uri.startswith(_LOCAL) and not Path(uri.removeprefix(_LOCAL)).exists():
+        raise DescriptionError(f"`{field}` must exist. Received: {uri[:_SHOWN]}, which does not", field)
 
 
 def _located(place: str) -> tuple[str, PurePosixPath]:

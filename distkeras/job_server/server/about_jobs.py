@@ -17,7 +17,7 @@ from distkeras.dashboard.page import saved_page
 from distkeras.job_server.description import Description, JobDescription, JobId, PredictionDescription, Tag
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
-from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_existing, require_output
+from distkeras.job_server.places import require_allowed, require_elsewhere, require_existing, require_output
 from distkeras.job_server.runner.files import PIECE_MAX, JobFolder, read_progress
 from distkeras.job_server.server.services import audit, services
 from distkeras.job_server.server.views import JobsView, JobView, RowsView, TextView, endpoints
@@ -127,20 +127,20 @@ def _prediction_order(description: PredictionDescription) -> dict[str, Any]:
     """Return what only the driver gets, if the server allows what the job reads and writes."""
     output = require_output(description.output, services().settings.output, g.account.name)
     _require_public(output, "output")
-    return {"kind": PREDICT, "data": _data(description.data), "output": output.uri}
+    return {"kind": PREDICT, "data": _data(description.data), "output": output}
 
 
 def _data(data: str, field: str = "data") -> str:
     """Return the URI of the Parquet that a job reads, if the server allows it."""
-    place = require_allowed(data, services().settings.data, field)
-    _require_public(place, field)
-    require_existing(place, field)
-    return place.uri
+    uri = require_allowed(data, services().settings.data, field)
+    _require_public(uri, field)
+    require_existing(uri, field)
+    return uri
 
 
-def _require_public(place: Place, field: str) -> None:
+def _require_public(uri: str, field: str) -> None:
     for folder in (services().files.root, *services().settings.private):
-        require_elsewhere(place, folder, field)
+        require_elsewhere(uri, folder, field)
 
 
 def _sent_model(sent: FileStorage | None) -> Callable[[Path], object]:
@@ -269,19 +269,19 @@ def read_log(path: JobPath, query: LogQuery) -> Any:
 @jobs_api.get("/jobs/<job>/model", responses=_MODEL)
 def fetch_model(path: JobPath) -> Response:
     """Fetch the trained model (.keras)."""
-    return _file(path, _folder(path).model, "model.keras")
+    return _file(path, "model.keras")
 
 
 @jobs_api.get("/jobs/<job>/history", responses=_TABLE)
 def fetch_history(path: JobPath) -> Response:
     """Fetch the history, one row for each mini-batch (Parquet)."""
-    return _file(path, _folder(path).history, "history.parquet")
+    return _file(path, "history.parquet")
 
 
 @jobs_api.get("/jobs/<job>/commits", responses=_TABLE)
 def fetch_commits(path: JobPath) -> Response:
     """Fetch the commits, one row for each (Parquet)."""
-    return _file(path, _folder(path).commits, "commits.parquet")
+    return _file(path, "commits.parquet")
 
 
 @jobs_api.get("/jobs/<job>/stream", responses=_file_of(STREAM_TYPE, {"type": "object"}))
@@ -320,9 +320,10 @@ def _folder(path: JobPath) -> JobFolder:
     return services().files.of(_job(path).id)
 
 
-def _file(path: JobPath, file: Path, name: str) -> Response:
+def _file(path: JobPath, name: str) -> Response:
     """Send a file of a finished job; one that a driver has only begun to write is not sent."""
     job = _job(path)
+    file = services().files.of(job.id).path / name
     kind = next(iter((_MODEL if name.endswith(".keras") else _TABLE)[200]["content"]))
     if job.kind != TRAIN:
         raise StateError(f"job {job.id} has no {name}: it does not train a model, but is to {job.kind}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
 from functools import partial
 from html import escape
 from typing import Any, NoReturn
@@ -17,9 +16,7 @@ from flask import Blueprint, Response, g, jsonify, request
 from flask.json.provider import DefaultJSONProvider
 from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
@@ -57,27 +54,17 @@ def show_health() -> tuple[Response, int]:
 def show_metrics() -> Response:
     """Answer with the server's numbers in the text format of Prometheus; for administrators."""
     g.account.require_admin()
-    registry = CollectorRegistry()
-    registry.register(_ServerNumbers(services()))
+    registry, current = CollectorRegistry(), services()
+    jobs = Gauge("distkeras_jobs", "Jobs in each state.", ["state"], registry=registry)
+    for state, count in current.jobs.counts().items():
+        jobs.labels(state.value).set(count)
+    free, silence = current.files.free(), current.silence()
+    Gauge("distkeras_disk_free_bytes", "Free bytes of the jobs' disk.", registry=registry).set(free)
+    text = "Seconds since the jobs were last checked."
+    Gauge("distkeras_runner_silence_seconds", text, registry=registry).set(silence)
+    version = Gauge("distkeras_build_info", "The version of distkeras.", ["version"], registry=registry)
+    version.labels(distkeras.__version__).set(1)
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
-
-
-class _ServerNumbers(Collector):
-    def __init__(self, of: Services) -> None:
-        self._of = of
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        jobs = GaugeMetricFamily("distkeras_jobs", "Jobs in each state.", labels=["state"])
-        for state, count in self._of.jobs.counts().items():
-            jobs.add_metric([state.value], count)
-        yield jobs
-        yield GaugeMetricFamily("distkeras_disk_free_bytes", "Free bytes of the jobs' disk.", self._of.files.free())
-        yield GaugeMetricFamily(
-            "distkeras_runner_silence_seconds", "Seconds since the jobs were last checked.", self._of.silence()
-        )
-        version = GaugeMetricFamily("distkeras_build_info", "The version of distkeras.", labels=["version"])
-        version.add_metric([distkeras.__version__], 1)
-        yield version
 
 
 log = logging.getLogger(__name__)
@@ -105,13 +92,9 @@ class _StrictJson(DefaultJSONProvider):
         return json_of(s)
 
 
-class _Application(OpenAPI):
-    json_provider_class = _StrictJson
-
-
 def create_app(services: Services, failures: FailureLimit | None = None) -> OpenAPI:
     """Return the application, for any WSGI server."""
-    app = _Application(
+    app = OpenAPI(
         "distkeras.job_server",
         info=Info(
             title="distkeras job server",
@@ -126,6 +109,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
         static_folder=None,
         template_folder=None,
     )
+    app.json = _StrictJson(app)
     app.extensions["distkeras"] = services
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.config["MAX_FORM_MEMORY_SIZE"] = LONGEST
