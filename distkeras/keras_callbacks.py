@@ -116,6 +116,10 @@ class KerasCallbacks(Callback):
         copied.keras_callbacks = [copy.copy(callback) for callback in self.keras_callbacks]
         return copied
 
+    def with_others(self, callbacks: Sequence[keras.callbacks.Callback]) -> KerasCallbacks:
+        """Return what calls other callbacks with the same epochs and rows."""
+        return KerasCallbacks(callbacks, self._validation, every_commits=self.commits_an_epoch, max_rows=self.max_rows)
+
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows."""
         self._epoch, self._latest, self._model = 0, b"", None
@@ -191,7 +195,10 @@ class KerasCallbacks(Callback):
 
 
 def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None = None) -> list[Any]:
-    """Return the callbacks with Keras' in one `KerasCallbacks`; ConfigurationError for one that cannot work here."""
+    """Return the callbacks with Keras' in one `KerasCallbacks`; ConfigurationError for one that cannot work here.
+
+    Next to a `KerasCallbacks` they get its epochs and its rows, unless there are rows for them.
+    """
     all_callbacks = list(callbacks)
     if all(isinstance(callback, Callback) for callback in all_callbacks):
         return all_callbacks
@@ -199,7 +206,11 @@ def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None 
 
     theirs = [callback for callback in all_callbacks if isinstance(callback, keras.callbacks.Callback)]
     ours = [callback for callback in all_callbacks if not isinstance(callback, keras.callbacks.Callback)]
-    return [*ours, KerasCallbacks(theirs, validation)] if theirs else ours
+    if not theirs:
+        return ours
+    given = [callback for callback in ours if isinstance(callback, KerasCallbacks)]
+    alone = validation is not None or len(given) != 1
+    return [*ours, KerasCallbacks(theirs, validation) if alone else given[0].with_others(theirs)]
 
 
 def _known_kinds(callback: Any) -> list[type]:

@@ -16,7 +16,7 @@ import pytest
 from distkeras import KerasCallbacks
 from distkeras.callbacks import CallbackContext, CenterWeights, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
-from distkeras.keras_callbacks import REFUSED
+from distkeras.keras_callbacks import REFUSED, with_keras_callbacks
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import Status
@@ -255,3 +255,12 @@ class TestRefusals:
         assert isinstance(theirs, KerasCallbacks)
         assert theirs.keras_callbacks == [stopping]
         assert copy.copy(theirs).keras_callbacks[0] is not stopping
+
+
+def test_a_callback_of_keras_next_to_keras_callbacks_has_the_same_epochs_and_rows(tmp_path: Path) -> None:
+    stopping, written = keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.CSVLogger(str(tmp_path / "log"))
+    given = KerasCallbacks([stopping], FRAME, every_commits=3, max_rows=7)
+    same, other = with_keras_callbacks([given, written])
+    assert same is given
+    assert (other.keras_callbacks, other.commits_an_epoch, other.max_rows) == ([written], 3, 7)
+    assert other._validation is FRAME  # noqa: SLF001 - nothing else shows it before a job
