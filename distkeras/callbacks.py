@@ -1,4 +1,4 @@
-"""What the driver does with the center while training goes on: stop conditions, and callbacks of the user's own.
+"""Callbacks on the driver: stop conditions, and the user's own code, which see the center during training.
 
 ::
 
@@ -42,7 +42,7 @@ _DEFAULT_SECONDS = 10.0
 
 
 class CenterWeights(NamedTuple):
-    """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock that both belong to.
+    """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock of both.
 
     Tables that travel by rows come last in the vector. Of those that the driver does not hold, ``rows`` has the name,
     the ids, ascending, and float32 ``(ids, width)``: what the validation rows of callbacks touch.
@@ -102,7 +102,7 @@ class CenterWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a callback may know before the job starts.
+    """The facts about a job that a callback can use before the job starts.
 
     Args:
         metrics: names of loss and metrics, loss first.
@@ -129,7 +129,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and metrics of the center, as a callback has found them.
+    """An evaluation of the center by a callback: its loss and metrics.
 
     Args:
         timestamp: seconds since the epoch.
@@ -145,12 +145,12 @@ class Evaluation:
 
 
 class JobOver(Exception):
-    """The job is over, and its server not to be asked here any more: ends the call of the callback that asks."""
+    """The job is over, and its server does not answer any more. This ends the call of the callback that asks."""
 
 
 @dataclass(frozen=True)
 class JobLink:
-    """What else can be asked of a job while it runs.
+    """Further requests about a running job.
 
     Args:
         ask: calls with the driver's connection, until there is an answer.
@@ -177,14 +177,14 @@ class JobLink:
 
 
 class CallbackContext:
-    """The job as a callback finds it; good during the call.
+    """The state of the job for a callback; valid only during the call.
 
     Attributes:
-        status: the server's latest news: `clock`, `batches`, `samples`, `loss`, `staleness`, `joined`, `finished`, and
-            `epochs`, which is the mean of the epochs that each partition has passed.
-        seconds: since the job began.
-        final: the job is over, and no more commits come.
-        link: to what else there is of the job; None: nothing.
+        status: the server's latest status: `clock`, `batches`, `samples`, `loss`, `staleness`, `joined`, `finished`,
+            and `epochs`, the mean of the epochs that the partitions have completed.
+        seconds: seconds since the job began.
+        final: whether the job is over, so that no more commits follow.
+        link: the connection to the server, with further records of the job; None if there is none.
     """
 
     def __init__(
@@ -210,17 +210,17 @@ class CallbackContext:
 
     @property
     def clock(self) -> int:
-        """Commits applied: up to the center, once that has been asked for."""
+        """The number of commits applied: those in `center`, once it has been read."""
         return self.status.clock if self._center is None else self._center.clock
 
     @property
     def micro_batch(self) -> MicroBatchProgress | None:
-        """What became of the latest micro-batch of a stream; None before the first, and where the job trains none."""
+        """The progress of a stream's latest micro-batch; None before the first one, and without a stream."""
         return self._micro_batch()
 
     @property
     def center(self) -> CenterWeights:
-        """The center, fetched when first asked for; its arrays are yours."""
+        """The center, fetched from the server at the first access; the callback may change its arrays."""
         if self._center is None:
             self._center = self._fetch_center()
         return self._center
@@ -230,7 +230,7 @@ class CallbackContext:
         """The callback's own copy of the model, with the center's weights; the next call overwrites them.
 
         Raises:
-            ConfigurationError: the model has a WideEmbedding, whose rows stay at the server.
+            ConfigurationError: The model has a WideEmbedding, whose rows stay at the server.
         """
         model = self._loaded_replica().model
         _require_no_rows_at_server(model)
@@ -240,8 +240,8 @@ class CallbackContext:
         """Return loss and metrics of the center, by name, in inference mode.
 
         Args:
-            batch: for a model with a WideEmbedding, one of `TrainingSetup.read_rows`: the rows of the table that it
-                touches come with the center, of one clock.
+            batch: the rows to evaluate on. For a model with a WideEmbedding, it must come from
+                `TrainingSetup.read_rows`: the rows of the table that it touches are fetched with the center.
         """
         values = self._loaded_replica().evaluate(batch)
         if self.link is not None:
@@ -249,25 +249,25 @@ class CallbackContext:
         return values
 
     def stop(self, reason: str) -> None:
-        """End the job early and successfully: every worker commits what it has computed, and leaves."""
+        """End the job early and successfully: every worker commits the steps that it has computed, and ends."""
         self._stop(reason)
 
     def restore(self, center: CenterWeights) -> None:
-        """Let `Trainer.train` return a model with these weights; to be called in `Callback.on_end`.
+        """Let `Trainer.train` return a model with these weights; call it only in `Callback.on_end`.
 
         Raises:
-            LocalProtocolError: the job is not over.
+            LocalProtocolError: The job is not over.
         """
         if not self.final:
             raise LocalProtocolError("`restore` must be called in `on_end`. Received: a call before")
         self.restored = center
 
     def restore_model(self) -> None:
-        """Let `Trainer.train` return a model with the weights that `model` has; to be called in `Callback.on_end`.
+        """Let `Trainer.train` return a model with the weights of `model`; call it only in `Callback.on_end`.
 
         Raises:
-            LocalProtocolError: the job is not over.
-            ConfigurationError: the model has a WideEmbedding, whose rows stay at the server.
+            LocalProtocolError: The job is not over.
+            ConfigurationError: The model has a WideEmbedding, whose rows stay at the server.
         """
         replica = self._replica()
         _require_no_rows_at_server(replica.model)
@@ -292,17 +292,20 @@ def _require_no_rows_at_server(model: keras.Model) -> None:
 
 
 class Callback:
-    """Base of what is called on the driver while training goes on; an exception in it ends the job, as it is.
+    """The base class of callbacks, which run on the driver during training.
+
+    An exception that a callback raises ends the job and is raised by `Trainer.train`.
 
     Args:
-        every_commits: commits from one call to the next, at least 1; None: calls do not depend on them.
-        every_seconds: seconds from the beginning to the first call, and from one call to the next, more than 0; None:
-            10, or no time at all where another one is given. Attributes of a class may say all of them, too.
-        every_epochs: epochs from one call to the next, more than 0, as the partitions have passed them on average;
-            None: calls do not depend on them.
+        every_commits: commits from one call of `on_center` to the next, at least 1; None: calls do not depend on them.
+        every_seconds: seconds from the beginning to the first call, and from one call to the next, more than 0. None
+            means 10 seconds, or that calls do not depend on time if another interval is given. All three intervals can
+            also be attributes of the class.
+        every_epochs: epochs from one call to the next, more than 0, as the mean over the partitions; None: calls do
+            not depend on them.
 
     Raises:
-        ConfigurationError: a number that cannot work.
+        ConfigurationError: An interval is not a positive number.
     """
 
     every_commits: int | None = None
@@ -322,11 +325,11 @@ class Callback:
 
     @property
     def needs_epochs(self) -> bool:
-        """Return whether it counts epochs, of which a stream has none: its micro-batches have their own."""
+        """Return whether the callback counts epochs, which a stream does not have: each micro-batch has its own."""
         return self.every_epochs is not None
 
     def check_intervals(self) -> None:
-        """Check and complete how often it is called, also for a class whose constructor does not call this one's."""
+        """Check the intervals and set the missing ones, even if a subclass's constructor did not call this one's."""
         if (self.every_commits, self.every_seconds, self.every_epochs) == (None, None, None):
             self.every_seconds = _DEFAULT_SECONDS
         if self.every_commits is not None:
@@ -337,83 +340,89 @@ class Callback:
             self.every_epochs = require_number("every_epochs", self.every_epochs)
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Called before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
+        """Prepare for a job, before any work starts; raise errors of configuration here. Spark's slots are free."""
 
     def warm_up(self, replica: Callable[[], KerasReplica]) -> None:
-        """Called while Spark starts the tasks, in the callback's own thread: for what takes long the first time.
+        """Do what takes long the first time. It is called while Spark starts the tasks, in the callback's thread.
 
         Args:
             replica: returns the callback's copy of the model, whose weights are those of a new model until `on_center`.
         """
 
     def on_center(self, context: CallbackContext) -> None:
-        """Called while training goes on."""
+        """Look at the center. It is called during training, at the callback's intervals."""
 
     def on_end(self, context: CallbackContext) -> None:
-        """Called after the last commit of a job that has not failed, in the thread that called `Trainer.train`.
+        """Look at the final center of a job that has not failed, in the thread that called `Trainer.train`.
 
-        At the end of a stream, this and what follows is called in a thread of the stream.
+        At the end of a stream, this method, `on_success` and `on_failure` are called in a thread of the stream.
         """
 
     def on_success(self, results: JobResults) -> None:
-        """Called after `on_end` of all callbacks, with the trainer; `Trainer.train` then returns its model."""
+        """Use the trainer's results. It is called after `on_end` of all callbacks; `Trainer.train` then returns."""
 
     def on_failure(self, error: BaseException) -> None:
-        """Called after `on_begin` of a job that has failed or was interrupted; `Trainer.train` raises this error."""
+        """Handle a job's failure or interruption, after `on_begin`; `Trainer.train` then raises ``error``."""
 
 
 class TimeBudget(Callback):
-    """Ends the job early after so many seconds.
+    """End the job after a number of seconds.
 
-    They count from when Spark is given the job: the start of the tasks is part of them. A worker that is in a step
-    ends it, and its window.
+    The time begins when Spark receives the job, so the start of the tasks is part of it. A worker completes its
+    current window before it ends.
 
     Args:
-        seconds: more than 0.
+        seconds: the time in seconds, more than 0.
 
     Raises:
-        ConfigurationError: not such a number.
+        ConfigurationError: ``seconds`` is not a number above 0.
     """
 
     def __init__(self, seconds: float) -> None:
         super().__init__(every_seconds=require_number("seconds", seconds))
 
     def on_center(self, context: CallbackContext) -> None:
-        """End the job: the first call is when the time is spent."""
+        """End the job, because the first call comes when the time is over."""
         context.stop(f"the time budget of {self.every_seconds:g} s is spent")
 
 
 class EarlyStopping(Callback):
-    """Evaluates the center on a validation DataFrame while training goes on, and ends the job early when it may.
+    """Evaluate the center on validation rows during training, and end the job when the metric no longer improves.
 
-    That is when the metric has reached ``target``, or has not become better than its best by more than ``min_delta`` in
-    ``patience`` evaluations in a row.
+    ::
 
-    The rows are read once, before training, and evaluated on the driver: while the workers hold Spark's slots, a
-    distributed evaluation would wait for their end. They take ``max_rows`` times a row's bytes of its memory.
+        stopping = EarlyStopping(validation, "accuracy", patience=5, restore_best_weights=True, every_seconds=10)
+        trained = trainer.train(df, callbacks=[stopping])
+        trainer.stopped, stopping.best
+
+    The job ends when the metric has reached ``target``, or has not improved on its best value by more than
+    ``min_delta`` in ``patience`` evaluations in a row.
+
+    The rows are read once, before training, and evaluated on the driver, because a distributed evaluation would have
+    to wait until the workers release Spark's slots. They take ``max_rows`` times a row's bytes of the driver's memory.
 
     Args:
         df: validation data, with the trainer's columns.
         monitor: "loss", or a metric's name as in the history; a leading "val_" is dropped.
-        patience: evaluations, at least 1; None: only the target counts.
-        min_delta: least change that counts as better, at least 0.
-        mode: "min", "max", or "auto": by the metric's name.
-        target: value that is good enough; None: there is none.
-        restore_best_weights: have `Trainer.train` return the best center evaluated, at the job's end too, however that
-            comes; else the last one.
-        every_commits, every_seconds, every_epochs: between two evaluations; see `Callback`. None is made while the
-            center stays as it is, such as within a round, or while `fedbuff` collects commits.
-        max_rows: more rows than these are sampled: the same ones each time.
+        patience: evaluations without an improvement after which the job ends, at least 1; None: only the target counts.
+        min_delta: least change that counts as an improvement, at least 0.
+        mode: "min", "max", or "auto", which follows from the metric's name.
+        target: value at which the job ends; None: no target.
+        restore_best_weights: whether `Trainer.train` returns the best center that was evaluated, and not the last one,
+            regardless of how the job ends.
+        every_commits, every_seconds, every_epochs: interval between two evaluations; see `Callback`. A center that has
+            not changed is not evaluated again, for example within a round or while `fedbuff` collects commits.
+        max_rows: largest number of rows; of more, a sample is used, which is the same each time.
 
     Attributes:
-        evaluations: a dict for each one: clock, seconds since the beginning, loss and metrics.
-        best: the best value, NaN before the first one; ``best_clock`` is when.
+        evaluations: one dict per evaluation: clock, seconds since the beginning, loss and metrics.
+        best: the best value, NaN before the first evaluation; ``best_clock`` is its clock.
         validation_batch: the rows, once they have been read.
 
     Raises:
-        ConfigurationError: an argument cannot work, or the metric is none of the model's.
+        ConfigurationError: An argument is invalid, or the model has no such metric.
         EmptyDataError: ``df`` has no rows.
-        BadValueError, ShapeError, MissingColumnError: of ``df``, before any work starts.
+        BadValueError, ShapeError, MissingColumnError: ``df`` cannot be evaluated; raised before any work starts.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword an option, as in Keras' class of this name
@@ -464,7 +473,7 @@ class EarlyStopping(Callback):
         replica().evaluate(self.validation_batch)
 
     def on_center(self, context: CallbackContext) -> None:
-        """Evaluate the center, unless that has not changed."""
+        """Evaluate the center, unless it has not changed."""
         assert self.validation_batch is not None, "`on_begin` comes first"
         latest, self._latest = self._latest, context.center.digest()
         if self._latest == latest:
@@ -498,14 +507,14 @@ class Trial(Protocol):
     """One setting of a search, as `Pruning` uses it: `optuna.Trial`, or a class of your own."""
 
     def report(self, value: float, step: int) -> None:
-        """Take in the value of the metric at a step of training."""
+        """Receive the value of the metric at a step of training."""
 
     def should_prune(self) -> bool:
-        """Return whether the search gives this setting up, by the last value reported."""
+        """Return whether the search drops this setting, according to the last value that was reported."""
 
 
 class Pruning(EarlyStopping):
-    """Reports each evaluation to a trial of a search, and ends the job early when the trial is pruned.
+    """Report each evaluation to a trial of a search, and end the job early when the trial is pruned.
 
     ::
 
@@ -514,24 +523,24 @@ class Pruning(EarlyStopping):
         trainer.train(df, callbacks=[pruning])
         pruning.pruned                                             # True: `trainer.stopped` says at which step
 
-    The step that is reported is the number of intervals of ``every_epochs`` that have been completed, and each is
-    reported once. Steps are left out where an evaluation takes longer than an interval. The last center of a job that
-    ended by itself is reported, too; if the trial is pruned then, `trainer.stopped` is None.
+    The step that is reported is the number of completed intervals of ``every_epochs``, and each step is reported once.
+    If an evaluation takes longer than an interval, steps are left out. The last center of a job that no callback has
+    ended is reported, too; if the trial is pruned then, `trainer.stopped` is None.
 
     Args:
-        trial: has `report` and `should_prune`, which are called in a thread of the job: `optuna.Trial`, or another
-            `Trial`.
+        trial: an `optuna.Trial`, or another object with the methods `report` and `should_prune`. They are called in a
+            thread of the job.
         df, monitor: as in `EarlyStopping`.
         every_epochs: epochs from one evaluation to the next, more than 0.
-        options: further keywords of `EarlyStopping`. Its own conditions end the job too, if they are set.
+        options: further keywords of `EarlyStopping`, whose conditions end the job too, if they are set.
 
     Attributes:
-        pruned: whether the trial was pruned, by the last value reported.
+        pruned: whether the trial was pruned, according to the last value that was reported.
         evaluations, best, best_clock: as in `EarlyStopping`.
 
     Raises:
-        ConfigurationError: an argument cannot work.
-        Exception: what the trial raises ends the job.
+        ConfigurationError: An argument is invalid.
+        Exception: The trial has raised it; it ends the job.
     """
 
     every_epochs: float
@@ -553,7 +562,7 @@ class Pruning(EarlyStopping):
         self.pruned, self._step = False, 0
 
     def on_center(self, context: CallbackContext) -> None:
-        """Evaluate the center, and report the value if a further step has been completed."""
+        """Evaluate the center, and report the value if another step has been completed."""
         super().on_center(context)
         step = int(context.status.epochs / self.every_epochs)
         if step <= self._step or self.pruned:

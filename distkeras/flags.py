@@ -64,7 +64,7 @@ class TomlArgumentParser(argparse.ArgumentParser):
         for key, value in _read_toml(path).items():
             option = options.get(key)
             if option is None:
-                raise ConfigurationError(f"{path} may have the keys {', '.join(options)}. Received: {key}")
+                raise ConfigurationError(f"each key of {path} must be one of {', '.join(options)}. Received: {key}")
             flag = option.option_strings[0]
             if option.type is _pair:
                 if not isinstance(value, Mapping):
@@ -137,7 +137,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 def add_trainer_flags(parser: Any) -> None:
     """Add a flag for each option of `Trainer`, with its docstring's first sentence and its default as help."""
-    parser.add_argument("--optimizer", help="Keras' name of the workers' (default: the model's, or sgd)")
+    parser.add_argument("--optimizer", help="Keras' name of the workers' optimizer (default: the model's, or sgd)")
     parser.add_argument("--optimizer-set", **PAIRS, help="arguments of the optimizer")
     for name, option in _options().items():
         text, default = option.text.partition(". ")[0].rstrip("."), option.default

@@ -67,23 +67,28 @@ _THEIRS = ("keras", "mlflow")
 
 
 class KerasCallbacks(Callback):
-    """Calls Keras' callbacks at the end of each epoch, on a copy of the model that has the center's weights.
+    """Call Keras' callbacks at the end of each epoch, with a copy of the model that has the center's weights.
 
-    An epoch has ended when the partitions have passed it on average; two that end at once are reported as the later
-    one. The report has ``loss``, the mean over the latest commits, and, given ``validation`` rows, ``val_loss`` and
-    ``val_`` with each metric of the center over them, around which ``on_test_begin`` and ``on_test_end`` are called.
-    ``EarlyStopping`` ends the job, and where it restores the best weights, `Trainer.train` returns those. Hooks of
-    batches are not called: batches are the workers'.
+    ::
+
+        best = keras.callbacks.ModelCheckpoint("best.keras", "val_loss", save_best_only=True)
+        trainer.train(df, callbacks=[KerasCallbacks([best], validation)])
+
+    An epoch ends when the partitions have completed it on average; if two end at once, the later one is reported. The
+    report has ``loss``, the mean over the latest commits. With ``validation`` rows, it also has ``val_loss`` and
+    ``val_`` with the name of each metric, of the center on these rows; ``on_test_begin`` is called before this
+    evaluation and ``on_test_end`` after it. ``EarlyStopping`` ends the job; if it restores the best weights,
+    `Trainer.train` returns those. Hooks for batches are not called, because the batches are in the workers.
 
     Args:
-        callbacks: of Keras.
-        validation: rows to evaluate on, with the trainer's columns; None: on none.
-        every_commits: commits that count as an epoch; None: epochs are those of the data.
-        max_rows: more rows than these are sampled: the same ones each time.
+        callbacks: a list of Keras callbacks.
+        validation: rows to evaluate on, with the trainer's columns; None: no evaluation.
+        every_commits: commits that count as an epoch; None: the epochs are those of the data.
+        max_rows: largest number of validation rows; of more, a sample is used, which is the same each time.
 
     Raises:
-        ConfigurationError: a callback that is of batches or of the workers' optimizers; the text names what there is
-            for it. Or one that monitors what is not reported.
+        ConfigurationError: A callback has hooks for batches or changes the workers' optimizers (the text names the
+            alternative), or it monitors a value that is not reported.
         EmptyDataError: ``validation`` has no rows.
     """
 
@@ -106,7 +111,7 @@ class KerasCallbacks(Callback):
 
     @property
     def needs_epochs(self) -> bool:
-        """Return whether no number of commits counts as an epoch."""
+        """Return whether epochs are those of the data, and not a number of commits."""
         return self.commits_an_epoch is None
 
     def __copy__(self) -> KerasCallbacks:
@@ -137,14 +142,14 @@ class KerasCallbacks(Callback):
             self._batch = setup.read_rows(self._validation, self.max_rows)
 
     def on_center(self, context: CallbackContext) -> None:
-        """End the epochs that are over."""
+        """Report the epochs that have ended."""
         if self._model is None:
             self._begin(context)
         if (passed := int(self._epochs(context))) > self._epoch:
             self._end_epoch(passed - 1, context)
 
     def on_end(self, context: CallbackContext) -> None:
-        """End the last epoch, whole or not, and the training; weights that a callback has set are restored."""
+        """Report the last epoch, complete or not, and the end of training; restore weights that a callback has set."""
         if self._model is None:
             self._begin(context)
         last = math.ceil(self._epochs(context)) - 1
@@ -171,7 +176,7 @@ class KerasCallbacks(Callback):
             callback.on_epoch_begin(0, {})
 
     def _end_epoch(self, epoch: int, context: CallbackContext) -> None:
-        model = context.model  # with the weights of now
+        model = context.model  # with the current weights
         logs = {"loss": context.status.loss}
         if self._batch is not None:
             self._call("on_test_begin", {})
@@ -224,17 +229,17 @@ def _usable(callback: Any) -> Any:
 
     base = keras.callbacks.Callback
     if not isinstance(callback, base):
-        raise ConfigurationError(f"`callbacks` must be of Keras' callbacks. Received: {callback!r}")
+        raise ConfigurationError(f"`callbacks` must be a list of Keras callbacks. Received: {callback!r}")
     name = type(callback).__name__
     for kind in _known_kinds(callback):
         if kind.__name__ in REFUSED:
             raise ConfigurationError(
-                f"`callbacks` must be ones that can work on the driver: {REFUSED[kind.__name__]}. Received: {name}"
+                f"`callbacks` must be able to work on the driver: {REFUSED[kind.__name__]}. Received: {name}"
             )
         for argument, attribute, wanted in _OF_EPOCHS.get(kind.__name__, []):
             if (value := getattr(callback, attribute, wanted)) != wanted:
                 raise ConfigurationError(
-                    f"`{argument}` of {name} must be {wanted!r}: batches are the workers'. Received: {value!r}"
+                    f"`{argument}` of {name} must be {wanted!r}, as batches are in the workers. Received: {value!r}"
                 )
         if kind.__name__ in _OF_EPOCHS:
             base = kind  # whose own hooks of batches do nothing then
@@ -244,6 +249,7 @@ def _usable(callback: Any) -> Any:
     ]
     if hooks:
         raise ConfigurationError(
-            f"`callbacks` must be of epochs: batches are the workers'. Received: {name} with {', '.join(hooks)}"
+            f"`callbacks` must not have hooks for batches, which are in the workers. Received: {name} with "
+            f"{', '.join(hooks)}"
         )
     return callback

@@ -1,4 +1,4 @@
-"""Layers of this package, and how strings and integers become their ids."""
+"""Layers of this package, and a hash from strings and integers to their ids."""
 
 from __future__ import annotations
 

@@ -40,38 +40,45 @@ _ERROR_MAX = 5000
 
 
 class MLflowLogger(Callback):
-    """Logs a job to MLflow; needs the package mlflow-skinny, or mlflow.
+    """Log a job to MLflow; this needs the package mlflow-skinny or mlflow.
+
+    ::
+
+        logger = MLflowLogger(validation, every_seconds=10)
+        trainer.train(df, callbacks=[logger])
+        model = mlflow.keras.load_model(f"runs:/{logger.run_id}/model")
 
     Params are the trainer's keywords, those of rule and optimizer by dotted names (``rule.window``). Metrics are
     ``loss`` and ``staleness`` (means over the latest commits), ``epochs``, ``samples``, and, given ``validation`` rows,
     ``val_loss`` and ``val_`` with each metric of the center over them; their step is the clock, the number of commits.
-    When the job has ended, ``epoch_loss`` and ``epoch_`` with each metric are the workers' means over each epoch, by
-    its number, and ``seconds_total`` and the like its timings; the tag ``distkeras.stopped`` says why a callback has
-    ended it. The model that `Trainer.train` returns is logged as ``model``, in MLflow's Keras flavor. A stream has no
-    values of epochs and no timings, and the model is that of its end.
+    When the job has ended, ``epoch_loss`` and ``epoch_`` with each metric are logged with the number of the epoch: the
+    workers' means over that epoch. The timings are logged as ``seconds_total`` and so on, and the tag
+    ``distkeras.stopped`` has the reason if a callback has ended the job. The model that `Trainer.train` returns is
+    logged as ``model``, in MLflow's Keras flavor. A stream has no values of epochs and no timings; its model is the
+    last one.
 
-    The run is the one that is active where `Trainer.train` is called; it stays open. Else it is a new one of the
-    current experiment, within the run that was active where this object was made, if any: so each fit of a
-    cross-validation has its own. A new run ends with the job: finished, failed, or, where the job was interrupted,
-    killed. One of a stream is not active in the thread that has called `Trainer.train_stream`.
+    If a run is active when `Trainer.train` is called, it is used and stays open. Otherwise the logger starts a new run
+    of the current experiment, within the run that was active when this object was created, if any. Each fit of a
+    cross-validation therefore has its own run. A new run ends with the job: finished, failed, or killed if the job was
+    interrupted. The run of a stream is not active in the thread that has called `Trainer.train_stream`.
 
-    ``mlflow.keras.autolog()`` sees nothing of a job: it watches ``fit``, which is never called.
+    ``mlflow.keras.autolog()`` does not record a job, because it observes ``fit``, which is never called.
 
     Args:
-        validation: rows to evaluate on, with the trainer's columns; None: on none.
-        run_name: of a new run.
-        log_model: log the model.
-        registered_model_name: register it under this name, too.
-        every_commits, every_seconds: between two lots of metrics; see `Callback`.
-        max_rows: more rows than these are sampled: the same ones each time.
+        validation: rows to evaluate on, with the trainer's columns; None: no evaluation.
+        run_name: name of a new run.
+        log_model: whether to log the model.
+        registered_model_name: name under which the model is also registered.
+        every_commits, every_seconds: interval between two records of metrics; see `Callback`.
+        max_rows: largest number of validation rows; of more, a sample is used, which is the same each time.
 
     Attributes:
-        run_id: of the run of the latest job; None before the first one.
+        run_id: id of the latest job's run; None before the first job.
 
     Raises:
-        ConfigurationError: an argument that cannot work, or MLflow is not installed.
+        ConfigurationError: An argument is invalid, or MLflow is not installed.
         EmptyDataError: ``validation`` has no rows.
-        mlflow.exceptions.MlflowException: what MLflow has to say; the job ends with it.
+        mlflow.exceptions.MlflowException: MLflow has failed; the job ends with this error.
     """
 
     def __init__(
@@ -125,7 +132,7 @@ class MLflowLogger(Callback):
             self._client.log_batch(self.run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def on_center(self, context: CallbackContext) -> None:
-        """Log where the job stands, unless that has not changed."""
+        """Log the progress of the job, unless the clock has not changed."""
         status = context.status
         values = {name: float(getattr(status, name)) for name in ("loss", "staleness", "epochs", "samples")}
         latest = self._latest
@@ -138,7 +145,7 @@ class MLflowLogger(Callback):
             self._log(values, self._clock)
 
     def on_end(self, context: CallbackContext) -> None:
-        """Log where the job ended."""
+        """Log the final state of the job."""
         self.on_center(context)
 
     def on_success(self, results: JobResults) -> None:

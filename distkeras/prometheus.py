@@ -36,28 +36,28 @@ _OF_STREAM = {
 
 
 class PrometheusMetrics(Callback):
-    """Serves numbers of the job that trains at ``http://HOST:PORT/metrics``, for Prometheus.
+    """Serve metrics of the current job at ``http://HOST:PORT/metrics``, for Prometheus.
 
     ::
 
         trainer.train(df, callbacks=[PrometheusMetrics(9400)])
 
-    The names are ``distkeras_`` and clock, batches, samples, epochs, loss, staleness, joined, finished and up (1 while
-    the job trains). Of a stream there are also micro_batch, micro_batch_rows, micro_batch_seconds and lag_seconds, of
-    the latest micro-batch (see `StreamTraining.lastProgress`), and backlog, with a label ``measure``, for each number
-    that Spark's source reports of what waits there. Without a stream they are NaN. The numbers of the last job stay
-    until the process ends, or `close`.
+    The names begin with ``distkeras_``: clock, batches, samples, epochs, loss, staleness, joined, finished and up (1
+    while the job trains). For the latest micro-batch of a stream there are also micro_batch, micro_batch_rows,
+    micro_batch_seconds and lag_seconds (see `StreamTraining.lastProgress`), and backlog, with a label ``measure`` for
+    each measure that Spark's source reports. Without a stream they are NaN. The metrics of the last job are served
+    until the process ends or `close` is called.
 
     Args:
-        port: to listen at; 0 for one that is free.
-        host: address to listen at. Default: loopback, which other machines do not reach.
-        every_seconds: between two updates. Default: 5.
+        port: port to listen at; 0 for any free port.
+        host: address to listen at. Default: loopback, which other machines cannot reach.
+        every_seconds: seconds between two updates. Default: 5.
 
     Attributes:
         port: the port, once the first job has begun.
 
     Raises:
-        ConfigurationError: an argument cannot work, the port is taken, or prometheus_client is not installed.
+        ConfigurationError: An argument is invalid, the port is not free, or prometheus_client is not installed.
     """
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1", *, every_seconds: float = 5.0) -> None:
@@ -74,7 +74,7 @@ class PrometheusMetrics(Callback):
         self._gauges["up"].set(1)
 
     def on_center(self, context: CallbackContext) -> None:
-        """Take in the server's status."""
+        """Update the metrics from the server's status."""
         for name in _NUMBERS:
             value = getattr(context.status, name)
             self._gauges[name].set(math.nan if value is None else value)
@@ -88,7 +88,7 @@ class PrometheusMetrics(Callback):
                 self._gauges["backlog"].labels(measure).set(waiting)
 
     def on_end(self, context: CallbackContext) -> None:
-        """Take in the last status, and set ``up`` to 0."""
+        """Update the metrics from the last status, and set ``up`` to 0."""
         self.on_center(context)
         self._gauges["up"].set(0)
 
@@ -98,7 +98,7 @@ class PrometheusMetrics(Callback):
             self._gauges["up"].set(0)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
@@ -111,7 +111,7 @@ class PrometheusMetrics(Callback):
             from prometheus_client import CollectorRegistry, Gauge, start_http_server
         except ImportError as error:
             raise ConfigurationError(
-                f"`PrometheusMetrics` needs more: pip install 'distkeras[prometheus]'. Received: {error}"
+                f"`PrometheusMetrics` needs an extra: pip install 'distkeras[prometheus]'. Received: {error}"
             ) from error
         registry = CollectorRegistry()
         texts = {**_NUMBERS, **dict(_OF_STREAM.values()), "up": "1 while the job trains."}

@@ -1,4 +1,4 @@
-"""What a training job leaves behind: its model, and the server's records as tables of steps, commits and events."""
+"""The results of a training job: its model, and the server's records as tables of steps, commits and events."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ class JobRecords:
     def drain_micro_batch(cls, driver: DriverClient, stream: str, number: int) -> JobRecords:
         """Fetch the records of a stream's present micro-batch.
 
-        Where they begin is asked for here and not kept from the micro-batch's beginning: a server that has started
-        again without the records of a damaged file counts from another number.
+        The number of the first record is requested here, not at the beginning of the micro-batch, because a server that
+        was restarted without the records of a damaged file counts from another number.
         """
         return cls.drain(driver, driver.begin_micro_batch(stream, number).records)
 
     def commits(self) -> pa.Table:
-        """Return one row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""
+        """Return one row per applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""
         applied = self.commits_array["skipped"] == 0
         table = self._table(_COMMITS, self.commits_array[applied])
         table = table.append_column("refusals", pa.array(self._refusals()[applied]))
@@ -112,12 +112,12 @@ class JobRecords:
         return refusals
 
     def ledger(self) -> pa.Table:
-        """Return one row a commit: its mini-batches, partition and attempt, and whether it was applied."""
+        """Return one row per commit: its mini-batches, partition and attempt, and whether it was applied."""
         table = self._table(_LEDGER, self.commits_array)
         return table.append_column("applied", pa.array(self.commits_array["skipped"] == 0))
 
     def history(self) -> pa.Table:
-        """Return one row a mini-batch, by worker: worker, epoch, iteration, timestamp, loss, each metric, samples."""
+        """Return one row per mini-batch, by worker: worker, epoch, iteration, timestamp, loss, each metric, samples."""
         commits, steps = self.commits_array, self.steps_array
         counts = commits["steps"]
         starts = np.cumsum(counts) - counts
@@ -145,14 +145,14 @@ class JobRecords:
         """Check that each mini-batch of each partition and epoch is committed once: applied, or skipped.
 
         Args:
-            batches: mini-batches an epoch of each worker, as far as known; -1 where not.
-            resumed: where it went on with an earlier one: commits of other partitions than these do not count.
-            stopped: the job ended early: those of each partition are the first ones of all that were due.
+            batches: mini-batches per epoch of each worker; -1 if unknown.
+            resumed: where the job continued an earlier one, whose commits of other partitions do not count.
+            stopped: whether the job ended early, so that only the first mini-batches of each partition are committed.
 
-        Where records are `missing`, what is left must be without a double, and lack no more than those.
+        If records are `missing`, the remaining ones must not repeat a mini-batch, and lack no more than those.
 
         Raises:
-            LedgerError: one is missing or counted twice.
+            LedgerError: A mini-batch is missing or was committed twice.
         """
         commits, first_epoch = self.commits_array, 0
         if resumed is not None:
@@ -237,7 +237,7 @@ _WAITING = ("BehindLatest", "Outstanding")
 
 @dataclass(frozen=True)
 class MicroBatchProgress:
-    """What became of one micro-batch.
+    """The outcome of one micro-batch.
 
     Args:
         batch: its number, as Spark counts them.
@@ -287,20 +287,20 @@ def backlog_of(sources: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 @dataclass
 class JobOutcome:
-    """What has become known of one job so far.
+    """The results of one job so far.
 
     Args:
-        df: its data; None before the first job.
-        events: everything out of the ordinary.
-        records: as the server sent them last; None: it has not yet.
-        model: with the center's weights of then.
-        clock: how many commits the weights of ``model`` cover, once it has ended: not all of them where a callback has
-            restored others. None: it has not ended.
-        resumed: where it continued an earlier job; None: it began at the start.
-        stopped: why a callback ended it early; None: none did.
-        timings: seconds of its parts, once it has ended.
-        facts: what was known of it before it started; None before the first job.
-        failure: what ended it, where it has failed or was interrupted.
+        df: the job's data; None before the first job.
+        events: the job's events.
+        records: the records that the server has sent last; None before the first ones.
+        model: the model with the center's weights at that time.
+        clock: the number of commits in the weights of ``model``, once the job has ended; fewer than all if a callback
+            has restored weights. None before the end.
+        resumed: where the job continued an earlier one; None if it began at the start.
+        stopped: why a callback has ended the job early; None if none did.
+        timings: seconds of the job's parts, once it has ended.
+        facts: the facts that were known before it started; None before the first job.
+        failure: the error that ended the job, if it has failed or was interrupted.
     """
 
     df: DataFrame | None = None
@@ -316,38 +316,38 @@ class JobOutcome:
 
 
 class JobResults:
-    """Model and records of the last job, also of one that failed or was interrupted."""
+    """The model and records of the last job, even if it has failed or was interrupted."""
 
     def __init__(self) -> None:
         self.outcome = JobOutcome()
 
     @property
     def resumed(self) -> ResumePoint | None:
-        """Where the last job continued an earlier one; None where it began at the start."""
+        """Where the last job continued an earlier one; None if it began at the start."""
         return self.outcome.resumed
 
     @property
     def stopped(self) -> str | None:
-        """Why a callback ended the last job early; None where none did."""
+        """The reason why a callback has ended the last job early; None if none did."""
         return self.outcome.stopped
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of the parts of the last job: start, spark, finish, total; empty unless one has succeeded."""
+        """The seconds of the last job's parts: start, spark, finish, total; empty unless a job has succeeded."""
         return self.outcome.timings
 
     @property
     def model(self) -> keras.Model:
-        """The model with the center's last known weights; also after a job that failed or was interrupted.
+        """The model with the center's last known weights, even after a job that has failed or was interrupted.
 
         Raises:
-            LocalProtocolError: nothing has been trained.
+            LocalProtocolError: No job has been trained yet.
         """
         return self._require(self.outcome.model, "model")
 
     @property
     def history(self) -> DataFrame:
-        """One row a mini-batch: worker, epoch, iteration (from 0, of the worker), timestamp, loss, metrics, samples."""
+        """A row per mini-batch: worker, epoch, iteration (of the worker, from 0), timestamp, loss, metrics, samples."""
         return self._table(self._require(self.outcome.records, "history").history())
 
     @property
@@ -375,7 +375,7 @@ class JobResults:
         """One row for everything out of the ordinary, by time: timestamp, source (driver or server), kind, worker and
         attempt where one is concerned, text. All of them are in the log too.
 
-        Kinds: takeover (a retried task goes on), fenced (a request of a task that lost its lease), restart (of the
+        Kinds: takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
         server), snapshot (failed, or succeeding again), records (lost, or kept in memory), optimizer (its state is
         taken over, or is not), refused (peers), skipped (commits), stall, stop, failed.
         """

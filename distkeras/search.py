@@ -45,7 +45,7 @@ class SearchTrial:
 
 
 class SuccessiveHalving:
-    """Synchronous successive halving: finds a good setting without training all of them to the end.
+    """Find a good setting without training all settings to the end, by synchronous successive halving.
 
     ::
 
@@ -56,26 +56,27 @@ class SuccessiveHalving:
                 trial.report(accuracy)
         search.best.setting
 
-    An iteration yields the rungs. In the first one, all settings are trained for ``first_epochs``. Of n trials, the
-    best ``max(1, n // factor)`` go on to the next rung, which has ``factor`` times the epochs, and the last rung has
-    ``epochs``. A trial that is left alone goes there at once. A job with a checkpoint goes on exactly where it stopped
-    in the rung before: ``trainer.train(df, checkpoint=…, resume=bool(trial.values))`` with a larger ``num_epoch``.
+    Iteration yields the rungs. In the first rung, all settings are trained for ``first_epochs``. Of n trials, the best
+    ``max(1, n // factor)`` are promoted to the next rung, which has ``factor`` times the epochs; the last rung has
+    ``epochs``. If a single trial is left, it is promoted to the last rung. A job with a checkpoint continues exactly
+    where it stopped in the previous rung: ``trainer.train(df, checkpoint=…, resume=bool(trial.values))`` with a larger
+    ``num_epoch``.
 
-    Which settings go on does not depend on their order. Trials with equal values go on or end together: where there is
-    room for some of them only, all go on; but if they are the worst ones and others are better, all end. A trial that
-    has failed never goes on.
+    The order of the settings does not matter. Trials with equal values are promoted or dropped together: if there is
+    room for only some of them, all are promoted, unless they are the worst ones and others are better. A trial that
+    has failed is never promoted.
 
     Args:
-        settings: what the trials differ in, such as learning rates: objects of any kind, at least one.
-        epochs: of a trial that is never dropped.
-        first_epochs: of the first rung, at most ``epochs``.
-        factor: by which the trials become fewer and the epochs more, at least 2.
+        settings: the settings to compare, such as learning rates: at least one, objects of any kind.
+        epochs: epochs of a trial that is never dropped.
+        first_epochs: epochs of the first rung, at most ``epochs``.
+        factor: factor by which the number of trials falls and the epochs grow from rung to rung, at least 2.
         mode: "min" if smaller values are better, "max" if larger ones are.
 
     Raises:
-        ConfigurationError: an argument cannot work.
-        LocalProtocolError: a rung follows one of which a trial has not reported.
-        NonFiniteError: all trials of a rung have failed.
+        ConfigurationError: An argument is invalid.
+        LocalProtocolError: The next rung was requested before all trials of the last one had reported.
+        NonFiniteError: All trials of a rung have failed.
 
     Reference:
         Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, 2016, figure 3;
@@ -98,10 +99,10 @@ class SuccessiveHalving:
 
     @property
     def best(self) -> SearchTrial:
-        """The best trial of the rung that ended last; of several, the one whose setting comes first.
+        """The best trial of the last rung that has ended; of equal ones, the trial whose setting comes first.
 
         Raises:
-            LocalProtocolError: no rung has ended.
+            LocalProtocolError: No rung has ended yet.
         """
         if not self.ranking:
             raise LocalProtocolError("`best` must be asked for after a rung of the search. Received: none has ended")

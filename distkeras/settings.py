@@ -44,33 +44,34 @@ _OF_NO_MATTER = {
 
 @dataclass(frozen=True)
 class Network:
-    """How workers, driver and parameter server reach one another: the argument ``network`` of `Trainer`.
+    """The connections of workers, driver and parameter server: the argument ``network`` of `Trainer`.
 
     Args:
         server: where the parameter server runs: "driver", in a process next to the driver; or "cluster", as a Spark
             task of its own, for drivers that executors cannot reach (Spark Connect to a remote cluster). The task takes
-            a slot, and needs a `checkpoint` in a folder that every executor reaches, where it announces its address.
+            a slot, and needs a `checkpoint` in a folder that every executor can reach, where it writes its address.
         host: the driver's address for executors. Default: loopback for a local master, else ``spark.driver.host``.
-        port: of the parameter server; 0 for one that is free.
-        tls: encrypt what travels between workers, driver and server; needs the package cryptography on the driver.
-        authenticate_vectors: without `tls`, let the tags of frames cover the long vectors of commits and of the center
-            too, so that no one can change them on their way; costs about 0.6 ms per megabyte on each side.
-        wire_format: the format of vectors between workers and server: "float32", as they are; "bfloat16", rounded to
-            half the bytes; "int8", to a quarter: a commit also carries what was rounded off the commits before it, and
-            a reply carries the change of the center, so that roundings do not add up. The center itself stays float32.
-            Rules that rely on the exact vector that was sent take float32 only: elastic ones, ADAG, DANA-DC, DC-ASGD.
-        overlap: compute the next window while a commit and its reply travel, for slow links. A window then begins from
-            the reply to the commit before the one that travels; its staleness counts all commits since that reply,
-            including the worker's own. Each worker keeps its own moving statistics. For `downpour`, `agn` and `asgd`.
-        shared_memory: let a worker on the parameter server's host exchange vectors with it through memory that both
-            processes map, which takes less time than a connection; the numbers are the same. Server and worker find out
-            whether that works (Linux, one user, one container); where it does not, and for tables that travel by rows,
-            vectors travel over the connection. The same holds between workers of one host, with relays and with `daso`.
-        relays: "host": the workers of each host are a group; one of them, the relay, adds up what the others have
-            computed and sends it as one commit, so that a hundred workers on ten hosts load the server like ten. A
-            number: so many groups, in the order of the workers. A group goes on together, and its commit has the
-            staleness of its stalest worker. All workers must run at once when the job begins. For `downpour`, `agn`,
-            `dynsgd`, `delay_adaptive` and `adag` (Algorithm 12). Default: each worker commits for itself.
+        port: port of the parameter server; 0 for any free port.
+        tls: encrypt the connections of workers, driver and server; needs the package cryptography on the driver.
+        authenticate_vectors: without `tls`, let the tags of frames also cover the long vectors of commits and of the
+            center, so that changes on the network are detected; costs about 0.6 ms per megabyte on each side.
+        wire_format: format of the vectors between workers and server: "float32"; "bfloat16", half the bytes; or
+            "int8", a quarter of the bytes. With "int8", a worker adds its rounding error to its next commit, and the
+            server sends the change of the center, so that rounding errors do not add up. The center itself stays
+            float32. Rules that rely on the exact vector that was sent accept only "float32": the elastic rules, ADAG,
+            DANA-DC and DC-ASGD.
+        overlap: compute the next window while a commit is sent, for slow links. A window then begins from the reply to
+            the previous commit; its staleness counts all commits since that reply, including the worker's own. Each
+            worker keeps its own moving statistics. For `downpour`, `agn` and `asgd`.
+        shared_memory: let a worker on the parameter server's host exchange vectors with it through shared memory, which
+            takes less time than a connection; the numbers are the same. Server and worker check whether this works
+            (Linux, same user, same container); otherwise they use the connection. The same holds between workers of
+            one host, with relays and with `daso`.
+        relays: "host": the workers of each host form a group; one of them, the relay, adds up the movements of all and
+            sends the sum as one commit, so that a hundred workers on ten hosts load the server like ten workers. A
+            number: the number of groups, in the order of the workers. A group advances together, and its commit has
+            the staleness of its stalest worker. All workers must run at once when the job begins. For `downpour`,
+            `agn`, `dynsgd`, `delay_adaptive` and `adag` (Algorithm 12). Default: each worker sends its own commits.
     """
 
     server: str = "driver"
@@ -86,13 +87,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Executors:
-    """What each worker may use of its executor: the argument ``executors`` of `Trainer`.
+    """The resources of each worker on its executor: the argument ``executors`` of `Trainer`.
 
     Args:
         threads: compute threads of one worker. Default: the cores that Spark gives to a task.
         resources: a `pyspark.resource.ResourceProfile` for the stage that trains: cores and GPUs of a worker's task
             and, with dynamic allocation, of its executors. Not on a local master. Default: as Spark's settings say.
-        spool_bytes: memory in bytes in which a worker may keep rows for later epochs, before a file takes them.
+        spool_bytes: bytes of memory for rows that a worker keeps for later epochs; further rows go to a file.
         keep_optimizer: keep the state of each worker's optimizer (momentum, moments, accumulators, the position in a
             learning rate schedule) at the parameter server and in its checkpoint, so that the next attempt at the
             partition begins with it. The time between two states is chosen so that sending them takes at most 2% of
@@ -108,14 +109,14 @@ class Executors:
 
 @dataclass(frozen=True)
 class Monitoring:
-    """What a job reports while it runs: the argument ``monitoring`` of `Trainer`.
+    """The reports of a running job: the argument ``monitoring`` of `Trainer`.
 
     Args:
         progress: show a progress bar. Default: on a terminal and in a notebook.
-        log_every: seconds between log lines about the progress (level INFO), where no bar is shown; None: no lines.
-        stall_after: seconds without a commit after which a worker is named in the log and in `events`; None: never.
+        log_every: seconds between log lines about the progress (level INFO), if no bar is shown; None: no lines.
+        stall_after: seconds without a commit after which the log and `events` name a worker; None: never.
         measure_gap: fill the column `gap` of `commits`, at the cost of one more pass over the vector at each commit.
-            The gap is to the vector that was sent before `wire_format` rounded it.
+            The gap is measured to the center as it was before `wire_format` rounded it.
     """
 
     progress: bool | None = None
@@ -241,15 +242,15 @@ def _json_columns(columns: tuple[str, ...] | dict[str, str]) -> list[str] | dict
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What is known of a job before it starts, for its reports.
+    """The facts about a job that are known before it starts, for its reports.
 
     Args:
-        rule: as it is written in Python, with its hyper-parameters.
-        workers: that train it.
-        rounds: the rule has rounds, in which workers wait for one another.
-        saved: the server saves its state: there is a checkpoint.
+        rule: the rule as Python source, with its hyper-parameters.
+        workers: number of workers.
+        rounds: whether the rule has rounds, in which workers wait for one another.
+        saved: whether the server saves its state, that is, whether there is a checkpoint.
         options: hyper-parameters and options by dotted names, as `reported_options` returns them.
-        stream: it trains a stream, whose micro-batches each have these epochs.
+        stream: whether the job trains a stream, each of whose micro-batches has the epochs.
     """
 
     rule: str

@@ -103,64 +103,67 @@ if TYPE_CHECKING:
 
 
 class Trainer(JobResults):
-    """Trains a Keras model on a Spark DataFrame, under any update rule.
+    """Train a Keras model on a Spark DataFrame, under any update rule.
 
     ::
 
         trainer = Trainer(model, "agn", worker_optimizer="adam", loss="sparse_categorical_crossentropy",
                           num_workers=4, batch_size=128, num_epoch=2)
         trained = trainer.train(df)            # a keras.Model with the center's weights
-        trainer.history.show()                 # one row a mini-batch
+        trainer.history.show()                 # one row per mini-batch
 
-    The DataFrame is spread over `num_workers` partitions in a reproducible order; each is one worker. With more
-    workers than slots, asynchronous rules train them in waves, and the others refuse.
+    The DataFrame is distributed over `num_workers` partitions in a reproducible order, one for each worker. With more
+    workers than slots, asynchronous rules train them in waves, and other rules refuse to start.
 
     Args:
         model: a built `keras.Model`. It is not changed.
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``. Its `window` is the number of steps
             between two exchanges, "auto" or "by_speed".
-        worker_optimizer: of each worker: a Keras optimizer or its name. Gradient rules take only its clipping and, if
-            `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, in the
-            state that it is in, or "sgd". Not one that stores weights or averages of them (`use_ema`,
-            ScheduleFreeAdamW), nor one of several optimizers.
+        worker_optimizer: a Keras optimizer for each worker, or its name. Gradient rules only use its clipping and, if
+            `learning_rate` is not given, its learning rate. Default: the optimizer that the model is compiled with, in
+            its current state, or "sgd". Optimizers that store weights or their averages (`use_ema`,
+            ScheduleFreeAdamW), and combinations of several optimizers, are refused.
         loss, metrics, loss_weights, weighted_metrics: as in `keras.Model.compile`. Default: the model's own.
-        features_col: column, or columns in the order of the model's inputs: numbers, arrays of them, or ML vectors;
-            reshaped to the input. A mapping where the inputs are a dictionary: {"user": "user_column", ...}.
-        label_col: column or columns, in the order of the outputs; a mapping where these are a dictionary. Integer
-            classes for the sparse cross-entropy, else values that fill the output's shape.
-        sample_weight_col: column with one weight a row.
+        features_col: column, or columns in the order of the model's inputs: numbers, arrays of numbers, or ML vectors,
+            which are reshaped to the input. If the inputs are a dictionary, a mapping: {"user": "user_column", ...}.
+        label_col: column or columns, in the order of the outputs; a mapping if these are a dictionary. Integer classes
+            for the sparse cross-entropy, otherwise values that fill the output's shape.
+        sample_weight_col: column with one weight per row.
         class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
-            the classes that it does not name.
-        decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
-            one for some columns: of encoded images, for example. Runs on executors, in the thread that reads ahead.
+            classes that are not named.
+        decode: function from the value of the features column to an array of the input's shape, or a dictionary from
+            columns to such functions; for example, for encoded images. It runs on executors, in the thread that reads
+            ahead.
         num_workers: workers, each of which trains on one partition. Default: Spark's default parallelism.
         batch_size: rows of one mini-batch of one worker.
         num_epoch: passes over the data.
-        learning_rate: the server's, a number or one of `distkeras.schedules` over its clock; for gradient rules only.
-            Default: the worker optimizer's.
-        staleness_bound: iterations that a worker may be ahead of the slowest (stale synchronous). Default: no bound.
-        seed: of the row order.
-        shuffle: a new row order for each epoch.
-        partitioned_already: `df` has `num_workers` partitions whose rows always come in the same order.
-        max_skipped: commits with a NaN or infinity that are left out before one of them ends the job with a
+        learning_rate: the server's learning rate, a number or one of `distkeras.schedules` over its clock; for gradient
+            rules only. Default: the worker optimizer's.
+        staleness_bound: largest number of iterations by which a worker may be ahead of the slowest one (stale
+            synchronous). Default: no bound.
+        seed: seed of the row order.
+        shuffle: whether each epoch has a new row order.
+        partitioned_already: whether `df` already has `num_workers` partitions whose rows always come in the same order.
+        max_skipped: number of commits with a NaN or infinity that are skipped before the next one ends the job with a
             NonFiniteError that names worker, step and layer. The mini-batches of a skipped commit are marked in
             `ledger`, and its worker continues from a fresh center with a new optimizer. To clip gradients, give the
-            worker optimizer ``clipnorm``, ``global_clipnorm`` or ``clipvalue``: that holds under every rule.
+            worker optimizer ``clipnorm``, ``global_clipnorm`` or ``clipvalue``, which works under every rule.
         network: `Network`: where the parameter server runs, and how vectors travel.
         executors: `Executors`: threads, resources and memory of a worker.
         monitoring: `Monitoring`: progress, stalled workers, the gap.
         custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
         frozen_weights: path or URI of a ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a
-            frozen base, that each executor reads for itself. What is in it, to the bit, is not sent with the model.
-        tables: which `keras.layers.Embedding` of the model travel by rows: the server holds the whole table, and a
-            worker receives and sends the rows that its window touches, so that time and memory do not grow with the
-            table. "auto": those for which the result is the same, to the bit, and that have enough rows to gain by it;
-            the log says which, and why others do not. "dense": none. Names of layers: these, or an error that says why
-            one cannot.
-        deadlines: `Deadlines`, of every wait.
+            frozen base, that each executor reads itself. Arrays that are equal to the file's, to the bit, are not sent
+            with the model.
+        tables: which `keras.layers.Embedding` layers of the model travel by rows: the server holds the whole table, and
+            a worker receives and sends the rows that its window touches, so that time and memory do not grow with the
+            table. "auto": tables with enough rows to benefit and with the same result, to the bit; the log names them,
+            and why others stay dense. "dense": none. Names of layers: these tables; `train` raises an error if one
+            cannot travel by rows.
+        deadlines: `Deadlines`: the longest duration of each wait.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: An argument is invalid.
     """
 
     @short_errors
@@ -226,7 +229,7 @@ class Trainer(JobResults):
         self._training = threading.Lock()
 
     def dashboard(self, *others: Trainer, port: int = 0) -> Dashboard:
-        """Return a page of this trainer's jobs, live in a browser of this machine, or within a notebook.
+        """Return a live page of this trainer's jobs, for a browser on this machine or for a notebook.
 
         ::
 
@@ -238,11 +241,11 @@ class Trainer(JobResults):
         served as long as this trainer exists, or until its `close`. Anyone who has the link may read the page.
 
         Args:
-            others: trainers whose jobs are shown next to this one's.
-            port: of loopback; 0 for one that is free.
+            others: trainers whose jobs are shown next to this trainer's.
+            port: port of loopback to listen at; 0 for any free port.
 
         Raises:
-            ConfigurationError: the port is taken.
+            ConfigurationError: The port is not free.
         """
         from distkeras.dashboard.dashboard import dashboard_of
 
@@ -259,33 +262,34 @@ class Trainer(JobResults):
     ) -> keras.Model:
         """Train on ``df``, and return a new model with the center's weights, compiled like the workers'.
 
-        With a checkpoint, training outlives the death of the parameter server, which is started again from its latest
-        snapshot, and that of the driver, after which ``resume=True`` goes on in a new one.
+        With a checkpoint, training survives the death of the parameter server, which is restarted from its latest
+        snapshot. After the death of the driver, a new driver continues with ``resume=True``.
 
-        A callback may end the job early. That is no failure: the model comes back, `stopped` says why, and the
-        mini-batches committed are the first ones of each partition. A job with a checkpoint can be resumed after it.
+        A callback may end the job early. This is not a failure: the model is returned, `stopped` has the reason, and
+        the committed mini-batches are the first ones of each partition. A job with a checkpoint can be resumed later.
 
         Args:
             df: the data.
-            callbacks: `EarlyStopping`, `TimeBudget`, `Dashboard`, `MLflowLogger`, those of Keras, or your own: see
-                `callbacks`.
+            callbacks: `EarlyStopping`, `TimeBudget`, `Dashboard`, `MLflowLogger`, Keras callbacks, or your own: see
+                `distkeras.callbacks`.
             checkpoint: where the server saves its state: a directory, a URI that Arrow's filesystems open, or a
-                `Checkpoint` that says how often as well. Of this job alone.
-            resume: go on with the job that is saved there, if one is: with the same number of workers exactly where it
-                stopped, with another number from the beginning of the first epoch that was not ended, whose rows then
-                count once more; `resumed` says which. A larger `num_epoch` than before trains on. All else must be as
-                it was: model, compilation, rule, columns, batches, order of rows, data. A first driver that still
-                lives loses the job to this one.
+                `Checkpoint`, which also says how often. Only this job may use it.
+            resume: continue the job that is saved there, if there is one. With the same number of workers it continues
+                exactly where it stopped; with another number, at the beginning of the first epoch that was not
+                completed, whose rows then count once more; `resumed` says which. A larger `num_epoch` trains further.
+                Everything else must be the same: model, compilation, rule, columns, batches, order of rows, data. An
+                earlier driver that still runs loses the job to this one.
 
         Raises:
-            DifferentJobError: `checkpoint` holds another job; before any work starts.
-            OwnershipLostError: another driver has resumed the job meanwhile.
-            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
+            DifferentJobError: `checkpoint` holds another job; raised before any work starts.
+            OwnershipLostError: Another driver has resumed the job meanwhile.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: A column or an argument is invalid;
+                raised before any work starts.
             EmptyDataError: ``df`` has no rows.
-            LocalProtocolError: another thread trains with this trainer, whose results are those of one job at a time.
-            DistkerasError: what a worker found, with its traceback; the Spark job is cancelled and the port free.
-            Exception: what a callback raised; the Spark job is cancelled and the port free.
-            KeyboardInterrupt: the same; `model` has the center's last weights.
+            LocalProtocolError: Another thread trains with this trainer, which trains one job at a time.
+            DistkerasError: A worker has failed; the error has its traceback. The Spark job is cancelled.
+            Exception: A callback has raised it. The Spark job is cancelled.
+            KeyboardInterrupt: The user has interrupted the job; `model` has the center's last weights.
         """
         began = time.monotonic()
         with self._alone(), server_ahead(self.settings) as ahead:
@@ -329,40 +333,41 @@ class Trainer(JobResults):
 
             training = trainer.train_stream(stream, checkpoint="/data/clicks", trigger={"processingTime": "10 seconds"})
             training.lastProgress                  # batch, rows, seconds, lag, loss
-            training.model()                       # a keras.Model with the center's weights of now
+            training.model()                       # a keras.Model with the center's current weights
             training.stop()
 
-        Each micro-batch is trained by all workers, under the trainer's rule, `num_epoch` times. One server stays for
-        all of them, so the center goes on, and so do the states of the workers' optimizers. A micro-batch is done when
-        a snapshot covers it. So it counts once, even if Spark sends it again, and whether a worker, the server or the
-        driver died, before or after Spark noted that it was done. After the driver died, or the stream was stopped, the
-        same call goes on.
+        All workers train each micro-batch under the trainer's rule, for `num_epoch` epochs. One server serves the whole
+        stream, so the next micro-batch continues with the same center and the same states of the workers' optimizers.
+        A micro-batch is done when a snapshot covers it. It therefore counts once, even if Spark sends it again, and
+        regardless of whether a worker, the server or the driver dies before or after Spark has recorded it as done. If
+        the driver has died or the stream was stopped, the same call continues the stream.
 
-        What a rule holds back at the server reaches the center at the end of each micro-batch, as at the end of a job.
-        `history`, `commits` and `ledger` are those of the latest micro-batch, `model` is the last one of a stream that
-        has ended. Tables do not travel by rows.
+        Commits that a rule buffers at the server reach the center at the end of each micro-batch. `history`, `commits`
+        and `ledger` are those of the latest micro-batch; `model` is the last one of a stream that has ended. Tables do
+        not travel by rows.
 
-        Callbacks live as long as the stream: numbers of commits and seconds go on counting over its micro-batches. If
-        one stops the stream, the micro-batch under way is the last one, and `stopped` says why. If one raises, the
-        stream ends with its error. Weights that one restores at the end are those of `model`; the checkpoint has the
-        center's last ones.
+        Callbacks live as long as the stream, and count commits and seconds over all its micro-batches. If a callback
+        stops the stream, the current micro-batch is the last one, and `stopped` has the reason. If a callback raises an
+        exception, the stream ends with it. If a callback restores weights at the end, `model` has them, but the
+        checkpoint has the center's last weights.
 
         Args:
             stream: a streaming DataFrame, whose sources Spark can read again: files, Kafka, tables.
-            checkpoint: a directory, a URI that Arrow's filesystems open, or a `Checkpoint`: of this stream alone. It
-                has two folders, one of the server and one of Spark's query. Where the query keeps state, executors must
-                reach it as well.
+            checkpoint: a directory, a URI that Arrow's filesystems open, or a `Checkpoint`, for this stream only. It
+                has two folders, one of the server and one of Spark's query. If the query keeps state, executors must be
+                able to reach it as well.
             trigger: the keywords of ``DataStreamWriter.trigger``. Default: a micro-batch as soon as there are rows.
-            query_name: of Spark's query.
-            callbacks: as in `train`. None that counts epochs: each micro-batch has its own.
-            publish: a directory, a URI, or `Versions`: of this stream alone. The center at the end of micro-batches
-                becomes a version there, which a `KerasStreamModel` predicts with, in this process or another one.
+            query_name: name of Spark's query.
+            callbacks: as in `train`, except those that count epochs, because each micro-batch has its own epochs.
+            publish: a directory, a URI, or `Versions`. Only this stream may use it. The center at the end of a
+                micro-batch is published there as a version, with which a `KerasStreamModel` predicts.
 
         Raises:
-            DifferentJobError: `checkpoint` is of a stream with another model, compilation, rule, columns, batches or
-                number of workers, or `publish` has versions of another model.
-            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
-            Exception: what a callback raises in `Callback.on_begin`.
+            DifferentJobError: `checkpoint` belongs to a stream with another model, compilation, rule, columns, batches
+                or number of workers, or `publish` has versions of another model.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: A column or an argument is invalid;
+                raised before any work starts.
+            Exception: A callback has raised it in `Callback.on_begin`.
         """
         callbacks = [*require_callbacks(callbacks), *self.observers]
         require_no_epochs(callbacks)
@@ -371,7 +376,9 @@ class Trainer(JobResults):
         self._require_stream_options()
         place = checkpoint_of(checkpoint, resume=False)
         if place is None:
-            raise ConfigurationError("`checkpoint` must be given: it is what a stream goes on from. Received: None")
+            raise ConfigurationError(
+                "`checkpoint` must be given, because a stream continues from it after a failure. Received: None"
+            )
         versions = Versions.of("publish", publish)
         writer = writer_of(stream, trigger, query_name)
         plan = self._begin(*self._plan(stream, callbacks, center_of(place), resume=True))
@@ -421,38 +428,38 @@ class Trainer(JobResults):
             groups.table.show()                    # shop, rows, seconds, loss, metrics, error
             groups.model("Berlin").predict(x)      # a keras.Model
 
-        Each group is trained by one task from the state that the trainer's model has, by the worker optimizer, as
-        `keras.Model.fit` would on one machine; no rule and no parameter server take part. A task trains one group after
-        another, with the same compiled model, or `side_by_side` groups in one step. A group that cannot be trained, for
-        a null among its values or a loss that is not finite, is a row of the table with its error. A task that Spark
-        runs again goes on with the first group that was not saved; finished groups are saved about once a second, later
-        less often.
+        One task trains each group with the worker optimizer, starting from the trainer's model, as `keras.Model.fit`
+        does on one machine; the rule and the parameter server are not used. A task trains one group after another, with
+        the same compiled model, or `side_by_side` groups in one step. A group that cannot be trained, because of a null
+        or a loss that is not finite, gets a row in the table with its error. A task that Spark runs again continues
+        with the first group that was not saved; finished groups are saved about once a second, and later less often.
 
-        Rows come in the order of a hash of their values; epoch ``e`` permutes them by
-        ``numpy.random.default_rng((seed, 0, e))``. A null in a column of the key is a value of its own.
+        Rows are ordered by a hash of their values; epoch ``e`` permutes them by
+        ``numpy.random.default_rng((seed, 0, e))``. A null in a column of the key counts as a value.
 
         Args:
             df: the data.
             by: the column or columns of the key: integers, strings, booleans, dates, timestamps or decimals.
-            path: folder or URI for the models, which the driver and every executor reach. On a local master it may be
-                left out: then the models last as long as this process.
-            resume: go on with the job that ``path`` holds, which must be the same.
-            rows_max: rows of a group that one task trains. A larger group is trained by `train`, with all workers and
-                under the trainer's rule. Default: as many as fit into `Executors.spool_bytes`.
-            side_by_side: train so many groups in one step, with stacked weights, instead of one after another. The
-                numbers are the same but for rounding, about 1e-5, which may differ from run to run. This is faster
-                where a step takes longer to begin than to compute, that is for small models and mini-batches, and for
-                thousands of groups, since each Python worker traces a step for longer. It is slower for layers of
-                50 000 weights and more. Memory grows with the number. It needs TensorFlow, and a model of Keras' own
-                classes and functions.
+            path: folder or URI for the models, which the driver and every executor can reach. On a local master it may
+                be left out; the models are then kept until this process ends.
+            resume: continue the job in ``path``, which must be the same job.
+            rows_max: largest number of rows of a group that one task trains. A larger group is trained by `train`, with
+                all workers and under the trainer's rule. Default: as many as fit into `Executors.spool_bytes`.
+            side_by_side: number of groups to train in one step, with stacked weights, instead of one after another.
+                Weights differ only by rounding, about 1e-5, which may vary from run to run. This is faster for small
+                models and mini-batches, whose steps take longer to start than to compute, and pays off for thousands of
+                groups, because each Python worker traces a step for longer. It is slower for layers of 50,000 weights
+                and more. Memory grows with the number. It needs TensorFlow, and a model of Keras' own classes and
+                functions.
 
         Raises:
             DifferentJobError: ``path`` holds another job.
-            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: A column or an argument is invalid;
+                raised before any work starts.
             EmptyDataError: ``df`` has no rows.
-            LedgerError: the rows of a group were others when its task ran again.
-            DeadlineError: no task has saved a group for `Deadlines.silence` seconds.
-            DistkerasError: what ended the tasks.
+            LedgerError: A task that ran again has read other rows of a group.
+            DeadlineError: No task has saved a group for `Deadlines.silence` seconds.
+            DistkerasError: A task has failed.
         """
         require_dataframe("df", df, stream=False)
         replica = self._build_replica(to_train=True)
@@ -484,12 +491,11 @@ class Trainer(JobResults):
     def valid_rows(self, df: DataFrame) -> DataFrame:
         """Return the rows of ``df`` that can be trained on: ``trainer.train(trainer.valid_rows(df))``.
 
-        A row cannot be trained on if one of the trainer's columns has a null, NaN or infinity, an array of another
-        size, a label that is no class, or a value that ``decode`` fails on. The check reads each row once more, in
-        Python.
+        A row is invalid if one of the trainer's columns has a null, NaN or infinity, an array of the wrong size, a
+        label that is not a class, or a value on which ``decode`` fails. The check reads each row once more, in Python.
 
         Raises:
-            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: columns that cannot work.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: The columns do not fit the model.
         """
         return valid_rows(df, self._checked_spec(df))
 
@@ -501,7 +507,7 @@ class Trainer(JobResults):
             reason_col: name of the new column.
 
         Raises:
-            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: columns that cannot work.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: The columns do not fit the model.
         """
         return invalid_rows(df, self._checked_spec(df), reason_col)
 

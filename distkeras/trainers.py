@@ -196,7 +196,7 @@ class Trainer(Histories, distkeras.trainer.Trainer):
 
 
 class ParameterServer:
-    """What dist-keras' scripts asked ``trainer.parameter_server``, while its server was an object of the driver."""
+    """The attributes of ``trainer.parameter_server`` that scripts for dist-keras read."""
 
     def __init__(self, trainer: DistributedTrainer) -> None:
         self._trainer = trainer
@@ -402,7 +402,7 @@ class AveragingTrainer(Trainer):
 
 
 class SingleTrainer(Trainer):
-    """One worker on one executor: sequential training, exactly. The window only sets how often it reports."""
+    """Train one worker on one executor, which is exactly sequential. The window only sets how often it commits."""
 
     rule_name = "downpour"
     default_window = 10

@@ -43,9 +43,11 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("rules", help="print the table of rules, in Markdown")
     commands.add_parser("key", help="print a new random key, to be kept in a file")
     commands.add_parser("certificate", help="print a new private key and certificate, to be kept in a file")
-    child = commands.add_parser("child", help="serve as a driver's child: a request on standard input, until a goodbye")
+    child = commands.add_parser(
+        "child", help="serve as a driver's child: read a request from standard input, and serve until the goodbye"
+    )
     child.add_argument(
-        "--driver", type=int, metavar="FD", help="a descriptor of the driver's process: serve while it lives"
+        "--driver", type=int, metavar="FD", help="a descriptor of the driver's process; serve while it lives"
     )
     alone = commands.add_parser("serve", help="serve one job until interrupted")
     alone.add_argument("--rule", required=True, help=f"one of {', '.join(rules.all_rules())}")
@@ -53,9 +55,11 @@ def parser() -> argparse.ArgumentParser:
     _add_settings(alone)
     alone.add_argument("--key-file", required=True, help=f"file with the job's key, {2 * KEY_BYTES} hexadecimal digits")
     alone.add_argument("--tls", metavar="FILE", help="encrypt, with the certificate and private key of this PEM file")
-    alone.add_argument("--checkpoint", metavar="URI", help="directory for snapshots; goes on from the latest one there")
-    alone.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="commits (default: %(default)s)")
-    alone.add_argument("--lifetime", type=float, metavar="SECONDS", help="end after that (default: when interrupted)")
+    alone.add_argument("--checkpoint", metavar="URI", help="folder of snapshots; continues from the latest")
+    alone.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="interval (default: %(default)s)")
+    alone.add_argument(
+        "--lifetime", type=float, metavar="SECONDS", help="end after this time (default: when interrupted)"
+    )
     return main
 
 
@@ -159,9 +163,9 @@ def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:
     deadline = math.inf if lifetime is None else time.monotonic() + lifetime
     while not done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
         if server.corrupt:
-            return 1  # it has said so
+            return 1  # the log says so
         if time.monotonic() >= deadline:
-            logging.warning("the server's %g seconds are over", lifetime)
+            logging.warning("the server ends: it has run for %g seconds", lifetime)
             return 1
     return 0
 

@@ -51,7 +51,7 @@ def users_frames(text: str) -> str:
 
 
 def headline(text: str) -> str:
-    """Return the one line of an error's text, as a library words it, that says what is wrong."""
+    """Return the line of a library's error text that says what is wrong."""
     lines = [line.rstrip() for line in _ANSI.sub("", text).splitlines() if line.strip()]
     if len(lines) < 2 or not _EMPTY.match(lines[0]):
         return lines[0].strip() if lines else ""
@@ -68,25 +68,25 @@ _EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABL
 
 
 class Origin(enum.Enum):
-    """Where an error comes from."""
+    """The origin of an error."""
 
     USER = "code, data or settings: it comes again at every attempt"
     NODE = "a machine's memory, disk, threads or descriptors: another attempt, perhaps elsewhere, may do better"
     NETWORK = "a connection, or a peer that does not respond: another attempt may do better"
-    JOB = "what became of the job or of this attempt: nothing new"
+    JOB = "the outcome of the job or of this attempt"
 
 
 class DistkerasError(Exception):
-    """Base of all errors here; never raised itself.
+    """The base of all errors of distkeras; never raised itself.
 
     Args:
-        message: what was expected and what came.
+        message: what happened, or what was expected and what was received.
         worker: id of the worker, which is the id of its partition.
         column: DataFrame column concerned.
         step: mini-batch within the epoch, counted from 0.
-        remote_traceback: formatted traceback of the process where it happened, when that is another one. The error's
-            text shows the lines of the user's own code among it, and all of it with ``DISTKERAS_TRACEBACK=full`` in
-            the environment.
+        remote_traceback: formatted traceback of the process in which the error occurred, if it is another one. The
+            error's text shows the lines of the user's own code in it, and all lines with ``DISTKERAS_TRACEBACK=full``
+            in the environment.
 
     Attributes:
         full_traceback: formatted traceback of this process, where a shorter one is shown.
@@ -146,15 +146,15 @@ def _rebuild(kind: type[DistkerasError], message: str, fields: dict[str, Any]) -
 
 
 class ConfigurationError(DistkerasError, ValueError):
-    """An argument, hyper-parameter or model that cannot work, found before any work starts."""
+    """An argument, hyper-parameter or model is invalid; raised before any work starts."""
 
 
 class DataError(DistkerasError, ValueError):
-    """Input rows that cannot be trained on or predicted from. Base of the data errors; never raised itself."""
+    """The base of errors about input rows that cannot be trained on or predicted from; never raised itself."""
 
 
 class EmptyDataError(DataError):
-    """No row to train on."""
+    """There is no row to train on."""
 
 
 class MissingColumnError(DataError):
@@ -162,11 +162,11 @@ class MissingColumnError(DataError):
 
 
 class ColumnTypeError(DataError, TypeError):
-    """A column has a type that holds no numbers: text, bytes, a structure."""
+    """A column has a type without numbers: text, bytes, a structure."""
 
 
 class BadValueError(DataError):
-    """A null, NaN or infinite value, or a label out of range."""
+    """A row has a null, NaN or infinite value, or a label out of range."""
 
 
 class ShapeError(DataError):
@@ -174,29 +174,29 @@ class ShapeError(DataError):
 
 
 class WorkerError(DistkerasError, RuntimeError):
-    """User or library code raised inside a task; the remote traceback says where."""
+    """User or library code has raised an exception in a task; the remote traceback shows where."""
 
 
 class NodeError(DistkerasError, RuntimeError):
-    """A machine or its network failed a task: no memory, no room on a disk, too many threads or files."""
+    """A task has failed because of its machine or network: no memory, no disk space, too many threads or files."""
 
     origin = Origin.NODE
 
 
 class NonFiniteError(DistkerasError, ArithmeticError):
-    """A commit held NaN or infinity; it was refused before it touched the center."""
+    """A commit had a NaN or infinity; it was refused before it changed the center."""
 
 
 class ProtocolError(DistkerasError):
-    """Base of the two protocol errors; never raised itself."""
+    """The base of the two protocol errors; never raised itself."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried to do what the protocol does not allow now: a mistake in our own code."""
+    """This process attempted an action that the protocol does not allow in this state: a mistake in its own code."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol does not allow: garbage, a wrong version, a length over its bound."""
+    """The peer has sent something that the protocol does not allow: garbage, a wrong version, an excessive length."""
 
 
 class AuthenticationError(DistkerasError, PermissionError):
@@ -206,13 +206,13 @@ class AuthenticationError(DistkerasError, PermissionError):
 
 
 class LeaseLostError(DistkerasError):
-    """Another attempt holds this partition now; what this one sends is refused."""
+    """Another attempt now holds the lease of this partition; requests of this attempt are refused."""
 
     origin = Origin.JOB
 
 
 class DeadlineError(DistkerasError, TimeoutError):
-    """A wait came to its deadline; the text names what it waited for."""
+    """A wait has reached its deadline; the text names what was missing."""
 
     origin = Origin.NETWORK
 
@@ -224,26 +224,26 @@ class ServerLostError(DistkerasError, ConnectionError):
 
 
 class RelayLostError(ServerLostError):
-    """A commit that was on its way in a group's sum is not applied; its worker joins again, and sends it once more."""
+    """A commit in a group's sum was not applied; its worker joins the server again and sends it again."""
 
 
 class JobStoppedError(DistkerasError):
-    """The job was stopped (by the driver or by another worker's fault) while this worker was in it."""
+    """The driver has stopped the job, or another worker has failed, while this worker was training."""
 
     origin = Origin.JOB
 
 
 class MemberLostError(DistkerasError, ConnectionError):
-    """A worker that others exchange with has died or does not respond: they begin the round again, with its successor.
+    """A worker that exchanges with others has died or does not respond; they repeat the round with its next attempt.
 
-    The job ends with this error if no successor comes, or if the workers lose each other again and again.
+    The job ends with this error if there is no next attempt, or if the workers lose each other repeatedly.
     """
 
     origin = Origin.NETWORK
 
 
 class LedgerError(DistkerasError, RuntimeError):
-    """The committed mini-batches are not each one counted exactly once."""
+    """The mini-batches are not committed exactly once each."""
 
 
 class SnapshotError(DistkerasError, OSError):
@@ -255,11 +255,11 @@ class NoVersionError(DistkerasError, LookupError):
 
 
 class DifferentJobError(ConfigurationError):
-    """A checkpoint directory holds another job than the one that is to go on from it; the text names what differs."""
+    """A checkpoint directory holds another job than the one to be resumed; the text names the difference."""
 
 
 class OwnershipLostError(DistkerasError):
-    """Another server owns the checkpoint directory now, which the text names; nothing of this one counts any more."""
+    """Another server now owns the checkpoint directory; the text names it. Later work of this one does not count."""
 
 
 #: Bases, which are never raised themselves.
@@ -297,7 +297,7 @@ _NODE_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO, errno.EROFS,
     errno.ESTALE,
 }  # fmt: skip
-#: The backends' own errors for want of memory, which are not to be imported here.
+#: The backends' own errors when memory is exhausted, which are not to be imported here.
 _NODE_NAMES = {"ResourceExhaustedError", "OutOfMemoryError"}
 #: The same, and the error of a Python function in a backend's words.
 _NODE_TEXTS = re.compile(
@@ -317,7 +317,8 @@ def sorted_error(error: Exception) -> DistkerasError:
         return NodeError(f"the machine or its network lacks what a task needs: {trouble}")
     if isinstance(error, ModuleNotFoundError):
         return ConfigurationError(
-            f"the executors' Python must have what model and trainer need. Received: {error}, with {sys.executable!r}"
+            f"the executors' Python must have every module that model and trainer import. Received: {error}, with "
+            f"{sys.executable!r}"
         )
     return error if isinstance(error, DistkerasError) else WorkerError(headline(f"{type(error).__name__}: {error}"))
 

@@ -75,7 +75,7 @@ class ServerSettings:
         if self.relays is not None:
             _require_relays(self.rule, self.relays)
             reasons = {
-                "`staleness_bound` must be None: a group goes on together": self.staleness_bound is not None,
+                "`staleness_bound` must be None: a group advances together": self.staleness_bound is not None,
                 "`tables` must travel whole: a sum is of whole vectors": bool(self.tables),
             }
             _refuse(reasons, self.relays)
@@ -123,7 +123,7 @@ class WorkerSettings:
         require_format(self.wire_format, self.rule)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(
-                f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
+                f"`overlap` must be False: under rule {self.rule.name!r}, a worker waits for the reply to its commit. "
                 "Received: overlap=True"
             )
         if self.relays is not None:
@@ -143,8 +143,8 @@ def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) ->
         )
     if learning_rate is not None and not rule.traits.gradient:
         raise ConfigurationError(
-            f"`learning_rate` is the server's, for gradient rules; rule {rule.name!r} steps at the workers: "
-            f"set it in `worker_optimizer`. Received: learning_rate={learning_rate}"
+            f"`learning_rate` must be None: rule {rule.name!r} steps at the workers, so set the rate in "
+            f"`worker_optimizer`. Received: learning_rate={learning_rate}"
         )
 
 
@@ -155,8 +155,8 @@ def _require_relays(rule: Rule, relays: Any) -> None:
     if not rule.traits.sums:
         names = sorted(name for name in rules.center_rules() if rules.make(name).traits.sums)
         raise ConfigurationError(
-            f"`relays` are for rules whose workers' movements add up: {', '.join(names)}. "
-            f"Received: relays={relays!r} with rule {rule.name!r}, as it is set"
+            f"`relays` must be None unless the rule adds up movements, which {', '.join(names)} can do. "
+            f"Received: relays={relays!r} with rule {rule.name!r} and its hyper-parameters"
         )
     if isinstance(rule.window, str):
         raise ConfigurationError(

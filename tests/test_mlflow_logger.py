@@ -1,6 +1,6 @@
 """Jobs as runs of MLflow, with the real package and a store in a folder.
 
-Not of the default suite, for want of the package, and because importing it takes long:
+Not of the default suite, because the package is missing, and because importing it takes long:
 ``pip install 'distkeras[mlflow]'; pytest -m slow tests/test_mlflow_logger.py``.
 """
 

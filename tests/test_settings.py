@@ -193,7 +193,7 @@ def test_commits_are_skipped_only_where_the_user_says_so() -> None:
 
 
 def test_a_rule_that_cannot_go_on_while_a_commit_travels() -> None:
-    with pytest.raises(ConfigurationError, match="`overlap` is for rules"):
+    with pytest.raises(ConfigurationError, match="`overlap` must be False"):
         trainer("aeasgd", overlap=True)
 
 

@@ -23,7 +23,7 @@ _SUM_TOLERANCE = 1e-2
 
 
 class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
-    """Share of the rows whose predicted class is the labeled one, in [0, 1].
+    """Compute the accuracy: the share of rows whose predicted class equals the label, in [0, 1].
 
     Args:
         label_col: class numbers, or one-hot arrays or vectors. Default ``"label"``.
@@ -32,10 +32,10 @@ class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
         activation_threshold: least single score of class 1; default 0.5.
 
     Raises:
-        ConfigurationError: nested arrays.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
-        EmptyDataError: no rows.
-        BadValueError: a null, a NaN, or a number that is no class; also what a prediction in the same job raised.
+        ConfigurationError: A column has nested arrays.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
+        EmptyDataError: There are no rows.
+        BadValueError: A value is null, NaN or not a class; or a prediction in the same job has failed.
     """
 
     @short_errors
@@ -65,7 +65,7 @@ class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
 
 
 class LossEvaluator(StageEvaluator):
-    """Mean loss over the rows, as Keras' loss of that name with default arguments gives it.
+    """Compute the mean loss over the rows, equal to Keras' loss of that name with default arguments.
 
     | ``loss`` | predictions | labels |
     |---|---|---|
@@ -81,12 +81,12 @@ class LossEvaluator(StageEvaluator):
         label_col: default ``"label"``.
 
     Raises:
-        ConfigurationError: an unknown loss, or columns that it does not fit.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
-        EmptyDataError: no rows.
+        ConfigurationError: The loss is unknown, or does not fit the columns.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
+        EmptyDataError: There are no rows.
         BadValueError: a null, a NaN, a probability outside [0, 1], a label out of range or not one-hot; also
             what a prediction in the same job raised.
-        ShapeError: a prediction and its label differ in length.
+        ShapeError: A prediction and its label differ in length.
     """
 
     loss = param("loss", "name of a Keras loss", lambda name: _supported_loss(name), "the name of a supported loss")
@@ -113,7 +113,7 @@ def _evaluate_pairs(evaluator: Evaluator, pairs: DataFrame) -> float:
     with typed_errors():
         value = evaluator.evaluate(pairs)
     if math.isnan(value):
-        raise EmptyDataError("there must be a row to evaluate. Received: none")
+        raise EmptyDataError("the DataFrame must have rows to evaluate. Received: none")
     return value
 
 

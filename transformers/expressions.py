@@ -63,7 +63,7 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
     """Return the column ``name`` of ``df``.
 
     Raises:
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
         ConfigurationError: several columns of that name.
     """
     kind = field_of(df.schema.fields, name).dataType
@@ -79,15 +79,15 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
 def check_new_columns(df: DataFrame, *names: str) -> None:
     """Raise ConfigurationError unless ``df`` can take the columns; Spark's default ignores upper and lower case."""
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    taken = {name if exact else name.lower() for name in df.columns}
+    existing = {name if exact else name.lower() for name in df.columns}
     for name in (name if exact else name.lower() for name in names):
-        if name in taken:
+        if name in existing:
             why = "" if name in df.columns else ", upper and lower case being the same unless spark.sql.caseSensitive"
             raise ConfigurationError(
                 f"`output_col` must name a new column{why}. Received: {name!r} with columns={df.columns}",
                 column=name,
             )
-        taken.add(name)
+        existing.add(name)
 
 
 def vector_of(values: Column) -> Column:
@@ -170,9 +170,9 @@ def typed_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         spark_text = str(error)
-        named = named_error(error)
-        if named is not None:
-            raise named from None
+        typed = named_error(error)
+        if typed is not None:
+            raise typed from None
         for text, kind, message in _SPARK_TEXTS:
             if text in spark_text:
                 raise kind(message, remote_traceback=spark_text) from None

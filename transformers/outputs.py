@@ -1,4 +1,4 @@
-"""What becomes of a model's outputs: columns of numbers, arrays, vectors, classes or probabilities."""
+"""The columns of a model's outputs: numbers, arrays, vectors, classes or probabilities."""
 
 from __future__ import annotations
 

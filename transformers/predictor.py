@@ -223,17 +223,21 @@ BATCH_BYTES = 64 << 20
 
 
 class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
-    """Adds what a Keras model predicts for each row, and keeps all other columns, rows and their order.
+    """Add a Keras model's predictions to each row, and keep all other columns, the rows and their order.
 
-    The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
-    Python worker loads it once and keeps it for later jobs. Prediction is lazy, like any transformation: a row
-    that cannot be predicted from ends the job that reads it, with a BadValueError or ShapeError in the text of
-    Spark's own error that names column, partition and row. The evaluators of this package raise it as such. From
-    PySpark 4.1 on a job that reads none of the new columns predicts nothing.
+    ::
+
+        predictor = ModelPredictor(keras_model=trained, features_col="features", output_col="prediction")
+        predictor.transform(df).select("prediction")
+
+    The predictor has a copy of the model: further training does not change it. Each Python worker loads the model once
+    and keeps it for later jobs. Prediction is lazy, like any transformation. An invalid row ends the job that reads it:
+    Spark's error contains a BadValueError or ShapeError that names column, partition and row; the evaluators of this
+    package raise that error itself. From PySpark 4.1 on, a job that reads none of the new columns predicts nothing.
 
     An output of shape ``(n,)`` becomes a column of numbers, ``(n, k)`` arrays (or ML vectors), ``(n, h, k)`` arrays of
     arrays.
-    What a row gets must not depend on its neighbors in the batch.
+    The prediction for a row must not depend on other rows of the batch.
 
     Args:
         keras_model: a built Functional or Sequential model of any backend.
@@ -242,31 +246,31 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
             Default ``"features"``.
         output_col: one new column for each output, in the model's order; a mapping where the outputs are a dictionary.
             Default ``"prediction"``.
-        batch_size: rows a call of the model, at most; default 1024.
-        batch_bytes: of the inputs and outputs of a call, at most, so that large rows come in smaller batches; default
-            64 MiB.
-        output_type: of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
+        batch_size: largest number of rows of a call of the model; default 1024.
+        batch_bytes: largest size of the inputs and outputs of a call, so that large rows are in smaller batches;
+            default 64 MiB.
+        output_type: type of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
         custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
             They travel to the workers, and are not saved: register them before you load the predictor.
-        decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
-            one for some columns, as in `Trainer`. To be saved, a function is registered with `keras.saving`.
-        handle_invalid: what becomes of a row with a null, NaN or infinity, an array of another size, or a value that
+        decode: function from the value of the features column to an array of the input's shape, or a dictionary from
+            columns to such functions, as in `Trainer`. To be saved, a function must be registered with `keras.saving`.
+        handle_invalid: treatment of a row with a null, NaN or infinity, an array of another size, or a value that
             ``decode`` fails on. "error" (the default): the job that reads it fails. "skip": it is left out. "keep": it
             stays, with null predictions.
         invalid_col: with handle_invalid="keep", a new column of text: why a row has no prediction, or null. "" for none
             (the default).
 
     Raises:
-        ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
-            columns that is not the model's; a new column that is there already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        ConfigurationError: The model is not built, cannot be saved, or has no fixed inputs; the number of columns is
+            wrong; or a new column already exists.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
     features_col = param("features_col", "columns to predict from", names_or_mapping, COLUMNS)
     output_col = param("output_col", "new columns", names_or_mapping, COLUMNS)
     batch_size = param("batch_size", "rows a call of the model, at most", *POSITIVE_INTEGER)
     batch_bytes = param("batch_bytes", "of the inputs and outputs of a call, at most", *POSITIVE_INTEGER)
-    handle_invalid = param("handle_invalid", "what becomes of a row with a null, NaN or the like", *INVALID)
+    handle_invalid = param("handle_invalid", "treatment of a row with a null, NaN or another invalid value", *INVALID)
     invalid_col = param("invalid_col", "new column with the reason why a kept row has no prediction", *COLUMN_OR_NONE)
 
     @short_errors

@@ -48,7 +48,7 @@ class MinMaxTransformer(ColumnTransformer):
     Raises:
         ConfigurationError: a range is empty, ``input_col`` is not as ``is_vector`` says, or ``output_col`` is there
             already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
     o_min = param("o_min", "lower end of the old range", *FINITE)
@@ -115,10 +115,10 @@ class StandardScaleTransformer(StageTransformer):
         stddevs: sample standard deviations (divisor n - 1), in the same form.
 
     Raises:
-        ConfigurationError: ``means`` and ``stddevs`` do not fit ``columns``, or a new column is there already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
-        EmptyDataError: no value to take moments from.
-        BadValueError: a NaN or infinity among the values to take moments from.
+        ConfigurationError: ``means`` and ``stddevs`` do not fit ``columns``, or a new column already exists.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
+        EmptyDataError: There are no values.
+        BadValueError: The values include a NaN or infinity.
     """
 
     columns = param("columns", "columns to standardize", column_names, "a list of distinct column names")

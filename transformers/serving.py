@@ -1,4 +1,4 @@
-"""What a task does to predict: Arrow in, batches through the model, Arrow out. Runs on executors.
+"""The prediction in a task: Arrow in, batches through the model, Arrow out. It runs on executors.
 
 Importing this loads neither Keras nor a backend: the first row does.
 """
@@ -67,7 +67,7 @@ class ModelsByKey(Protocol):
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """How rows are predicted from.
+    """The options of predictions.
 
     Args:
         batch_size: rows of one call of the model, at most.

@@ -35,8 +35,8 @@ class OneHotTransformer(ColumnTransformer, HasOutputDim, HasOutputType):
         output_type: "vector" (the default), a dense one; or "array", ``array<float>``, half as large.
 
     Raises:
-        ConfigurationError: the input is no number, or ``output_col`` is there already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        ConfigurationError: The input is not a number, or ``output_col`` already exists.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
     @short_errors
@@ -86,8 +86,8 @@ class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThresh
         activation_threshold: least single score of class 1; default 0.5.
 
     Raises:
-        ConfigurationError: the scores are nested arrays, or ``output_col`` is there already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        ConfigurationError: The scores are nested arrays, or ``output_col`` already exists.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
     default_index = param(
@@ -154,8 +154,8 @@ class ReshapeTransformer(ColumnTransformer):
         shape: extents, all positive; one may be -1 and is then found for each row.
 
     Raises:
-        ConfigurationError: the input is a plain number, or ``output_col`` is there already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        ConfigurationError: The input is a plain number, or ``output_col`` already exists.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
     shape = param("shape", "extents of one row's value", _to_extents, "positive integers, at most one of them -1")
@@ -213,8 +213,8 @@ class DenseTransformer(ColumnTransformer):
         output_col: new column.
 
     Raises:
-        ConfigurationError: the input is no vector, or ``output_col`` is there already.
-        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
+        ConfigurationError: The input is not a vector, or ``output_col`` already exists.
+        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
     @short_errors

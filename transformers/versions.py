@@ -1,4 +1,4 @@
-"""What a task does to predict a stream with the versions that another stream publishes. Runs on executors."""
+"""The prediction of a stream in a task, with versions that another stream publishes. It runs on executors."""
 
 from __future__ import annotations
 
@@ -107,5 +107,7 @@ class HeldVersion:
         context = TaskContext.get()
         query, batch = (None if context is None else context.getLocalProperty(name) for name in (_QUERY, _BATCH))
         if query is None or batch is None:
-            raise ConfigurationError("a stream must be run by a streaming query. Received: a task of none")
+            raise ConfigurationError(
+                "rows of a stream must be read in a streaming query. Received: a task without a query"
+            )
         return VersionFolder(self.uri).hold(query, int(batch))

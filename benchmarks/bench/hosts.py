@@ -156,7 +156,7 @@ def _rates(
     fleet = stack.enter_context(Fleet(workers, connect))
 
     def rate(side: str) -> float:
-        fleet.run(side, 0.0, count=1)  # what it leaves under way is so when the clock starts and when it stops
+        fleet.run(side, 0.0, count=1)  # what it leaves in progress is so when the clock starts and when it stops
         cycles = batches // _CYCLING.interval
         return fleet.run(side, 0.0, count=cycles).rate * _CYCLING.interval / workers
 

@@ -54,7 +54,7 @@ def _never() -> float:
 
 @contextmanager
 def _overlap(seconds: float) -> Iterator[Case]:
-    """Real training steps: while the last window's exchange is under way, after it, and without any."""
+    """Real training steps: while the last window's exchange is in progress, after it, and without any."""
     case = Case(
         SECTION,
         f"M, {WORKERS} workers, window {WINDOW}, exchange overlapped with compute, 1 Gbps",
@@ -80,7 +80,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
         fleet = stack.enter_context(Fleet(WORKERS, connect))
 
         def rate(side: str) -> float:
-            fleet.run(side, _ONCE)  # its exchange is under way when the clock starts, as one is when it stops
+            fleet.run(side, _ONCE)  # its exchange is in progress when the clock starts, as one is when it stops
             return fleet.run(side, seconds).rate
 
         for side in connect:
@@ -107,7 +107,7 @@ class PacedTrainee:
         number: of the worker.
         namespace: where its end of the link is; None: here.
         address: of its server; None: it exchanges nothing.
-        overlap: go on while an exchange is under way.
+        overlap: go on while an exchange is in progress.
         rule: what it trains with.
         model: which of `workload.HIDDEN` it trains.
         pace: a multiple of the rule's window.

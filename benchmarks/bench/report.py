@@ -18,10 +18,10 @@ _HEAD = (
     "section",
     "case",
     "of the limit",
-    "wanted",
+    "target",
     "of the echo",
     "times the plain way",
-    "wanted",
+    "target",
     "note",
     "processor",
 )

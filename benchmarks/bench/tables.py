@@ -192,7 +192,7 @@ def bare_seconds(rows: int, windows: int = 64) -> float:
 
 
 def with_bare_rows(rate: float, workers: int, seconds: float) -> float:
-    """Return what becomes of ``rate``, samples a second, if a window takes a worker so many seconds more."""
+    """Return ``rate``, samples a second, if a window takes a worker so many seconds more."""
     samples = workers * WINDOW * BATCH
     return samples / (samples / rate + seconds)
 

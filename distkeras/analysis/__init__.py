@@ -1,1 +1,1 @@
-"""What can be learned from a job's tables or a simulation: metrics, plots, gradients for the simulator."""
+"""The analysis of a job's tables or a simulation: metrics, plots, and gradients for the simulator."""

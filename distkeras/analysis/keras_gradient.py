@@ -30,7 +30,7 @@ _ROWS = 2000
 
 
 class KerasGradient:
-    """Mini-batch gradients of a Keras model, as ``gradient(theta, worker)`` for `distkeras.simulate`.
+    """Compute mini-batch gradients of a Keras model, as ``gradient(theta, worker)`` for `distkeras.simulate`.
 
     ::
 
@@ -40,14 +40,14 @@ class KerasGradient:
         gradient.evaluate(trace.theta, x_test, y_test)    # {"loss": 0.41, ...}
         trained = gradient.model_with(trace.theta)        # a keras.Model
 
-    Every worker has a sequence of mini-batches of its own, a permutation of its rows for each epoch; it is a function
-    of the seed and the worker alone. Each call takes the worker's next one: an object is good for one simulation, and
-    for another after `restart`. One replica of the model serves all workers, so memory does not grow with their number,
-    but for 4 bytes a row and worker (a row, with ``split``). Parameters go through the model in its own precision.
+    Every worker has its own sequence of mini-batches, with a permutation of its rows for each epoch, which depends only
+    on the seed and the worker. Each call uses the worker's next mini-batch, so an object serves one simulation, and
+    another one after `restart`. One replica of the model serves all workers, so memory does not grow with their number,
+    except for 4 bytes per row and worker (per row, with ``split``). Parameters are computed in the model's precision.
 
-    Moving statistics (BatchNormalization) see the mini-batches of all workers in the order of the calls. Random layers
-    (Dropout) draw from the seed, for all workers from one stream; under PyTorch only those with a seed of their own:
-    Keras has the others draw from its global generator.
+    Moving statistics (BatchNormalization) are updated by the mini-batches of all workers in the order of the calls.
+    Random layers (Dropout) draw from the seed, with one stream for all workers. Under PyTorch this holds only for
+    layers with a seed of their own: Keras lets the others draw from its global generator.
 
     Args:
         model: a built `keras.Model`. It is not changed.
@@ -56,16 +56,16 @@ class KerasGradient:
         loss, metrics: as in `keras.Model.compile`. Default: the model's own.
         batch_size: rows of a mini-batch; the last one of an epoch may be shorter.
         workers: number of virtual workers.
-        seed: of the mini-batches and of random layers, not negative.
-        sample_weight: one number a row that scales its loss, shape ``(rows,)``.
-        split: deal the rows out, each to one worker, as a Spark job does. Default: each worker passes over all rows.
+        seed: seed of the mini-batches and of random layers, not negative.
+        sample_weight: one number per row that scales its loss, shape ``(rows,)``.
+        split: whether each row belongs to one worker, as in a Spark job. Default: each worker trains on all rows.
         custom_objects: classes and functions of the model, by registered name.
 
     Raises:
-        ConfigurationError: an argument cannot work, or model, loss and data do not fit.
-        ShapeError: arrays that differ in their numbers of rows.
-        EmptyDataError: no rows.
-        BadValueError: a NaN or infinity in ``x``.
+        ConfigurationError: An argument is invalid, or model, loss and data do not fit.
+        ShapeError: The arrays differ in their numbers of rows.
+        EmptyDataError: There are no rows.
+        BadValueError: ``x`` has a NaN or infinity.
     """
 
     @short_errors
@@ -123,19 +123,19 @@ class KerasGradient:
         max_bytes: int = 1 << 30,
         **options: Any,
     ) -> KerasGradient:
-        """Make one of columns of a Spark DataFrame, read, checked and ordered as the trainer does it.
+        """Create a gradient from columns of a Spark DataFrame, which are read, checked and ordered as by the trainer.
 
-        All rows come to the driver, in an order that depends on their values and ``seed`` alone.
+        All rows are collected on the driver, in an order that depends only on their values and ``seed``.
 
         Args:
             model: as for the class.
             df: any DataFrame.
             features_col, label_col, sample_weight_col: as for `Trainer`.
-            max_bytes: of the arrays that the columns may become; a driver holds them up to three times for a while.
+            max_bytes: largest size of the arrays; the driver holds them up to three times for a while.
             options: the class's other keywords: ``loss``, ``batch_size``, ``workers`` and so on.
 
         Raises:
-            ConfigurationError: more than ``max_bytes``; otherwise as for the class and for `Trainer.train`.
+            ConfigurationError: The arrays are larger than ``max_bytes``, or an argument of the class is invalid.
         """
         require_dataframe("df", df)
         max_bytes = require_integer("max_bytes", max_bytes)
@@ -162,12 +162,12 @@ class KerasGradient:
 
     @property
     def size(self) -> int:
-        """Elements of the flat weight vector."""
+        """The number of elements of the flat weight vector."""
         return self._replica.size
 
     @property
     def batches_per_epoch(self) -> int:
-        """Mini-batches in which worker 0 passes over its rows once; another worker may have one less."""
+        """The number of mini-batches per epoch of worker 0; another worker may have one fewer."""
         return self._batches_of(0)
 
     def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
@@ -188,7 +188,7 @@ class KerasGradient:
         return self._gradient.astype(theta.dtype)
 
     def batch(self, worker: int, number: int) -> Batch:
-        """Return mini-batch ``number`` of ``worker``, both from 0: a pure function of these and the seed."""
+        """Return mini-batch ``number`` of ``worker``, both from 0, which depends only on these and the seed."""
         count = self._batches_of(worker)
         epoch, index = divmod(number, count)
         if self._orders.get(worker, (-1,))[0] != epoch:
@@ -207,7 +207,7 @@ class KerasGradient:
         )
 
     def restart(self) -> None:
-        """Go back to every worker's first mini-batch, and to the random states and moving statistics of the start."""
+        """Reset every worker's mini-batches, the random states and the moving statistics to the beginning."""
         self._batches_taken = [0] * self.workers
         for variable, value in zip(self._replica.model.non_trainable_variables, self._initial_states, strict=True):
             variable.assign(value)
@@ -237,7 +237,7 @@ class KerasGradient:
 
         Args:
             theta: float32 or float64 of shape ``(size,)``.
-            x, y, sample_weight: data as for the class. Default: its own.
+            x, y, sample_weight: data as for the class. Default: the data of this object.
         """
         if (x is None) != (y is None):
             raise ConfigurationError("`x` and `y` must be given both or not at all. Received: one of them")

@@ -1,4 +1,4 @@
-"""What a run's history and commits say: curves, the efficiencies of the thesis, staleness, gap, scale factors.
+"""Metrics of a run's history and commits: curves, the efficiencies of the thesis, staleness, gap, scale factors.
 
 ``history`` has the columns worker, epoch, iteration, timestamp, loss, each metric, samples: one row a mini-batch.
 ``commits`` has clock, worker, sequence, staleness, steps and more: one row an update of the center variable. Both may
@@ -167,13 +167,13 @@ def over_commits(commits: Any, measure: Measure, *, points: int = 100) -> pd.Dat
         raise ConfigurationError(f"`points` must be positive. Received: points={points}")
     series = values(commits, measure).dropna()
     parts = np.array_split(np.arange(len(series)), min(points, len(series)))
-    clocks, taken = series.index.to_numpy(float), series.to_numpy()
+    clocks, samples = series.index.to_numpy(float), series.to_numpy()
     return pd.DataFrame(
         {
             "commit": [clocks[part].mean() for part in parts],
-            "mean": [taken[part].mean() for part in parts],
-            "low": [np.quantile(taken[part], 0.1) for part in parts],
-            "high": [np.quantile(taken[part], 0.9) for part in parts],
+            "mean": [samples[part].mean() for part in parts],
+            "low": [np.quantile(samples[part], 0.1) for part in parts],
+            "high": [np.quantile(samples[part], 0.9) for part in parts],
         }
     )
 

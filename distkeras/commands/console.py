@@ -1,4 +1,4 @@
-"""What the commands that run Spark share: a quiet console, files, the session, and what an error or Ctrl-C prints."""
+"""Shared parts of commands that run Spark: a quiet console, files, the session, and the output of errors and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def file_system(uri: str) -> tuple[Any, str]:
     """Return the file system of a path or URI, one of Arrow's, and the path in it."""
     from pyarrow import fs
 
-    found: tuple[Any, str] = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
-    return found
+    located: tuple[Any, str] = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+    return located
 
 
 def load_model(uri: str) -> keras.Model:
@@ -127,7 +127,7 @@ def spark_session() -> Iterator[SparkSession]:
 def _quiet() -> Iterator[None]:
     """Leave out of the standard error, also of child processes, what TensorFlow and Spark print at every start."""
     sys.stderr.flush()
-    saved, was = os.dup(2), sys.stderr
+    saved, stderr = os.dup(2), sys.stderr
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
@@ -139,7 +139,7 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stderr, mine = was, sys.stderr
+        sys.stderr, mine = stderr, sys.stderr
         mine.flush()
         os.write(2, _END)
         os.dup2(saved, 2)

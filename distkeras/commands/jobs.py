@@ -32,10 +32,10 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
     _add_submit(_action(actions, "submit", "send a job"))
     _add_predict(_action(actions, "predict", "send a predict job"))
     listing = _action(actions, "list", "list jobs, the latest first")
-    listing.add_argument("--state", choices=[state.value for state in JobState], help="only those in it")
-    listing.add_argument("--text", help="only those with this in their name, or in their user's")
-    listing.add_argument("--tag", help="only those with this tag")
-    listing.add_argument("--count", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
+    listing.add_argument("--state", choices=[state.value for state in JobState], help="only jobs in this state")
+    listing.add_argument("--text", help="only jobs with this text in their name or user name")
+    listing.add_argument("--tag", help="only jobs with this tag")
+    listing.add_argument("--count", type=int, default=20, metavar="N", help="number of entries (default: %(default)s)")
     for name, text in (
         ("watch", "show a job as it gets on, until it has ended"),
         ("show", "print what the server says of a job, as JSON"),
@@ -46,27 +46,25 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
         _action(actions, name, text).add_argument("job", help="the job's id")
     printed = _action(actions, "log", "print what a job's driver and Spark print")
     printed.add_argument("job", help="the job's id")
-    printed.add_argument("-f", "--follow", action="store_true", help="print what comes, until the job has ended")
+    printed.add_argument("-f", "--follow", action="store_true", help="print further output until the job has ended")
     fetch = _action(actions, "fetch", "fetch the model of a job that is done")
     fetch.add_argument("job", help="the job's id")
     fetch.add_argument("--out", type=Path, default=Path("model.keras"), help="file to write (default: %(default)s)")
     token = _action(actions, "token", "print a new token, which the server shows only once")
-    token.add_argument("--note", default="", help="what it is for")
-    token.add_argument(
-        "--days", type=float, metavar="N", help="days that it is valid (default: as long as your own token)"
-    )
-    token.add_argument("--user", help="whose; only an administrator may make another user's")
+    token.add_argument("--note", default="", help="purpose of the token")
+    token.add_argument("--days", type=float, metavar="N", help="days of validity (default: as long as your own token)")
+    token.add_argument("--user", help="user of the token; only administrators can set it")
     _action(actions, "tokens", "list your tokens; all tokens, as an administrator")
     _action(actions, "revoke", "revoke a token").add_argument("token", help="id of the token")
     user = _action(actions, "user", "add a user, as an administrator")
-    user.add_argument("name", help="of the user")
-    user.add_argument("--admin", action="store_true", help="as an administrator")
+    user.add_argument("name", help="name of the user")
+    user.add_argument("--admin", action="store_true", help="make the user an administrator")
     _action(actions, "users", "list users, as an administrator")
     _action(actions, "remove-user", "revoke all tokens of a user, as an administrator").add_argument(
-        "name", help="user"
+        "name", help="name of the user"
     )
-    audit = _action(actions, "audit", "list who did what, the latest first, as an administrator")
-    audit.add_argument("--count", type=int, default=100, metavar="N", help="how many (default: %(default)s)")
+    audit = _action(actions, "audit", "list the audit log, the latest entries first, as an administrator")
+    audit.add_argument("--count", type=int, default=100, metavar="N", help="number of entries (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -76,21 +74,25 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-    action.add_argument("--url", default=os.environ.get(URL, _DEFAULT_URL), help=f"of the server ({URL}; %(default)s)")
-    action.add_argument("--token-file", type=Path, metavar="FILE", help=f"with your token (default: {TOKEN})")
+    action.add_argument(
+        "--url", default=os.environ.get(URL, _DEFAULT_URL), help=f"the server's URL ({URL}; %(default)s)"
+    )
+    action.add_argument("--token-file", type=Path, metavar="FILE", help=f"file with your token (default: {TOKEN})")
     action.add_argument("--plain-http", action="store_true", help="send the token without TLS to another machine")
     return action
 
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, type=Path, help="built model, as Keras saves it (.keras)")
-    parser.add_argument("--data", required=True, help="Parquet to train on, as the server finds it")
+    parser.add_argument("--data", required=True, help="Parquet to train on, on the server")
     parser.add_argument("--rule", required=True, choices=list(all_rules()), metavar="RULE", help="the update rule")
     parser.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
     _add_job_flags(parser)
-    parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
     parser.add_argument(
-        "--early-stopping", **PAIRS, help="data=PLACE of validation rows as the server finds them, patience, monitor, …"
+        "--checkpoint-every", type=int, default=100, metavar="COMMITS", help="interval (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--early-stopping", **PAIRS, help="data=PLACE with validation rows on the server, patience, monitor, …"
     )
     add_trainer_flags(parser.add_argument_group("training"))
 
@@ -98,22 +100,24 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", type=Path, help="built model, as Keras saves it (.keras)")
-    model.add_argument("--job", help="id of a job that is done, whose model predicts")
-    parser.add_argument("--data", required=True, help="Parquet to predict for, as the server finds it")
-    parser.add_argument("--output", required=True, help="folder to write to, as the server finds it")
+    model.add_argument("--job", help="id of a finished job whose model predicts")
+    parser.add_argument("--data", required=True, help="Parquet to predict for, on the server")
+    parser.add_argument("--output", required=True, help="folder to write to, on the server")
     _add_job_flags(parser)
     parser.add_argument("--features", nargs="+", metavar="COLUMN", help="columns to predict from (default: features)")
     parser.add_argument("--predictions", nargs="+", metavar="COLUMN", help="new columns (default: prediction)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="rows a call of the model (default: 1024)")
-    parser.add_argument("--batch-bytes", type=int, metavar="N", help="of the arrays of a call (default: 64 MiB)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="most rows per call of the model (default: 1024)")
+    parser.add_argument(
+        "--batch-bytes", type=int, metavar="N", help="largest size of a call's arrays (default: 64 MiB)"
+    )
     parser.add_argument("--vectors", action="store_true", help="flat outputs as ML vectors, in place of arrays")
 
 
 def _add_job_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", default="", help="what you call the job")
-    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
-    parser.add_argument("--webhook", metavar="URL", help="the end of the job is posted there, if the server allows it")
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
+    parser.add_argument("--name", default="", help="name of the job")
+    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="tags of the job")
+    parser.add_argument("--webhook", metavar="URL", help="URL to which the server posts the end of the job")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="wait until the job has ended, at most so long")
 
 
 def _client(arguments: argparse.Namespace) -> JobClient:
@@ -128,7 +132,7 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
     options = given_options(arguments)
     unknown = sorted(set(options) & LEFT_OUT)
     if unknown:
-        raise ConfigurationError(f"a job on a server has no {', '.join(unknown)}. Received: a flag for it")
+        raise ConfigurationError(f"the job server does not accept {', '.join(unknown)}. Received: a flag for it")
     if optimizer[0] is not None:
         options["worker_optimizer"] = {"class_name": optimizer[0], "config": optimizer[1]}
     elif optimizer[1]:
@@ -158,10 +162,10 @@ def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
         "batch_bytes": arguments.batch_bytes,
         "output_type": "vector" if arguments.vectors else None,
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    keywords = {name: value for name, value in options.items() if value is not None}
     model = arguments.model or client.job(arguments.job)
-    given |= {"name": arguments.name, "tags": arguments.tags, "webhook": arguments.webhook}
-    _report_sent(client.predict(model, data=arguments.data, output=arguments.output, **given), arguments)
+    keywords |= {"name": arguments.name, "tags": arguments.tags, "webhook": arguments.webhook}
+    _report_sent(client.predict(model, data=arguments.data, output=arguments.output, **keywords), arguments)
 
 
 def _report_sent(job: RemoteJob, arguments: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("server", help="run a parameter server on its own", add_help=False)
     _add_serve_flags(commands.add_parser("serve", help="run the job server; needs distkeras[jobs]", allow_abbrev=False))
     add_actions(commands.add_parser("jobs", help="send jobs to a job server, and watch them"))
-    completion = commands.add_parser("completion", help="print what completes these commands in a shell")
+    completion = commands.add_parser("completion", help="print a completion script for a shell")
     completion.add_argument("shell", choices=["bash", "zsh"])
     return main
 
@@ -75,7 +75,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         from distkeras.job_server.serve import serve
     except ImportError as error:
-        raise ConfigurationError(f"`serve` needs more: pip install 'distkeras[jobs]'. Received: {error}") from error
+        raise ConfigurationError(
+            f"`serve` needs the extra jobs: pip install 'distkeras[jobs]'. Received: {error}"
+        ) from error
     return serve(arguments)
 
 
@@ -84,7 +86,7 @@ def _completion(shell: str) -> int:
         import shtab
     except ImportError as error:
         raise ConfigurationError(
-            f"`completion` needs more: pip install 'distkeras[completion]'. Received: {error}"
+            f"`completion` needs the extra completion: pip install 'distkeras[completion]'. Received: {error}"
         ) from error
     main = parser()
     pending = [main]

@@ -72,19 +72,19 @@ def parser() -> TomlArgumentParser:
     )
     files = main.add_argument_group("files (any place that Spark reads and writes)")
     files.add_argument(
-        "--data", required=True, help="Parquet to predict for; with --stream, the folder that it comes to"
+        "--data", required=True, help="Parquet to predict for; with --stream, the folder in which files arrive"
     )
     model = (
         "model as Keras saves it (.keras; a path, or a URI that Arrow's file systems know), or a folder with a saved "
     )
     files.add_argument("--model", required=True, help=model + "`KerasModel` or `PipelineModel`")
     files.add_argument("--out", required=True, help="folder to write to")
-    files.add_argument("--overwrite", **SWITCH, help="write over what an earlier run has left in --out")
+    files.add_argument("--overwrite", **SWITCH, help="overwrite the results of an earlier run in --out")
     stream = main.add_argument_group("stream")
-    stream.add_argument("--stream", **SWITCH, help="predict for the files that have come since the last call, and end")
-    every = "do not end: look for new files every so many seconds"
+    stream.add_argument("--stream", **SWITCH, help="predict for files that have arrived since the last call")
+    every = "do not end: look for new files every X seconds"
     stream.add_argument("--every", type=float, metavar="X", help=every)
-    where = "folder that keeps how far the stream has come, of this stream alone"
+    where = "folder for the progress of this stream only"
     stream.add_argument("--checkpoint", metavar="URI", help=where)
     columns = main.add_argument_group("columns and batches (of a .keras file, or of a saved `KerasModel`)")
     blank = KerasModel()
@@ -101,14 +101,15 @@ def parser() -> TomlArgumentParser:
 
 def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the keywords of `KerasModel` that were given."""
-    given = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
-    given = {keyword: value for keyword, value in given.items() if value is not None}
-    given = {
+    present = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
+    present = {keyword: value for keyword, value in present.items() if value is not None}
+    present = {
         keyword: columns_of(value) if keyword in ("features_col", "prediction_col") else value
-        for keyword, value in given.items()
+        for keyword, value in present.items()
     }
     return {
-        keyword: value[0] if isinstance(value, list) and len(value) == 1 else value for keyword, value in given.items()
+        keyword: value[0] if isinstance(value, list) and len(value) == 1 else value
+        for keyword, value in present.items()
     }
 
 
@@ -130,7 +131,9 @@ def model_of(arguments: argparse.Namespace) -> Transformer:
         return loaded
     if predictor_options:
         flags = [f"--{keywords()[keyword].replace('_', '-')}" for keyword in predictor_options]
-        raise ConfigurationError(f"{', '.join(flags)} must be of a Keras model. Received: --model {uri}, a {kind}")
+        raise ConfigurationError(
+            f"{', '.join(flags)} must only be given with a Keras model. Received: --model {uri}, a {kind}"
+        )
     return PipelineModel.load(uri)
 
 
@@ -139,7 +142,7 @@ def require_options(arguments: argparse.Namespace) -> None:
     if arguments.stream and arguments.checkpoint is None:
         raise ConfigurationError("`--stream` needs `--checkpoint`. Received: none")
     if arguments.stream and arguments.overwrite:
-        raise ConfigurationError("`--overwrite` must not be given for a stream, whose rows come once")
+        raise ConfigurationError("`--overwrite` must not be given with `--stream`, which adds to --out. Received: both")
     if not arguments.stream and (arguments.checkpoint is not None or arguments.every is not None):
         raise ConfigurationError("`--checkpoint` and `--every` need `--stream`. Received: none")
 

@@ -62,11 +62,11 @@ def parser() -> TomlArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     files = main.add_argument_group("files (paths, or URIs that Arrow's file systems know)")
-    files.add_argument("--data", required=True, help="Parquet to train on: any place that Spark reads")
+    files.add_argument("--data", required=True, help="Parquet to train on, at any place that Spark can read")
     files.add_argument("--model", required=True, help="built model, as Keras saves it (.keras)")
     files.add_argument("--out", required=True, help="folder to write to; new or empty")
-    files.add_argument("--overwrite", **SWITCH, help="write over what an earlier run has left in --out")
-    files.add_argument("--plots", **SWITCH, help="draw plots (default: where matplotlib is installed)")
+    files.add_argument("--overwrite", **SWITCH, help="overwrite the results of an earlier run in --out")
+    files.add_argument("--plots", **SWITCH, help="draw plots (default: if matplotlib is installed)")
     rule = main.add_argument_group("rule")
     rule.add_argument(
         "--rule",
@@ -77,11 +77,11 @@ def parser() -> TomlArgumentParser:
     rule.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
     training = main.add_argument_group("training")
     add_trainer_flags(training)
-    saving = main.add_argument_group("when something dies")
-    saving.add_argument("--checkpoint", metavar="URI", help="folder for snapshots of the server, of this job alone")
-    every = "from one snapshot to the next (default: 100)"
+    saving = main.add_argument_group("recovery")
+    saving.add_argument("--checkpoint", metavar="URI", help="folder for snapshots of the server, for this job only")
+    every = "commits from one snapshot to the next (default: 100)"
     saving.add_argument("--checkpoint-every", type=int, metavar="COMMITS", help=every)
-    saving.add_argument("--resume", **SWITCH, help="go on with the job that --checkpoint holds, if there is one")
+    saving.add_argument("--resume", **SWITCH, help="continue the job in --checkpoint, if there is one")
     add_common_flags(main)
     return main
 

@@ -1,4 +1,4 @@
-"""What dist-keras' trainers had otherwise: histories as lists, the text of `help`, and what is refused."""
+"""Features of dist-keras' trainers that `Trainer` does not have: histories as lists, texts for `help`, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUBMIT = "there is `distkeras.job_server.Client`, and `distkeras train` with a f
 
 def refusal(name: str, instead: str) -> ConfigurationError:
     """Return the error for ``name``."""
-    return ConfigurationError(f"`{name}` is dist-keras' and has no equivalent here; {instead}. Received: a use of it")
+    return ConfigurationError(f"`{name}` of dist-keras has no equivalent here; {instead}. Received: a use of it")
 
 
 def refused(name: str, instead: str) -> Callable[..., NoReturn]:
@@ -93,8 +93,8 @@ def documented(words: str, rule: type[Rule]) -> str:
     """Return the docstring of a trainer under ``rule``, which begins with ``words``."""
     own = [entry for entry in _arguments(rule) if not entry.startswith("window:")]
     options = [entry for entry in _arguments(Trainer) if not entry.startswith(("model:", "rule:"))]
-    taken = {entry.partition(":")[0] for entry in own}
-    rest = [entry for entry in options if entry.partition(":")[0] not in taken]
+    own_names = {entry.partition(":")[0] for entry in own}
+    rest = [entry for entry in options if entry.partition(":")[0] not in own_names]
     entries = "".join(f"    {entry.rstrip()}\n" for entry in (_OWN, _WINDOW, _WINDOW_MAX, *own, *rest, _PORT))
     head = f"{inspect.cleandoc(words)}\n\n{_DEFAULTS}"
     return f"{head}\n\nArgs:\n{entries}\nRaises:\n    ConfigurationError: an argument cannot work.\n"

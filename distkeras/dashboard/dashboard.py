@@ -81,14 +81,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with the page, its saved form, or a job's stream."""
         match = re.fullmatch(r"/([\w-]{1,64})/(|job\.html|jobs/\d{1,3})", self.path.partition("?")[0])
         known = match is not None and hmac.compare_digest(match[1], self.token)
-        wanted = match[2] if match is not None and known else None
-        if wanted == "":
+        resource = match[2] if match is not None and known else None
+        if resource == "":
             self._answer(HTTPStatus.OK, _HTML, self.page.html, self.page.policy)
-        elif wanted == "job.html":
+        elif resource == "job.html":
             journals = [read_since(watch.path) for watch in self.watches]
             self._answer(HTTPStatus.OK, _HTML, saved_page(journals).encode())
-        elif wanted is not None and int(wanted[5:]) < len(self.watches):
-            self._stream(self.watches[int(wanted[5:])])
+        elif resource is not None and int(resource[5:]) < len(self.watches):
+            self._stream(self.watches[int(resource[5:])])
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There is no such page.\n")
 
@@ -141,7 +141,7 @@ _HEIGHT = 760
 
 
 class Dashboard(Callback):
-    """A callback that shows a trainer's jobs on a live page.
+    """Show a trainer's jobs on a live page; a callback.
 
     ::
 
@@ -150,16 +150,16 @@ class Dashboard(Callback):
         dashboard.save("job.html")                           # one file that needs nothing else
 
     Args:
-        watches: of the jobs, in the page's order; the first one is of the jobs that this is a callback of. Default: a
-            new one.
-        port: of loopback; 0 for one that is free.
+        watches: one `JobWatch` for each job, in the page's order; the first one watches the jobs of this callback.
+            Default: a new one.
+        port: port of loopback to listen at; 0 for any free port.
 
     Attributes:
         watches: the same.
         url: the page's address for browsers of this machine. Its secret lets anyone read the page.
 
     Raises:
-        ConfigurationError: the port is taken.
+        ConfigurationError: The port is not free.
     """
 
     def __init__(self, watches: Sequence[JobWatch] = (), port: int = 0) -> None:
@@ -201,19 +201,21 @@ class Dashboard(Callback):
 
     @property
     def closed(self) -> bool:
-        """Return whether the page is not served any more."""
+        """Return whether the page is no longer served."""
         return self._over.is_set()
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the page as it is now to one HTML file, which needs nothing else, not even a network.
 
         Raises:
-            LocalProtocolError: there is no job yet.
-            OSError: the file cannot be written.
+            LocalProtocolError: No training has begun yet.
+            OSError: The file cannot be written.
         """
         journals = [read_since(watch.path) for watch in self.watches]
         if not any(journals):
-            raise LocalProtocolError("a page must have a job to be saved. Received: no training yet")
+            raise LocalProtocolError(
+                "`save` must be called after training has begun. Received: a dashboard without a job"
+            )
         target = Path(path)
         target.write_text(saved_page([journal for journal in journals if journal]), encoding="utf-8")
         return target

@@ -1,4 +1,4 @@
-"""What a job says of itself, as a file: all of it, and what came since. Browsers follow it from wherever they were."""
+"""The journal of a job's records, as a file: all records, and the changes since. Browsers continue where they were."""
 
 from __future__ import annotations
 

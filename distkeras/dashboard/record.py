@@ -1,4 +1,4 @@
-"""What a page shows of a job: one record of it, of bounded size, from which every kind of page is made."""
+"""The record of a job for the dashboard, of bounded size, from which every kind of page is made."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TimeSplitter:
     def split(self, commits: np.ndarray) -> TimeSplit:
         """Split the time before each of the next rows of the commit log."""
         workers, times = commits["worker"], commits["timestamp"]
-        # What is fenced off, or comes from before a restart, is no neighbor of what follows it.
+        # A refused request, or one that comes from before a restart, is no neighbor of what follows it.
         attempts = commits["attempt"] * (1 << 32) + commits["incarnation"]
         rounds = commits["clock"] - commits["staleness"]
         order = np.argsort(workers, kind="stable")
@@ -251,11 +251,11 @@ class WorkerRows:
 
     def set_table(self, table: np.ndarray) -> set[int]:
         """Note which workers have joined and have data left (`messages.WorkerTable`); return those that changed."""
-        there = table[:, 0].astype(np.int64)
+        joined = table[:, 0].astype(np.int64)
         state, attempt = self._state.copy(), self._attempt.copy()
-        gone = np.setdiff1d(np.flatnonzero(state == TRAINING), there)
-        state[gone], state[there] = FINISHED, TRAINING
-        attempt[there] = table[:, 1].astype(np.int64)
+        finished = np.setdiff1d(np.flatnonzero(state == TRAINING), joined)
+        state[finished], state[joined] = FINISHED, TRAINING
+        attempt[joined] = table[:, 1].astype(np.int64)
         changed = np.flatnonzero((state != self._state) | (attempt != self._attempt))
         self._state, self._attempt = state, attempt
         return set(changed.tolist())
@@ -304,7 +304,7 @@ _OF_JOB = (
 
 @dataclass(frozen=True)
 class Now:
-    """How a job stands.
+    """The current status of a job.
 
     Args:
         state: "starting", "training", "done", "stopped", "failed" or "interrupted".
@@ -338,7 +338,7 @@ class Now:
 
 @dataclass
 class _Sent:
-    """What has been sent of a record."""
+    """The parts of a record that have been sent."""
 
     events: int = 0
     evaluations: int = 0
@@ -428,8 +428,8 @@ class JobRecord:
         of_job = {"commits": ones, "samples": samples, "staleness": commits["staleness"] * applied}
         of_job |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
         for name, values in (("gap", commits["gap"]), ("scale", commits["scale"])):
-            there = np.isfinite(values) & applied
-            of_job |= {name: np.where(there, values, 0.0), f"{name}s": there.astype(np.float64)}
+            valid = np.isfinite(values) & applied
+            of_job |= {name: np.where(valid, values, 0.0), f"{name}s": valid.astype(np.float64)}
         for name, values in of_job.items():
             self._sums.buckets.add(name, 0, places, values)
         self.workers.add(commits, samples, split)
@@ -469,9 +469,9 @@ class JobRecord:
 
     def add_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Add evaluations of the center."""
-        for one in evaluations:
-            values = {name: number(value) for name, value in one.values.items()}
-            self._evaluations.append([self._moment(one.timestamp), one.clock, one.source, values])
+        for evaluation in evaluations:
+            values = {name: number(value) for name, value in evaluation.values.items()}
+            self._evaluations.append([self._moment(evaluation.timestamp), evaluation.clock, evaluation.source, values])
             if len(self._evaluations) > _EVALUATIONS:
                 del self._evaluations[1::2]
                 self._sent.whole = True
@@ -570,9 +570,9 @@ class JobRecord:
         for place in np.flatnonzero((np.diff(incarnations) != 0) & (np.diff(times) > _PAUSE)):
             start, end = float(times[place]), float(times[place + 1])
             self._sums.pauses.append((start, end))
-            shown = max(1.0, _PAUSE_SHARE * self._moment(start))
-            if end - start > max(_LONG_PAUSE, shown):
-                self._sums.cuts.append((end, end - start - shown))
+            shown_seconds = max(1.0, _PAUSE_SHARE * self._moment(start))
+            if end - start > max(_LONG_PAUSE, shown_seconds):
+                self._sums.cuts.append((end, end - start - shown_seconds))
 
 
 def _json_of(value: Any) -> Any:

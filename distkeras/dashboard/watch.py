@@ -105,7 +105,7 @@ class JobWatch(Callback):
         except JobOver:
             raise
         except Exception:
-            log.exception("the dashboard has failed, and shows nothing more of this job")
+            log.exception("the dashboard has failed, and shows no further records of this job")
             self._next_look = math.inf
             return
         self._next_look = time.monotonic() + (time.thread_time() - began) / _SHARE
@@ -190,7 +190,7 @@ class JobWatch(Callback):
         record.add_events(new)
 
     def end(self, outcome: JobOutcome) -> None:
-        """Write what became of the job, with the last of its records and evaluations."""
+        """Write the outcome of the job, with the last of its records and evaluations."""
         with self._lock:
             record = self._record
             if record is None:
@@ -237,7 +237,7 @@ class JobWatch(Callback):
             self._quiet = False
         except OSError as error:
             if not self._quiet:
-                log.warning("the dashboard cannot be written, and is tried again: %s", error)
+                log.warning("the dashboard's journal cannot be written, and will be tried again: %s", error)
             self._quiet = True
         with self.changed:
             self.changed.notify_all()

@@ -212,8 +212,8 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
         nesting.append(expected)
         values = values.flatten()
     received = [n for n in nesting if n != 1]
-    wanted = [n for n in column.shape if n != 1]
-    like = received == wanted or (len(wanted) <= 1 and math.prod(received) == column.size)
+    expected_shape = [n for n in column.shape if n != 1]
+    like = received == expected_shape or (len(expected_shape) <= 1 and math.prod(received) == column.size)
     if not like and len(nesting) != 1:  # a single level was compared above
         text = f"values must fill the shape {column.shape}"
         fail(ShapeError, 0, text, f"arrays nested as {tuple(nesting)}" if nesting else "a single number")

@@ -55,7 +55,7 @@ def fashion_mnist(directory: str | os.PathLike[str] = FASHION_MNIST) -> tuple[Sp
             splits = list(keras.datasets.fashion_mnist.load_data())
         except Exception as error:  # Keras raises a bare Exception when a download fails
             raise ConfigurationError(
-                "Fashion-MNIST must be at hand: install the Debian package dataset-fashion-mnist, put its four "
+                "Fashion-MNIST must be available: install the Debian package dataset-fashion-mnist, put its four "
                 "*-ubyte.gz files into `directory`, or let Keras download it. "
                 f"Received: directory={os.fspath(directory)!r}, and the download failed: {error}"
             ) from error

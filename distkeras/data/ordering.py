@@ -76,7 +76,7 @@ def require_rows(df: DataFrame, expected: int) -> None:
     (row,) = df.select(F.try_sum(F.shiftrightunsigned(ROW_HASH, SUM_SHIFT)).alias("sum")).collect()
     if row["sum"] is not None and (checksum := row["sum"] % (1 << SUM_BITS)) != expected:
         raise LedgerError(
-            f"the input has not yielded the same rows again: checksum {checksum:#010x} of all rows, "
+            f"the input has not returned the same rows as before: checksum {checksum:#010x} of all rows, "
             f"and {expected:#010x} when the job began. {SAVE_ROWS}"
         )
 

@@ -77,11 +77,11 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
         raise ConfigurationError(f"`{name}` must be a Spark DataFrame{hint}. Received: {name} of type {kind}")
     if is_stopped(value.sparkSession):
         raise ConfigurationError(
-            f"`{name}` must be of a Spark session that runs: create it again there. Received: {name} of a stopped one"
+            f"`{name}` must be of a running Spark session: create it again. Received: {name} of a stopped session"
         )
     if value.isStreaming and not stream:
         raise ConfigurationError(
-            f"`{name}` must be no stream: `Trainer.train_stream` and `KerasEstimator.fitStream` train on one. "
+            f"`{name}` must not be a stream: `Trainer.train_stream` and `KerasEstimator.fitStream` train on streams. "
             f"Received: a streaming DataFrame with columns={value.columns}"
         )
 
@@ -400,7 +400,7 @@ def data_spec(
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if not inputs or not outputs:
         raise ConfigurationError(
-            f"`model` must know its inputs and outputs: give it an Input. Received: model={model.name!r}"
+            f"`model` must have inputs and outputs: give it an Input. Received: model={model.name!r}"
         )
     features = inputs_of(model).bound(features, "features_col")
     labels = outputs_of(model).bound(labels, "label_col")

@@ -248,8 +248,7 @@ class Prefetcher(Generic[T]):
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise DeadlineError(
-                f"the thread {self._thread.name!r} has not ended within {timeout:g} s of its end. "
-                "Received: it is still waiting for its input"
+                f"waited {timeout:g} s for the thread {self._thread.name!r} to end: it still waits for its input"
             )
 
     def _run(self, items: Iterable[T]) -> None:
@@ -486,17 +485,17 @@ class BatchSource:
             yield held.batch(epoch, count - 1, True)
         if start > count:
             raise LedgerError(
-                f"the input has not yielded the same rows again: {count} mini-batches in epoch {epoch}, of which "
+                f"the input has not returned the same rows as before: {count} mini-batches in epoch {epoch}, of which "
                 f"{start} were trained before. {SAVE_ROWS}",
                 worker=self._worker,
                 step=start,
             )
 
-    def _check_checksum(self, epoch: int, index: int, found: int, expected: int | None) -> None:
-        if expected is not None and found != expected:
+    def _check_checksum(self, epoch: int, index: int, checksum: int, expected: int | None) -> None:
+        if expected is not None and checksum != expected:
             raise LedgerError(
-                f"the input has not yielded the same rows again: checksum {found:#018x} before mini-batch {index} of "
-                f"epoch {epoch}, where it was {expected:#018x}. {SAVE_ROWS}",
+                f"the input has not returned the same rows as before: checksum {checksum:#018x} before mini-batch "
+                f"{index} of epoch {epoch}, where it was {expected:#018x}. {SAVE_ROWS}",
                 worker=self._worker,
                 step=index,
             )

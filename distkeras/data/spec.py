@@ -1,4 +1,4 @@
-"""What to read from a DataFrame, and how to cut it into mini-batches.
+"""The description of the data: the columns of a DataFrame, and their division into mini-batches.
 
 `DataSpec` travels to the executors inside the task; importing this module loads neither pyspark nor Keras.
 """

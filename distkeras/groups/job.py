@@ -75,7 +75,7 @@ class GroupPlan:
         threads: compute threads of a task; None: the cores that Spark gives to it.
         replica: the model, compiled like the workers', for its metrics' names.
         path: the folder of the result; None: one that this process removes when it ends.
-        resume: go on with the job that the folder holds.
+        resume: continue with the job that the folder holds.
         rule: that of large groups.
         rows_max: rows of a group that one task trains.
         side_by_side: most groups that a task trains in one step.
@@ -177,7 +177,7 @@ def _folder_of(plan: GroupPlan, facts: SparkFacts) -> str:
             f"only a local master needs none. Received: path=None with master={facts.master!r}"
         )
     if plan.resume:
-        raise ConfigurationError("`resume` needs the `path` of the job to go on with. Received: path=None")
+        raise ConfigurationError("`resume` needs `path`, the folder of the job to continue. Received: path=None")
     uri = tempfile.mkdtemp(prefix="distkeras-groups-")
     atexit.register(shutil.rmtree, uri, ignore_errors=True)
     return uri
@@ -191,7 +191,7 @@ def _begin(plan: GroupPlan, uri: str, partitions: int) -> Manifest:
     if saved is not None and plan.resume:
         require_same_job(manifest.identity, saved.identity, uri)
     elif files.names():
-        needed = "an empty folder, or `resume` be true to go on with the job in it"
+        needed = "an empty folder, or `resume` must be true to continue the job in it"
         raise ConfigurationError(f"`path` must be {needed}. Received: {uri!r} with {len(files.names())} files")
     else:
         write_whole(files, MODEL, plan.model_file)
@@ -231,8 +231,8 @@ def _wait(action: SparkAction, uri: str, silence: float) -> None:
                 return
         if saved.issuperset(files.names()):
             raise DeadlineError(
-                f"waited {silence:g} s for a task to save a further group in {uri}, as `Deadlines.silence` says; "
-                f"{sum(name.startswith('piece-') for name in saved)} pieces are there"
+                f"waited {silence:g} s (`Deadlines.silence`) for a task to save another group in {uri}; "
+                f"{sum(name.startswith('piece-') for name in saved)} pieces are saved so far"
             )
 
 

@@ -1,8 +1,8 @@
 """Trained groups as data: Parquet files in one folder, each with the groups that a task has finished since the last.
 
 A piece is written under another name and then moved, so that a name stands for a whole file. A task that Spark runs
-again reads the pieces of its partition and goes on with the keys that are in none of them. Importing this module loads
-neither pyspark nor Keras.
+again reads the pieces of its partition and continues with the keys that are in none of them. Importing this module
+loads neither pyspark nor Keras.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def piece_name(partition: int, run: str, attempt: int, number: int) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a job was, and which pieces hold its result.
+    """The identity of a job, and the pieces that hold its result.
 
     Args:
         identity: what a job that goes on in the folder must share; JSON-ready.

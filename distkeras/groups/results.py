@@ -1,4 +1,4 @@
-"""What a job that trains a model for each group leaves behind: a table, and the models by their keys."""
+"""The results of a job that trains a model for each group: a table, and the models by key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEPT_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Where the trained groups are. Travels to executors.
+    """The location of the trained groups; it is sent to executors.
 
     Args:
         names: of the pieces that count.
@@ -224,14 +224,14 @@ class GroupResults:
             ConfigurationError: there is no such group, or its training failed; the text says why.
         """
         names = self.stored.key_names
-        wanted = key_of(key, names)
+        group_key = key_of(key, names)
         if self._lookup is None:
             self._lookup = WeightsByKey(self.stored)
-        reason = self._lookup.why_not(wanted)
+        reason = self._lookup.why_not(group_key)
         if reason is not None:
             raise ConfigurationError(f"`key` must be that of a trained group: {reason}. Received: key={key!r}")
         model = self.recipe.build(self.model_file)
-        load_weights(model, self._lookup.weights(wanted))
+        load_weights(model, self._lookup.weights(group_key))
         return model
 
     def __repr__(self) -> str:

@@ -100,10 +100,10 @@ class GroupsSideBySide:
         """Train an epoch; return float64 ``(groups, metrics)``: sums over rows. Groups with errors are left out."""
         sums: np.ndarray | None = None
         for common in self._common_steps([len(order) for order in orders]):
-            wanted = [number for number, place in enumerate(common.places) if int(place) not in errors]
-            if not wanted:
+            healthy = [number for number, place in enumerate(common.places) if int(place) not in errors]
+            if not healthy:
                 continue
-            places, first = common.places[wanted], common.first[wanted]
+            places, first = common.places[healthy], common.first[healthy]
             rows = _rows_of(orders, common._replace(places=places, first=first), self._spec.batch_size)
             x, y, weight = self._spec.sides(tuple(column[rows] for column in columns))
             steps = self._models.train(places.astype(np.int32), [*x, *y, *([] if weight is None else [weight])])

@@ -1,4 +1,4 @@
-"""What runs on an executor: one partition's groups, one after another or several side by side."""
+"""The task on an executor: it trains one partition's groups, one after another or several side by side."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Models:
             return cause
 
     def train(self, groups: Sequence[ColumnArrays]) -> Sequence[_Outcome]:
-        """Train on the rows of some groups; return what became of each of them."""
+        """Train on the rows of some groups; return the outcome of each of them."""
         task = self._task
         if task.side_by_side == 1:
             return [self.train_alone(columns) for columns in groups]
@@ -204,9 +204,9 @@ class GroupPartition:
         now, before = (group.rows, group.checksum.before(group.rows)), self._finished[group.key]
         if now != before:
             raise LedgerError(
-                f"the input has not yielded the same rows again: {now[0]} rows with checksum {now[1]:#018x} of group "
-                f"{key_text(group.key, self._task.key_names)}, which was trained with {before[0]} rows and checksum "
-                f"{before[1]:#018x}",
+                f"the input has not returned the same rows as before: {now[0]} rows with checksum {now[1]:#018x} of "
+                f"group {key_text(group.key, self._task.key_names)}, which was trained with {before[0]} rows and "
+                f"checksum {before[1]:#018x}",
                 worker=self._number,
             )
 
@@ -255,7 +255,7 @@ class GroupPartition:
     def _write_if_due(self) -> None:
         now = time.monotonic()
         wait = max(self._task.write_seconds, _WRITE_SHARE * (now - self._began))
-        if now - self._written >= wait or sum(len(one.weights or b"") for one in self._pending) >= _WRITE_BYTES:
+        if now - self._written >= wait or sum(len(group.weights or b"") for group in self._pending) >= _WRITE_BYTES:
             self._write()
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""The job server's client, for notebooks and programs: it needs neither Spark nor what the server needs."""
+"""The job server's client, for notebooks and programs. It needs neither Spark nor the server's libraries."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class JobClient:
         trained = job.wait().model()
 
     Args:
-        url: of the server.
-        token: yours; None: what the environment has as ``DISTKERAS_TOKEN``.
+        url: the server's URL.
+        token: your token; None: the variable ``DISTKERAS_TOKEN`` of the environment.
         timeout: seconds to wait for the next bytes of an answer.
-        plain_http: send the token over HTTP to another machine, where anyone on the way may read it.
+        plain_http: allow sending the token over unencrypted HTTP to another machine, where others may read it.
 
     Raises:
-        ConfigurationError: no URL of HTTP, no token, or HTTP without TLS to another machine.
+        ConfigurationError: The URL or the token is invalid, or the URL leads to another machine without TLS.
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0, plain_http: bool = False) -> None:
@@ -80,26 +80,25 @@ class JobClient:
         """Send a job, and return at once.
 
         Args:
-            model: a built `keras.Model`, or the path of one that Keras saved; or a `distkeras.Trainer`, which the
-                server trains as it would train here, without any of ``rule``, ``hyper_parameters`` and ``options``.
-                What cannot travel is refused by its name before anything is sent: code of your own, `deadlines`,
-                addresses of this machine.
+            model: a built `keras.Model`, or the path of a saved one. Or a `distkeras.Trainer`: the server then runs the
+                same training as `Trainer.train`, and ``rule``, ``hyper_parameters`` and ``options`` must be left out.
+                Before anything is sent, code of your own, `deadlines` and addresses of this machine are refused.
             rule: name of the update rule.
-            data: Parquet to train on, as the server finds it.
-            hyper_parameters: of the rule.
-            name: what you call the job.
-            tags: words by which you find it, without spaces.
-            webhook: URL that the end of the job is posted to, as JSON; where the server's operator allows it.
-            checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
+            data: Parquet to train on; a path or URI on the server.
+            hyper_parameters: hyper-parameters of the rule.
+            name: name of the job.
+            tags: tags of the job, without spaces.
+            webhook: URL to which the server posts a JSON record when the job has ended, if its operator allows the URL.
+            checkpoint_every: commits from one snapshot to the next, from which a job continues if its driver has died.
             time_budget: seconds after which training ends early and successfully.
-            early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
-                `distkeras.EarlyStopping`; without ``patience`` and ``target`` it only evaluates.
-            options: keywords of `distkeras.Trainer`, of values that JSON has: ``worker_optimizer`` is a name, or a
+            early_stopping: a dictionary with ``data``, Parquet on the server to evaluate the center on, and keywords of
+                `distkeras.EarlyStopping`; without ``patience`` and ``target`` the job is only evaluated.
+            options: keywords of `distkeras.Trainer`, with values of JSON's types: ``worker_optimizer`` is a name, or a
                 dictionary with ``class_name`` and ``config``; losses and metrics are names.
 
         Raises:
-            DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
-            QuotaError: you have too much there.
+            DescriptionError: The job cannot be sent, or the server has refused it; ``field`` says which part.
+            QuotaError: You have too many jobs or bytes on the server.
         """
         if not isinstance(data, str | PathLike):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
@@ -141,9 +140,9 @@ class JobClient:
 
         Args:
             model: a built `keras.Model`, the path of one that Keras saved, or a job that has trained one.
-            data: Parquet to predict for, as the server finds it.
-            output: folder to write to, as the server finds it: where nothing is yet, below one that it allows and that
-                has your name. It is whole once the job is done.
+            data: Parquet to predict for; a path or URI on the server.
+            output: new folder on the server to write to, below your own folder in a place that the server allows. It is
+                complete when the job is done.
             name, tags, webhook: as in `submit`, which has the errors, too.
             options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
         """
@@ -167,7 +166,7 @@ class JobClient:
         """Return one of your jobs.
 
         Raises:
-            NotThereError: you have no such job.
+            NotThereError: You have no such job.
         """
         return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
 
@@ -175,9 +174,9 @@ class JobClient:
         """Yield your jobs, the latest first. They are read in pages.
 
         Args:
-            state: only those in it.
-            text: only those with this in their name, or in their user's.
-            tag: only those with this tag.
+            state: only jobs in this state.
+            text: only jobs with this text in their name or their user's name.
+            tag: only jobs with this tag.
         """
         for record in self._pages("/jobs", "jobs", state=state, text=text, tag=tag):
             yield RemoteJob(self.connection, record)
@@ -186,9 +185,9 @@ class JobClient:
         """Return a new token, which the server shows only once.
 
         Args:
-            note: what it is for.
-            days: how long it is valid; None: as long as your own token.
-            user: whose; only an administrator may make another user's.
+            note: purpose of the token.
+            days: number of days for which it is valid; None: as long as your own token.
+            user: its user; only an administrator can create tokens for others.
         """
         return str(self.connection.call("POST", "/tokens", _given(note=note, days=days, user=user))["token"])
 
@@ -200,15 +199,15 @@ class JobClient:
         return list(self.connection.call("GET", "/tokens")["tokens"])
 
     def revoke_token(self, token_id: str) -> None:
-        """Revoke a token, of which `tokens` has the id.
+        """Revoke a token by its id, which `tokens` returns.
 
         Raises:
-            NotThereError: you see no such token.
+            NotThereError: You have no such token.
         """
         self.connection.call("DELETE", f"/tokens/{token_id}")
 
     def add_user(self, name: str, role: str = "user") -> None:
-        """Add a user, if you are an administrator; `new_token` makes their token."""
+        """Add a user, if you are an administrator; `new_token` creates their token."""
         self.connection.call("POST", "/users", {"name": name, "role": role})
 
     def users(self) -> list[dict[str, Any]]:
@@ -238,7 +237,7 @@ class JobClient:
 
 @dataclass
 class RemoteJob:
-    """A job on the server. Its model, history and commits can be had once it is done: else they raise StateError.
+    """A job on the server. Its model, history and commits are available when it is done; before, they raise StateError.
 
     Args:
         record: the job as the server described it last: state, times, error and others.
@@ -270,9 +269,9 @@ class RemoteJob:
             progress: show a bar. Default: on a terminal and in a notebook.
 
         Raises:
-            JobFailedError: it ended otherwise; the text says how.
-            DeadlineError: it has not ended in time; it goes on.
-            ServerLostError: the server is away for longer than a restart takes.
+            JobFailedError: The job has failed, was cancelled or was lost; the text says which.
+            DeadlineError: The job has not ended in time; it continues.
+            ServerLostError: The server has been unreachable for longer than a restart takes.
         """
         deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
         description = self.record.get("description", {})
@@ -295,7 +294,7 @@ class RemoteJob:
         """Check that the job had ended successfully at the last `refresh`.
 
         Raises:
-            JobFailedError: it has not; the text says how it ended.
+            JobFailedError: The job has not succeeded; the text says how it ended.
         """
         if self.state is not JobState.DONE:
             text = f": {self.record['error']}" if self.record.get("error") else ""
@@ -351,7 +350,7 @@ class RemoteJob:
         """Yield what the driver and Spark print, as it comes, until the job has ended.
 
         Args:
-            last: bytes of what has been printed so far to begin with, at most.
+            last: largest number of bytes of the existing log to begin with.
             timeout: as in `wait`.
 
         Raises:
@@ -363,12 +362,12 @@ class RemoteJob:
                 yield answer["text"]
 
     def resubmit(self) -> RemoteJob:
-        """Submit the job once more, as yours, with the same model, and return the new one.
+        """Submit the job again, as your own, with the same model, and return the new job.
 
         Raises:
-            DescriptionError: the server finds that it cannot work any more; ``field`` says which part.
-            StateError: its model does not exist any more.
-            QuotaError: you have too much there.
+            DescriptionError: The server now refuses the job; ``field`` says which part.
+            StateError: The job's model no longer exists.
+            QuotaError: You have too many jobs or bytes on the server.
         """
         return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit")))
 
@@ -380,7 +379,7 @@ class RemoteJob:
         """Ask the server to end the job; `wait` and `refresh` show when it has ended.
 
         Raises:
-            StateError: it has ended already.
+            StateError: The job has already ended.
         """
         self.record = self.connection.call("POST", self._path("cancel"))
         return self

@@ -38,12 +38,14 @@ class ServerConnection:
         local = is_loopback(parts.hostname)
         if parts.scheme == "http" and not (local or plain_http):
             raise ConfigurationError(
-                f"`url` must be https://…, for the token travels with each request, or `plain_http` be set. "
+                "`url` must begin with https://, because each request carries the token; or set `plain_http`. "
                 f"Received: url={url!r}"
             )
         token = token or os.environ.get(TOKEN, "")
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise ConfigurationError(f"`token` must be one of the server's, or {TOKEN} be set. Received: none")
+            raise ConfigurationError(
+                f"`token` must be a token of the server, or the variable {TOKEN} must be set. Received: none"
+            )
         self.url = url.rstrip("/")
         self._token = token
         self._timeout = require_number("timeout", timeout)
@@ -57,8 +59,9 @@ class ServerConnection:
         """Return an endpoint's answer of JSON; None if it is empty.
 
         Raises:
-            JobServerError: of the kind that the server says.
-            ServerLostError: it cannot be reached; `DeadlineError`: it does not respond.
+            JobServerError: The server has refused the request; the class is the one that it names.
+            ServerLostError: The server cannot be reached.
+            DeadlineError: The server does not respond.
         """
         data = None if body is None else json.dumps(body).encode()
         return self._json(self._request(method, path, data, "application/json", query))
@@ -81,7 +84,9 @@ class ServerConnection:
         try:
             return self._json(request)
         except ServerLostError as error:
-            raise ServerLostError(f"{error.message}, of {len(body)} bytes: perhaps more than it takes") from error
+            raise ServerLostError(
+                f"{error.message}. The request had {len(body)} bytes, perhaps more than the server accepts"
+            ) from error
 
     def fetch(self, path: str, target: Path) -> None:
         """Write an endpoint's file to ``target``, completely or not at all."""
@@ -95,8 +100,8 @@ class ServerConnection:
                 raise
 
     def _request(self, method: str, path: str, data: bytes | None, kind: str, query: Mapping[str, Any]) -> Request:
-        given = {name: value for name, value in query.items() if value is not None}
-        text = f"{self.url}{_PREFIX}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        parameters = {name: value for name, value in query.items() if value is not None}
+        text = f"{self.url}{_PREFIX}{path}" + (f"?{urllib.parse.urlencode(parameters)}" if parameters else "")
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "*/*"}
         if data is not None:
             headers["Content-Type"] = kind

@@ -1,4 +1,4 @@
-"""What a client submits: the descriptions of jobs and predict jobs, as models that check and document themselves.
+"""The descriptions of jobs and predict jobs that a client submits, as models with their own checks and documentation.
 
 The fields of `Trainer`, `ModelPredictor`, `EarlyStopping`, the rules and the schedules are read from their own
 declarations (`distkeras.settings`), so that an option is declared in one place.
@@ -177,14 +177,15 @@ class EvaluationOptions(_OF_EVALUATION):  # type: ignore[misc, valid-type]  # it
 
 
 class Description(Submitted):
-    """What all descriptions have in common."""
+    """The common part of all descriptions."""
 
     name: Line = Field("", description="A name of your choice for the job.")
     data: Place = Field(description="Path or URI of the Parquet to read, in a folder that the server allows.")
     webhook: Place | None = Field(
-        None, description="URL that the end of the job is posted to, as JSON; where the server may post."
+        None,
+        description="URL to which the server posts a JSON record when the job has ended, if the operator allows it.",
     )
-    tags: list[Tag] = Field([], max_length=20, description="Words by which you find the job.")
+    tags: list[Tag] = Field([], max_length=20, description="Tags of the job.")
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -215,11 +216,11 @@ class JobDescription(Description):
     options: TrainerOptions = Field(TrainerOptions(), description="Keywords of Trainer.")
     checkpoint_every: int = Field(100, ge=1, le=2**53, description="Commits between two snapshots.")
     time_budget: float | None = Field(
-        None, gt=0, description="Seconds after which training ends early, and keeps its result."
+        None, gt=0, description="Seconds after which training ends early and successfully."
     )
     early_stopping: EvaluationOptions | None = Field(
         None,
-        description="Keywords of EarlyStopping, and its data. Without `patience` and `target`, it only evaluates.",
+        description="Keywords of EarlyStopping, and its data. Without `patience` and `target`: only evaluations.",
     )
 
     @model_validator(mode="after")
@@ -313,10 +314,10 @@ def description_error(error: ValidationError, prefix: str = "", *, form: bool = 
     names = names[1:] if form and names[:1] == ["job"] and len(names) > 1 else names
     field = ".".join([*filter(None, [prefix]), *names])
     received = repr(detail["input"])
-    shown = received if len(received) <= _SHOWN else f"{received[:_SHOWN]}…"
+    shortened = received if len(received) <= _SHOWN else f"{received[:_SHOWN]}…"
     message = str(detail.get("ctx", {}).get("error") or detail["msg"])
     message = message[0].lower() + message[1:]
-    return DescriptionError(f"`{field or 'the description'}` is not valid: {message}. Received: {shown}", field)
+    return DescriptionError(f"`{field or 'the description'}` is not valid: {message}. Received: {shortened}", field)
 
 
 def _names(detail: Mapping[str, Any]) -> list[str]:
@@ -365,5 +366,5 @@ def _of_field(error: ConfigurationError, group: str, keywords: Collection[str], 
     """Return the error of an argument with the field that has its name."""
     if isinstance(error, DescriptionError):
         return error
-    named = re.search(r"`(\w+)`", error.message)
-    return DescriptionError(error.message, f"{group}.{named[1]}" if named and named[1] in keywords else else_)
+    match = re.search(r"`(\w+)`", error.message)
+    return DescriptionError(error.message, f"{group}.{match[1]}" if match and match[1] in keywords else else_)

@@ -1,7 +1,7 @@
 """One job's own process: ``python -m distkeras.job_server.driver FOLDER ATTEMPT``, as the job server starts it.
 
 It waits for a line on its standard input before it does anything: so a driver that its server could not write down does
-nothing. It outlives the server, and tells by files in its folder what becomes of the job.
+nothing. It outlives the server, and reports the outcome of the job by files in its folder.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def predict(
     rows = predictor.transform(spark.read.parquet(data))
     if not folder.begun.exists():
         if _exists(spark, output):
-            raise ConfigurationError(f"`output` must be where nothing is yet. Received: {output}, which is there")
+            raise ConfigurationError(f"`output` must not exist yet. Received: {output}, which exists")
         folder.begun.touch(mode=0o600)
     append(folder.progress, {"kind": "predicting", "attempt": attempt})
     seen, stop = Observation(), threading.Event()

@@ -1,4 +1,4 @@
-"""What the job server refuses, each kind with its status of HTTP.
+"""The errors of the job server, each with its HTTP status.
 
 None of these travels to or from a parameter server, so none is in the table of `distkeras.ps.errors`.
 """

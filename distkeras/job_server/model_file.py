@@ -1,4 +1,4 @@
-"""What must hold of a ``.keras`` archive that was sent, before Keras opens it.
+"""The checks of an uploaded ``.keras`` archive, before Keras opens it.
 
 `require_archive` looks at the archive's list of members and at the configuration: with Python's standard library, so
 that the job server itself never parses weights. `require_weights` looks at the file of weights, and `require_size`
@@ -88,9 +88,9 @@ def _require_members(archive: zipfile.ZipFile, size: int) -> None:
         path = PurePosixPath(member.filename)
         expected = member.filename in _NEEDED or path.parts[0] == "assets"
         if not expected or ".." in path.parts or path.is_absolute() or re.search(r"[\\\x00-\x1f:]", member.filename):
-            raise _refused(f"an archive of Keras' files. Received: {member.filename[:200]!r} in it")
+            raise _refused(f"an archive with Keras' files only. Received: {member.filename[:200]!r} in it")
         if member.flag_bits & 1 or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
-            raise _refused(f"an archive of plain files. Received: {member.filename[:200]!r}, which is none")
+            raise _refused(f"an archive of plain files. Received: {member.filename[:200]!r}, which is not a plain file")
     total = sum(member.file_size for member in members)
     texts = max(archive.getinfo(name).file_size for name in _NEEDED - {_WEIGHTS})
     if total > max(RATIO_MAX * size, 1 << 20) or texts > CONFIG_MAX:
@@ -141,7 +141,7 @@ def _require_part(part: dict[str, Any]) -> None:
     if name in _VALUES and module is None:
         return
     if name.startswith("__") or name in _CODE or _NAME.fullmatch(name) is None:
-        raise _refused(f"made of Keras' classes that are no code. Received: {name[:100]!r}")
+        raise _refused(f"made of Keras' classes without code of their own. Received: {name[:100]!r}")
     if module == "builtins":
         called = part.get("config")
         if name != "function" or not isinstance(called, str) or hasattr(builtins, called):

@@ -1,4 +1,4 @@
-"""Where jobs may read and write: what a user names, held against what the server's operator allows.
+"""The places where jobs may read and write: a user's path is compared with those that the server's operator allows.
 
 A local path is looked at without its symbolic links, when a job is submitted and again by its driver: who may write to
 a place that jobs read must not lead these elsewhere.
@@ -29,10 +29,10 @@ def require_no_links(uri: str) -> None:
     links = [path] if path.resolve() != path else []
     for folder, folders, names in os.walk(path):
         entries = [Path(folder, name) for name in (*folders, *names)]
-        links += [one for one in entries if one.is_symlink() and not one.resolve().is_relative_to(path)]
+        links += [entry for entry in entries if entry.is_symlink() and not entry.resolve().is_relative_to(path)]
     if links:
         name = links[0].name[:_SHOWN]
-        raise DescriptionError(f"what {uri} has must lie there. Received: {name!r}, a symbolic link to elsewhere")
+        raise DescriptionError(f"{uri} must not have symbolic links that leave it. Received: {name!r}")
 
 
 def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> str:
@@ -56,8 +56,10 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> st
     for root, below in allowed:
         if base == root and path.is_relative_to(below):
             return f"{base}{path}"
-    places = ", ".join(roots) or "no place: its operator has allowed none"
-    raise DescriptionError(f"`{field}` must be where the server lets jobs be: {places}. Received: {place!r}", field)
+    places = ", ".join(roots) or "its operator has allowed none"
+    raise DescriptionError(
+        f"`{field}` must be below a folder that the server allows: {places}. Received: {place!r}", field
+    )
 
 
 def require_output(place: str, roots: Sequence[str], user: str) -> str:
@@ -65,7 +67,7 @@ def require_output(place: str, roots: Sequence[str], user: str) -> str:
     own = [f"{root.rstrip('/')}/{user}" for root in roots]
     uri = require_allowed(place, own, "output")
     if any(uri == "{}{}".format(*_located(folder)) for folder in own):
-        raise DescriptionError(f"`output` must lie in {uri}. Received: that itself", "output")
+        raise DescriptionError(f"`output` must be a folder below {uri}. Received: {uri} itself", "output")
     return uri
 
 
@@ -74,7 +76,7 @@ def require_elsewhere(uri: str, folder: Path, field: str) -> None:
     path, ours = Path(uri.removeprefix(_LOCAL)), folder.resolve()
     if uri.startswith(_LOCAL) and (path.is_relative_to(ours) or ours.is_relative_to(path)):
         raise DescriptionError(
-            f"`{field}` must be elsewhere than the server's own files. Received: a place there", field
+            f"`{field}` must not be in the server's own folder, nor above it. Received: such a path", field
         )
 
 

@@ -32,7 +32,7 @@ PORT = 8571
 #: What names the database where the command line, which others can see, does not.
 DATABASE = "DISTKERAS_JOBS_DATABASE"
 _MEGABYTE, _HOUR, _DAY = 1 << 20, 3600.0, 86400.0
-#: Seconds that the look at the jobs which is under way has to end.
+#: Seconds that the look at the jobs which is in progress has to end.
 _LAST_LOOK = 30.0
 
 
@@ -43,33 +43,60 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     def several(flag: str, metavar: str, text: str) -> None:
         add(flag, action="append", default=[], metavar=metavar, help=f"{text}; repeatable")
 
-    add("--folder", type=Path, default=Path("distkeras-jobs"), help="of database, files and first token (%(default)s)")
+    add(
+        "--folder",
+        type=Path,
+        default=Path("distkeras-jobs"),
+        help="the server's folder, with database, files and first token (%(default)s)",
+    )
     several("--data", "PLACE", "folder or URI that jobs may read")
     several("--output", "PLACE", "folder or URI that predict jobs may write to")
-    several("--webhooks", "URL", "beginning of the URLs that the ends of jobs may be posted to")
-    add("--master", default="local[*,4]", help="of Spark (default: %(default)s)")
-    several("--conf", "NAME=VALUE", "setting of Spark")
-    add("--slots", type=int, default=1, help="jobs at a time (default: %(default)s)")
+    several("--webhooks", "URL", "prefix of the URLs to which the server may post the end of a job")
+    add("--master", default="local[*,4]", help="Spark's master (default: %(default)s)")
+    several("--conf", "NAME=VALUE", "Spark setting for all jobs")
+    add("--slots", type=int, default=1, help="number of jobs that run at a time (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    add("--port", type=int, default=PORT, help="port to bind; 0: one that is free (default: %(default)s)")
-    add("--trusted-proxy", metavar="ADDRESS", help="of the reverse proxy that has TLS, and says who calls")
-    add("--plain-http", action="store_true", help="bind an address that others reach, without TLS")
-    add("--database", metavar="URL", help=f"of SQLAlchemy (default: {DATABASE}, or a file of SQLite in --folder)")
-    add("--files", type=Path, help="folder of the jobs' files, shared with a database (default: in --folder)")
-    add("--upload-max", type=int, default=512, metavar="MB", help="of one model (default: %(default)s)")
-    add("--user-max", type=int, default=20_480, metavar="MB", help="of one user's jobs (default: %(default)s)")
-    add("--queued-max", type=int, default=1000, metavar="N", help="of one user's jobs that wait (default: %(default)s)")
-    add("--disk-reserve", type=int, default=1024, metavar="MB", help="left for jobs to be taken and begun (1024)")
-    add("--hours-max", type=float, metavar="N", help="that one driver may run (default: forever)")
+    add("--port", type=int, default=PORT, help="port to bind; 0: any free port (default: %(default)s)")
+    add(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        help="address of the reverse proxy that adds TLS and forwards the caller's address",
+    )
+    add("--plain-http", action="store_true", help="allow an address that other machines can reach, without TLS")
+    add("--database", metavar="URL", help=f"SQLAlchemy URL (default: {DATABASE}, or a SQLite file in --folder)")
+    add("--files", type=Path, help="folder of the jobs' files, for all servers of a database (default: in --folder)")
+    add("--upload-max", type=int, default=512, metavar="MB", help="largest size of a model (default: %(default)s)")
+    add(
+        "--user-max",
+        type=int,
+        default=20_480,
+        metavar="MB",
+        help="largest size of a user's jobs (default: %(default)s)",
+    )
+    add("--queued-max", type=int, default=1000, metavar="N", help="most waiting jobs of a user (default: %(default)s)")
+    add(
+        "--disk-reserve",
+        type=int,
+        default=1024,
+        metavar="MB",
+        help="free disk space required to accept or start a job (1024)",
+    )
+    add("--hours-max", type=float, metavar="N", help="longest run of one driver (default: no limit)")
     add(
         "--memory-max",
         type=int,
         metavar="MB",
-        help="of all processes of one job on this machine (default: three quarters of the memory, shared by the slots)",
+        help="largest memory of one job's processes on this machine (default: 3/4 of the memory, divided by the slots)",
     )
-    add("--log-max", type=int, default=64, metavar="MB", help="of what a job prints; the latest is kept (%(default)s)")
-    add("--attempts", type=int, default=3, metavar="N", help="drivers that one job may have in turn (default: 3)")
-    add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: forever)")
+    add(
+        "--log-max",
+        type=int,
+        default=64,
+        metavar="MB",
+        help="largest size of a job's log; the latest output is kept (%(default)s)",
+    )
+    add("--attempts", type=int, default=3, metavar="N", help="most drivers that are started for one job (default: 3)")
+    add("--retention-days", type=float, metavar="N", help="days to keep an ended job (default: no limit)")
 
 
 class JobServer:
@@ -78,8 +105,8 @@ class JobServer:
     def __init__(self, options: argparse.Namespace) -> None:
         if not (is_loopback(options.host) or options.trusted_proxy or options.plain_http):
             raise ConfigurationError(
-                "`--host` must be a loopback address, unless a reverse proxy in front has TLS (`--trusted-proxy`), or "
-                f"`--plain-http` says that tokens may be read on their way. Received: --host {options.host}"
+                "`--host` must be a loopback address, unless a reverse proxy adds TLS (`--trusted-proxy`), or "
+                f"`--plain-http` allows unencrypted tokens. Received: --host {options.host}"
             )
         runner = RunnerSettings(
             slots=options.slots,

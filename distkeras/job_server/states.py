@@ -1,4 +1,4 @@
-"""What a job may be, and what may follow: the one table of transitions."""
+"""The states of a job, and the one table of transitions between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JobState(enum.StrEnum):
 
 _ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
-#: What may follow each state. A job whose driver died without a word is queued again, to go on from its checkpoint.
+#: What may follow each state. A job whose driver died without a word is queued again, to continue from its checkpoint.
 FOLLOWS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLED}),
     JobState.STARTING: _ENDED | {JobState.TRAINING, JobState.PREDICTING, JobState.QUEUED},

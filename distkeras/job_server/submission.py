@@ -47,7 +47,9 @@ def description_of(trainer: Trainer) -> dict[str, Any]:
         ("deadlines", trainer.worker_settings.deadlines, Deadlines()),
     ):
         if value != default:
-            raise _refused(name, f"not be given: it is of this machine, or code. Received: {name}={value!r}")
+            raise _refused(
+                name, f"not be given, because it is code, or only applies to this machine. Received: {name}={value!r}"
+            )
     defaults = defaults_of(Trainer)
     options = {name: value for name, value in _options(trainer) if value != defaults[name]}
     return {"rule": trainer.rule.name, "hyper_parameters": trainer.rule.config(), "options": options}
@@ -58,11 +60,13 @@ def model_of(trainer: Trainer) -> bytes:
     recipe = trainer.recipe
     if recipe.objects:
         names = ", ".join(sorted(recipe.objects))
-        raise _refused("custom_objects", f"not be needed: code does not travel. Received: {names}")
+        raise _refused("custom_objects", f"not be needed, because a job contains no code. Received: {names}")
     for name, value in recipe.arguments.items():
         for function in _functions(value):
             text = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
-            raise _refused(name, f"be Keras' own, by name or as an object: code does not travel. Received: {text}")
+            raise _refused(
+                name, f"be Keras' own, by name or as an object, because a job contains no code. Received: {text}"
+            )
     data = archive.to_bytes(recipe.build(trainer.model_file, to_train=True))
     require_archive(BytesIO(data))
     return data
@@ -86,7 +90,9 @@ def _options(trainer: Trainer) -> Iterator[tuple[str, Any]]:
 
 def _require_known_rule(rule: Rule) -> None:
     if all_rules().get(rule.name) is not type(rule):
-        raise _refused("rule", f"be one that the server knows: code does not travel. Received: {type(rule).__name__}")
+        raise _refused(
+            "rule", f"be a rule of distkeras, because a job contains no code. Received: {type(rule).__name__}"
+        )
 
 
 def _functions(value: Any) -> Iterator[Any]:
@@ -101,4 +107,4 @@ def _functions(value: Any) -> Iterator[Any]:
 
 
 def _refused(name: str, expected: str) -> DescriptionError:
-    return DescriptionError(f"`{name}` of a job that is sent must {expected}", name)
+    return DescriptionError(f"`{name}` of a submitted job must {expected}", name)

@@ -35,14 +35,14 @@ def require_webhook(url: str, allowed: Sequence[str]) -> None:
         DescriptionError: it must not.
     """
     try:
-        given = urlsplit(url)
-        fits = any(_within(given, urlsplit(prefix)) for prefix in allowed)
+        parts = urlsplit(url)
+        fits = any(_within(parts, urlsplit(prefix)) for prefix in allowed)
     except ValueError:
         fits = False
     if not fits:
-        places = ", ".join(allowed) or "nowhere"
+        places = ", ".join(allowed) or "none"
         raise DescriptionError(
-            f"`webhook` must be where the server may post: {places}. Received: {url[:200]}", "webhook"
+            f"`webhook` must begin with an address that the server allows: {places}. Received: {url[:200]}", "webhook"
         )
 
 

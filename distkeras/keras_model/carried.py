@@ -1,4 +1,4 @@
-"""What a Keras object says and its configuration does not: workers would train without it.
+"""The check for attributes of a Keras object that its configuration lacks: workers would train without them.
 
 A worker rebuilds the model from configurations. So each object is compared with what its configuration makes of it, by
 their attributes: a property that gets lost on the way is found without a list of such properties.

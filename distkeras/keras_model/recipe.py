@@ -1,4 +1,4 @@
-"""How a worker rebuilds the driver's model: the backend, custom objects, and the arguments of ``compile``."""
+"""The recipe by which a worker rebuilds the driver's model: backend, custom objects, and arguments of ``compile``."""
 
 from __future__ import annotations
 

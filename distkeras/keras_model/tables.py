@@ -327,7 +327,7 @@ class _Plan:
 
         # The only optimizer for rows that keeps nothing of them.
         if self._recipe.optimizer_state and type(inner_optimizer(self._model.optimizer)) is not keras.optimizers.SGD:
-            return "the optimizer goes on from accumulators of all rows"
+            return "the optimizer continues from accumulators of all rows"
         return None
 
     def _reason_of_layer(self, layer: Any) -> str | None:

@@ -22,31 +22,31 @@ _EXACT = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53
 
 @keras.saving.register_keras_serializable("distkeras")
 class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes have no types
-    """Turns ids into vectors, as `keras.layers.Embedding` does, from a table of more rows than a machine can hold.
+    """Turn ids into vectors, as `keras.layers.Embedding` does, with a table of more rows than a machine can hold.
 
     ::
 
         user = keras.Input((1,), dtype="int64")
         vector = WideEmbedding(2**40, 32, folder="/models/users", name="users")(user)
 
-    A `distkeras.Trainer` trains it by rows: the parameter server keeps the rows that were touched, and a worker those
-    of its window. The model that comes back refers to these rows in a new folder within ``folder``: Parquet files
-    with the columns ``id`` and ``vector``. The other rows are what they were: numbers between minus ``scale`` and
-    ``scale``, evenly distributed, which depend on ``seed``, the row and the column alone.
+    A `distkeras.Trainer` trains it by rows: the parameter server keeps the rows that were touched, and a worker keeps
+    those of its window. The trained model refers to these rows in a new folder within ``folder``: Parquet files with
+    the columns ``id`` and ``vector``. All other rows keep their initial values: numbers between minus ``scale`` and
+    ``scale``, uniformly distributed, which depend only on ``seed``, the row and the column.
 
-    The layer has no weights. It predicts in any process that reaches its folder, on JAX where nothing is compiled;
+    The layer has no weights. It predicts in any process that can reach its folder; on JAX, only without compilation.
     Keras' own ``fit`` cannot train it.
 
     Args:
         input_dim: number of rows, at most 2**63 - 1; ids are from 0 on.
         output_dim: elements of a vector.
         folder: a folder, or a URI that Arrow's filesystems open, which the driver can write to.
-        scale: of the rows that nothing has moved yet; 0: these are zero.
-        seed: of these rows.
-        rows: the folder with the rows that were trained, which training sets; None: there are none.
+        scale: bound of the numbers in rows that no commit has moved; 0: these rows are zero.
+        seed: seed of these rows.
+        rows: the folder with the trained rows, which training sets; None: there are none.
 
     Raises:
-        ConfigurationError: an argument cannot work, or ids come in a dtype that rounds them.
+        ConfigurationError: An argument is invalid, or ids have a dtype that rounds them.
     """
 
     #: The layers without weights of their own whose rows a server keeps.

@@ -188,14 +188,14 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
         return
     key = uid, place.uri
     with _LOCK:
-        taken = _TAKEN.setdefault(key, {})
-        if resume and taken.get(1):
+        numbers = _TAKEN.setdefault(key, {})
+        if resume and numbers.get(1):
             raise ConfigurationError(
-                "`resume` must be of one fit at a time, and not of those of a search. "
-                f"Received: checkpoint={place.uri!r}, which another fit of this estimator has now"
+                "`resume` must not be used for several fits at a time, as in a search. "
+                f"Received: checkpoint={place.uri!r}, which another fit of this estimator uses"
             )
-        number = 1 if resume else next(number for number in range(1, len(taken) + 2) if number not in taken)
-        taken[number] = True
+        number = 1 if resume else next(number for number in range(1, len(numbers) + 2) if number not in numbers)
+        numbers[number] = True
     ended = False
     try:
         yield place if number == 1 else dataclasses.replace(place, uri=f"{place.uri.rstrip('/')}-{number}")
@@ -203,9 +203,9 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
     finally:
         with _LOCK:
             if ended:
-                taken[number] = False
+                numbers[number] = False
             else:
-                del taken[number]
+                del numbers[number]
 
 
 def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Optimizer:
@@ -249,7 +249,7 @@ _BUILDING = threading.Lock()
 
 @with_trainer_params
 class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
-    """Trains a Keras model on Spark, under any update rule, as one stage of a Spark ML pipeline.
+    """Train a Keras model on Spark, under any update rule, as a stage of a Spark ML pipeline.
 
     ::
 
@@ -259,54 +259,55 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         fitted.transform(df).select("prediction", "probability")
         fitted.summary.history.show()
 
-    Every keyword is a parameter: by its own name (``estimator.batch_size``), or by Spark's where Spark has one
-    (``featuresCol`` for ``features_col``, ``weightCol`` for ``sample_weight_col``). So ``ParamGridBuilder`` takes them,
-    ``fit(df, {estimator.batch_size: 64})``, ``explainParams`` and the setters of Spark's mixins (``setFeaturesCol``).
-    Each is checked before any job begins. An estimator is saved and loaded as Spark ML does it: without pickle, the
-    model with its optimizer's state; classes and functions of your own must be registered with
-    ``keras.saving.register_keras_serializable()``. ``resources`` are of the cluster, and not saved.
+    Every keyword is a parameter, with its own name (``estimator.batch_size``) or Spark's name if there is one
+    (``featuresCol`` for ``features_col``, ``weightCol`` for ``sample_weight_col``). Parameters can be used in
+    ``ParamGridBuilder``, in ``fit(df, {estimator.batch_size: 64})``, in ``explainParams``, and through setters and
+    getters (``setFeaturesCol``). Each value is checked before any job begins. An estimator is saved and loaded like
+    Spark's own, without pickle, and the model is saved with its optimizer's state. Your own classes and functions must
+    be registered with ``keras.saving.register_keras_serializable()``. ``resources`` belong to the cluster, and are not
+    saved.
 
     Args:
         model, rule, and so on: the keywords of `Trainer`; the rule's default is "agn".
-        features_col: as there; several scalar columns may also fill one input together.
-        prediction_col: new column of predictions, or one for each output. The likeliest class, as a double, where the
-            loss is a cross-entropy over classes; the number, as a double, of an output of one; else an array. Default:
-            "prediction"; with several outputs their names are added to it, here and below.
-        probability_col, raw_prediction_col: new columns of a classifier: vectors of class probabilities (for a single
-            p: 1 - p and p), and of logits: what the model returns, or, where it ends in softmax or sigmoid, logarithms
-            of the probabilities (log p - log(1 - p) of a single p, after its negative). Made only where they are read
-            (PySpark 4.1 or newer). "" for none. Default: "probability" and "rawPrediction", which Spark's evaluators
-            look for.
-        handle_invalid: what becomes of a row with a null, NaN or infinity, an array of another size, a label that is no
-            class, or a value that ``decode`` fails on. "error" (the default): the job that reads it fails. "skip": it
-            is left out, in training, `transform` and `evaluate`. "keep": `transform` keeps it, with null predictions;
-            the others leave it out. `TrainingSummary.invalid_rows` has the rows that training left out. The check reads
-            the training rows once more, in Python.
-        invalid_col: with handle_invalid="keep", a new column of text: why a row has no prediction, or null. "" for
-            none (the default).
-        thresholds: for each class a number by which its probability is divided before the largest is taken, as in
+        features_col: as in `Trainer`; several scalar columns may also form one input together.
+        prediction_col: new column of predictions, or one for each output. It has the most likely class, as a double, if
+            the loss is a cross-entropy over classes; the number, as a double, if the output is a single number;
+            otherwise an array. Default: "prediction"; with several outputs, their names are added, here and below.
+        probability_col, raw_prediction_col: new columns of a classifier with vectors of class probabilities (1 - p and
+            p for a single p) and of logits. The logits are the model's outputs or, if it ends in softmax or sigmoid,
+            the logarithms of the probabilities (for a single p, log p - log(1 - p) and its negative). They are computed
+            only if a query reads them (PySpark 4.1 or newer). "" adds no column. Default: "probability" and
+            "rawPrediction", the default names of Spark's evaluators.
+        handle_invalid: treatment of a row with a null, NaN or infinity, an array of the wrong size, a label that is not
+            a class, or a value on which ``decode`` fails. "error" (the default): the job that reads it fails. "skip":
+            it is left out, in training, `transform` and `evaluate`. "keep": `transform` keeps it, with null
+            predictions; training and `evaluate` leave it out. `TrainingSummary.invalid_rows` has the rows that training
+            left out. The check reads the training rows once more, in Python.
+        invalid_col: with handle_invalid="keep", a new text column with the reason why a row has no prediction, or null.
+            "" adds no column (the default).
+        thresholds: for each class a number by which its probability is divided before the largest one is chosen, as in
             Spark's classifiers: at least 0, and at most one of them 0. Default: none.
-        output_type: of flat outputs of several numbers: "array" (the default), or "vector".
-        prediction_batch_size: rows a call of the model, to predict, at most. Default: 1024.
-        prediction_batch_bytes: of the inputs and outputs of such a call, at most. Default: 64 MiB.
-        worker_learning_rate: replaces the learning rate of ``worker_optimizer``, so that a search over numbers tunes
-            it. An optimizer that the model was compiled with loses its state then. Not for rules that take their steps
-            at the server: those have ``learning_rate``.
-        validation_indicator_col: boolean column that is true for rows that are left out of training; loss and metrics
-            of the center over them are the `validation` of the summary.
-        validation_split: share of the rows, in [0, 1), to do the same with, chosen by their values. Default: 0.
-        validation_rows: of those rows, how many to evaluate on while training goes on, at most. The driver holds them.
-            Default: 10000. If there are more, the last point of the summary's `validation` is evaluated on all of them,
-            on executors, after training.
-        validation_every_epochs, validation_every_seconds, validation_every_commits: what is between two points of
-            `validation`: epochs, seconds or commits. Default: one epoch.
-        callbacks, checkpoint, resume: as in `Trainer.train`. Each fit works with copies of the callbacks (`copy.copy`),
-            for several fits may run at once; `summary.callbacks` has them. Those of Keras get the rows left
-            out: see `KerasCallbacks`. Each later fit of the same estimator in this process, as in a search, has a
+        output_type: type of flat outputs of several numbers: "array" (the default), or "vector".
+        prediction_batch_size: largest number of rows of a call of the model for predictions. Default: 1024.
+        prediction_batch_bytes: largest size of the inputs and outputs of such a call. Default: 64 MiB.
+        worker_learning_rate: replaces the learning rate of ``worker_optimizer``, so that a search over numbers can tune
+            it. An optimizer of the compiled model then loses its state. Rules that take their steps at the server use
+            ``learning_rate`` instead.
+        validation_indicator_col: boolean column that is true for rows that are left out of training. The summary's
+            `validation` has the center's loss and metrics on these rows.
+        validation_split: share of the rows, in [0, 1), to use in the same way, chosen by their values. Default: 0.
+        validation_rows: largest number of those rows to evaluate on during training; the driver holds them. Default:
+            10000. If there are more, the last point of the summary's `validation` is evaluated on all of them, on
+            executors, after training.
+        validation_every_epochs, validation_every_seconds, validation_every_commits: interval between two points of
+            `validation`, in epochs, seconds or commits. Default: one epoch.
+        callbacks, checkpoint, resume: as in `Trainer.train`. Each fit uses copies of the callbacks (`copy.copy`),
+            because several fits may run at once; `summary.callbacks` has the copies. Keras callbacks get the validation
+            rows: see `KerasCallbacks`. Each later fit of the same estimator in this process, as in a search, has a
             checkpoint of its own next to the first one: ``folder-2`` and so on.
 
     Raises:
-        ConfigurationError: a keyword that there is not, or a value that cannot work.
+        ConfigurationError: A keyword does not exist, or a value is invalid.
     """
 
     left_out = ("model", "custom_objects")
@@ -364,8 +365,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             by, path, resume, rows_max, side_by_side: as in `Trainer.train_groups`.
 
         Raises:
-            ConfigurationError: validation, callbacks or a checkpoint are set, which single groups do not have.
-            DistkerasError: as `Trainer.train_groups` says.
+            ConfigurationError: Validation, callbacks or a checkpoint are set, which single groups do not have.
+            DistkerasError: An error of `Trainer.train_groups`.
         """
         require_dataframe("dataset", dataset)
         self._require_plain("fitGroups", "validation_indicator_col", "validation_split", "callbacks", "checkpoint")
@@ -394,12 +395,12 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             dataset: a streaming DataFrame.
             checkpoint, trigger, query_name, publish: as in `Trainer.train_stream`.
 
-        The callbacks are those of the estimator; the handle's `callbacks` has the copies that work. Those of Keras need
-        a `KerasCallbacks` with ``every_commits``.
+        The callbacks are copies of the estimator's, in the handle's `callbacks`. Keras callbacks need a
+        `KerasCallbacks` with ``every_commits``.
 
         Raises:
-            ConfigurationError: validation or a checkpoint of fits are set, which a stream does not have.
-            DistkerasError: as `Trainer.train_stream` says.
+            ConfigurationError: Validation or a checkpoint of fits are set, which a stream does not have.
+            DistkerasError: An error of `Trainer.train_stream`.
         """
         require_dataframe("dataset", dataset)
         self._require_plain("fitStream", "validation_indicator_col", "validation_split", "checkpoint")

@@ -32,26 +32,31 @@ def register_function(
 ) -> None:
     """Register a model as a function of Spark SQL: ``SELECT name(features) FROM rows``.
 
-    It takes a column for each input of the model: numbers, arrays or vectors; or, where there is one input, several
-    columns of one number each. Where the inputs are named, make it of a `KerasModel` whose ``features_col`` is a
-    mapping: the function takes its arguments in the order of that mapping. It returns what `KerasModel` puts into its
-    columns: of a model with several outputs a struct with a field for each, by the outputs' names, in which vectors are
-    arrays. A row that cannot be predicted from, as one with a null, fails the query, unless ``model`` is a `KerasModel`
-    whose ``handle_invalid`` is "skip" or "keep": it gets NULL then. The function of a `KerasGroupModel` takes the
-    columns of the key after those of the inputs.
+    ::
 
-    Spark 4.3 hands a function the batches of a columnar source such as Parquet as they are, and fails where the table
-    has ML vectors or the function returns them. So this turns
-    ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` off in the session.
+        register_function(spark, "digit", trained)
+        spark.sql("SELECT label, digit(features) FROM test")
+
+    The function takes one column for each input of the model: numbers, arrays or vectors. For a model with one input,
+    it may also take several columns of one number each. If the inputs are named, register a `KerasModel` whose
+    ``features_col`` is a mapping: the function takes its arguments in the order of that mapping. It returns the same
+    values as the columns of `KerasModel`. For a model with several outputs, it returns a struct with one field for each
+    output, by name, in which vectors are arrays. A row without a prediction, such as one with a null, fails the query,
+    unless ``model`` is a `KerasModel` with ``handle_invalid`` "skip" or "keep": then it gets NULL. The function of a
+    `KerasGroupModel` takes the columns of the key after those of the inputs.
+
+    Spark 4.3 passes a function the batches of a columnar source such as Parquet unchanged, and fails if the table has
+    ML vectors or the function returns them. Therefore this call sets
+    ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` to false in the session.
 
     Args:
         spark: the session in which queries can call it.
         name: name of the function.
-        model: trained; its compilation says what its outputs mean.
-        returns: "prediction", or of a classifier "probability" or "raw".
+        model: a trained model, whose compilation determines what its outputs mean.
+        returns: "prediction", or "probability" or "raw" for a classifier.
 
     Raises:
-        ConfigurationError: an argument cannot work, or PySpark is older than 4.1.
+        ConfigurationError: An argument is invalid, or PySpark is older than 4.1.
     """
     if arrow_udf is None:
         raise ConfigurationError("`register_function` needs PySpark 4.1 or newer. Received: an older one")
@@ -61,7 +66,7 @@ def register_function(
     packed = fitted.packed_model
     columns = [column for column in fitted.output_columns() if column.form in _RETURNS[returns]]
     if not columns:
-        raise ConfigurationError(f"`model` must be a classifier to return {returns!r}. Received: one that is none")
+        raise ConfigurationError(f"`model` must be a classifier to return {returns!r}. Received: another model")
     parts = packed.input_parts
     features = names_of(fitted.value("features_col"), "features_col")
     count = len(packed.inputs)

@@ -24,7 +24,7 @@ _FOLDER = "groups"
 
 
 class KerasGroupModel(KerasModel):
-    """Predicts each row with the model of its group, in place of one model for all rows.
+    """Predict each row with the model of its group.
 
     ::
 
@@ -32,17 +32,17 @@ class KerasGroupModel(KerasModel):
         fitted.transform(df)                  # "prediction" by the model of each row's shop
         fitted.groups.table.show()            # shop, rows, seconds, loss, metrics, error
 
-    `KerasEstimator.fitGroups` makes one, or you do from what `Trainer.train_groups` returns. Its columns are those of
-    `KerasModel`. A row whose key has no model is an invalid row: see ``handle_invalid``; the reason says whether the
-    key is unknown or why its training failed. A function that `register_function` makes of it takes the columns of
-    the key after those of the model's inputs. Saving it copies the models.
+    `KerasEstimator.fitGroups` returns such a model; you can also create one from the result of `Trainer.train_groups`.
+    Its columns are those of `KerasModel`. A row whose key has no model is invalid: see ``handle_invalid``; the reason
+    says whether the key is unknown or why its training failed. Its SQL function (`register_function`) takes the columns
+    of the key after those of the model's inputs. Saving copies the models.
 
     Args:
         groups: the result of `Trainer.train_groups`.
         keywords: those of `KerasModel`.
 
     Raises:
-        ConfigurationError: columns that do not fit the model.
+        ConfigurationError: The columns do not fit the model.
     """
 
     @short_errors
@@ -56,14 +56,14 @@ class KerasGroupModel(KerasModel):
         """Return the models of all groups, and the table of their training.
 
         Raises:
-            ConfigurationError: there are none.
+            ConfigurationError: `groups` is not set.
         """
         if self._groups is None:
             raise ConfigurationError("`groups` must be set. Received: KerasGroupModel without groups")
         return self._groups
 
     def prediction_options(self) -> PredictionOptions:
-        """Return how rows are predicted from: by the models of their keys."""
+        """Return the options of predictions, with the models of the keys."""
         table = self.groups.stored
         return dataclasses.replace(super().prediction_options(), models=GroupModels(table, table.key_names))
 
@@ -103,7 +103,7 @@ class KerasGroupModel(KerasModel):
         return fitted
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """Raise ConfigurationError: loss and metrics over several models are those of an evaluator on `transform`."""
+        """Raise ConfigurationError, because several models have no common loss; use an evaluator on `transform`."""
         raise ConfigurationError(
             "models of groups must be evaluated by an evaluator on the rows that `transform` returns, or one by one "
             "with `groups.model(key)`. Received: a call of `evaluate`"

@@ -1,4 +1,4 @@
-"""What a `KerasEstimator` fits: a Spark ML model."""
+"""The Spark ML model that a `KerasEstimator` fits."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _BINARY = {"binary_crossentropy", "binary_focal_crossentropy"}
 
 @dataclass(frozen=True)
 class Head:
-    """What one output of a model means.
+    """The meaning of one output of a model.
 
     Args:
         classes: it scores classes: one number each, or a single one for the second of two.
@@ -256,24 +256,29 @@ class TrainingSummary(JobResults):
 
 @with_accessors
 class KerasModel(Model, PredictionParams, Saveable):
-    """Predicts with a Keras model: adds columns, and keeps all others, the rows and their order.
+    """Predict with a Keras model: add columns, and keep all other columns, the rows and their order.
 
-    `KerasEstimator` makes one, or you do from a trained model: its compilation says what its outputs mean. Python
-    workers load the model once. It is saved and loaded as Spark ML does it, with its optimizer's state, so that
-    ``KerasEstimator(fitted.keras_model)`` trains on where it stopped.
+    ::
+
+        fitted = KerasModel(trained, prediction_col="class")
+        fitted.transform(df).select("class", "probability")
+
+    `KerasEstimator` returns such a model when it is fitted; you can also create one from a trained model, whose
+    compilation determines what its outputs mean. Python workers load the model once. It is saved and loaded like
+    Spark's own models, with its optimizer's state: ``KerasEstimator(fitted.keras_model)`` can continue training.
 
     Args:
         keras_model: a built Functional or Sequential model.
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
-        prediction_batch_size, prediction_batch_bytes: the same.
-        decode: as in `Trainer`; of the features, to predict.
+        prediction_batch_size, prediction_batch_bytes: see `KerasEstimator`.
+        decode: as in `Trainer`, for the features.
         thresholds, handle_invalid, invalid_col: see `KerasEstimator`.
-        label_col, sample_weight_col: for `evaluate`.
-        custom_objects: classes and functions of the model, by registered name, in addition to what `keras.saving`
-            knows. They travel to the workers, and are not saved: register them before you load the model.
+        label_col, sample_weight_col: columns for `evaluate`.
+        custom_objects: classes and functions of the model, by registered name, in addition to those that `keras.saving`
+            knows. They are sent to the workers, but not saved: register them before you load the model.
 
     Raises:
-        ConfigurationError: a model that cannot be saved, or columns that do not fit it.
+        ConfigurationError: The model cannot be saved, or the columns do not fit it.
     """
 
     left_out = ("custom_objects",)
@@ -301,7 +306,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @property
     def hasSummary(self) -> bool:
-        """Return whether it comes from a `fit` of this process."""
+        """Return whether the model was fitted in this process."""
         return self._summary is not None
 
     @property
@@ -309,10 +314,12 @@ class KerasModel(Model, PredictionParams, Saveable):
         """Return the records of training.
 
         Raises:
-            ConfigurationError: the model was loaded, or made by hand.
+            ConfigurationError: The model was not fitted in this process.
         """
         if self._summary is None:
-            raise ConfigurationError("`summary` is there after `fit` in the same process. Received: a model without")
+            raise ConfigurationError(
+                "`summary` must be read from a model that `fit` has returned in this process. Received: another model"
+            )
         return self._summary
 
     def fitted_by(self, estimator: Any, summary: TrainingSummary) -> KerasModel:
@@ -323,10 +330,10 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @property
     def numFeatures(self) -> int:
-        """Return how many numbers a row of the model's input has.
+        """Return the number of values in the model's input for one row.
 
         Raises:
-            ConfigurationError: the model has several inputs, or one of no fixed size.
+            ConfigurationError: The model has several inputs, or an input without a fixed size.
         """
         inputs = self.packed_model.inputs
         if len(inputs) != 1 or None in inputs[0][0]:
@@ -336,10 +343,10 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @property
     def numClasses(self) -> int:
-        """Return how many classes a classifier distinguishes.
+        """Return the number of classes of a classifier.
 
         Raises:
-            ConfigurationError: the model is no classifier, or has several outputs.
+            ConfigurationError: The model is not a classifier, or has several outputs.
         """
         return max(2, self._only_classifier("numClasses").size)
 
@@ -356,15 +363,15 @@ class KerasModel(Model, PredictionParams, Saveable):
         """Return the prediction for one row, computed in this process.
 
         Args:
-            value: the model's input: a vector, a list or an array, of any shape with its numbers; a number where it
-                takes one. A list or a mapping of those where it has several inputs.
+            value: the model's input: a vector, list or array of any shape with the right number of values, or a number
+                if the input has one value. A list or a mapping of these if the model has several inputs.
 
         Returns:
-            What `transform` writes to ``prediction_col``: a float, or an array; a list for several outputs.
+            The value that `transform` writes to ``prediction_col``: a float or an array; a list for several outputs.
 
         Raises:
-            ShapeError: another number of values.
-            BadValueError: a value that `transform` refuses.
+            ShapeError: ``value`` has another number of values.
+            BadValueError: `transform` refuses a value.
         """
         outputs, predictions = self._outputs_of(value), []
         for column in self.output_columns():
@@ -382,7 +389,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         """Return the classes' probabilities for one row, shape ``(numClasses,)``, float64; see `predict`.
 
         Raises:
-            ConfigurationError: the model is no classifier, or has several outputs.
+            ConfigurationError: The model is not a classifier, or has several outputs.
         """
         return self._of_classes("predictProbability", class_probabilities, value)
 
@@ -391,7 +398,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         """Return the classes' logits for one row, shape ``(numClasses,)``, float64; see `predict`.
 
         Raises:
-            ConfigurationError: the model is no classifier, or has several outputs.
+            ConfigurationError: The model is not a classifier, or has several outputs.
         """
         return self._of_classes("predictRaw", class_logits, value)
 
@@ -435,9 +442,9 @@ class KerasModel(Model, PredictionParams, Saveable):
         ``prediction_batch_size`` rows.
 
         Raises:
-            ConfigurationError: a model that is not compiled with a loss, or a metric of your own class, whose state is
-                not known to add up over the executors.
-            MissingColumnError, ShapeError, BadValueError, EmptyDataError: of the data.
+            ConfigurationError: The model is not compiled with a loss, or a metric is of your own class, whose states
+                may not be additive over the executors.
+            MissingColumnError, ShapeError, BadValueError, EmptyDataError: The data cannot be evaluated.
         """
         packed = self.packed_model
         recipe = recipe_of(self.keras_model, packed.data, objects=self.value("custom_objects"))
@@ -478,7 +485,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         return list(self.packed_model.output_parts.names)
 
     def prediction_options(self) -> PredictionOptions:
-        """Return how rows are predicted from."""
+        """Return the options of predictions."""
         features = listed(names_of(self.value("features_col"), "features_col"))
         functions = decoders(self.value("decode"), features)
         return PredictionOptions(

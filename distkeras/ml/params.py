@@ -280,7 +280,7 @@ class PredictionParams(
     )
     handleInvalid = _spark_param(
         "handleInvalid",
-        "what becomes of a row with a null, NaN or the like: error, skip or keep, without a prediction",
+        "treatment of a row with a null, NaN or another invalid value: error, skip or keep, without a prediction",
         *INVALID,
     )
     invalid_col = param(

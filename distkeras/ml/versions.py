@@ -38,7 +38,7 @@ def _directory(value: Any) -> str:
 
 @with_accessors
 class KerasStreamModel(KerasModel):
-    """Predicts a stream with the latest version that a training stream publishes, and says which version it was.
+    """Predict a stream with the latest version that a training stream publishes, and add the version's number.
 
     ::
 
@@ -46,26 +46,26 @@ class KerasStreamModel(KerasModel):
         scoring = KerasStreamModel("versions", timeout=60)      # in this process or another one
         scoring.transform(arriving).writeStream                 # "prediction", "version"
 
-    Each micro-batch of the stream is predicted with one version: the latest one at its begin. The version's number is
-    that of the training stream's micro-batch that it covers last. A micro-batch that Spark runs again, after a
-    failure, is predicted with the same version. The publisher keeps it until then.
+    Each micro-batch of the stream is predicted with one version: the latest one at the start of the micro-batch. A
+    version has the number of the last micro-batch of the training stream that it covers. A micro-batch that Spark runs
+    again after a failure is predicted with the same version, which the publisher keeps until then.
 
-    Rows of a table are predicted with the version that is the latest one when `transform` is called, and so are
-    functions that `register_function` makes, and `evaluate`, `predict` and `keras_model`.
+    `transform` of a table, functions of `register_function`, `evaluate`, `predict` and `keras_model` use the latest
+    version at the time of the call.
 
     Its columns are those of `KerasModel`, and ``version_col``.
 
     Args:
-        versions: the directory or URI that ``publish`` names, which driver and executors reach. A stream writes there
-            what it holds.
+        versions: the directory or URI of ``publish``, which driver and executors can reach. A scoring stream writes
+            the versions that it uses there.
         timeout: seconds to wait for the first version.
-        version_col: new column with the version's number, a long; "" for none. Default "version".
+        version_col: new column with the version's number, a long; "" adds no column. Default: "version".
         keywords: those of `KerasModel`.
 
     Raises:
-        NoVersionError: there is no version yet.
-        SnapshotError: the directory cannot be read.
-        ConfigurationError: columns that do not fit the model.
+        NoVersionError: There is no version yet.
+        SnapshotError: The directory cannot be read.
+        ConfigurationError: The columns do not fit the model.
     """
 
     versions = param("versions", "directory that a training stream publishes to", _directory, "a directory or a URI")
@@ -88,20 +88,20 @@ class KerasStreamModel(KerasModel):
 
     @property
     def published(self) -> list[int]:
-        """Return the numbers of the versions that are there, oldest first."""
+        """Return the numbers of the published versions, oldest first."""
         return [version.number for version in self._folder().versions()]
 
     def at(self, number: int | None = None) -> KerasModel:
         """Return the model of one version, with this one's columns.
 
         Args:
-            number: of the version; None: the latest one.
+            number: the version's number; None: the latest version.
 
         Raises:
-            NoVersionError: there is none.
-            ConfigurationError: there is none of that number.
-            DifferentJobError: it is of another model.
-            SnapshotError: it cannot be read.
+            NoVersionError: There is no version yet.
+            ConfigurationError: There is no version with this number.
+            DifferentJobError: The version belongs to another model.
+            SnapshotError: The version cannot be read.
         """
         return self._fixed(number)[1]
 

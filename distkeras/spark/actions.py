@@ -58,7 +58,9 @@ class SparkAction:
     def rows(self) -> list[Any]:
         """Return the rows of an action that has ended, or raise what Spark raised; DeadlineError before its end."""
         if not self.ended():
-            raise DeadlineError("a Spark action must have ended to give its rows. Received: one that goes on")
+            raise DeadlineError(
+                "a Spark action must have ended before its rows are read. Received: one that still runs"
+            )
         if self._error is not None:
             raise self._error
         return self._rows

@@ -1,4 +1,4 @@
-"""What a Spark session says of its cluster, under Spark Connect too, and which Python its tasks run on.
+"""The facts that a Spark session knows about its cluster, also under Spark Connect, and the Python of its tasks.
 
 Importing this module loads neither pyspark nor Keras.
 """
@@ -65,7 +65,7 @@ def is_stopped(session: SparkSession) -> bool:
 
 @dataclass(frozen=True)
 class SparkFacts:
-    """What a Spark session says of its cluster, asked once.
+    """The facts that a Spark session knows about its cluster, read once.
 
     Args:
         connect: it is a session of Spark Connect, which hides the rest.
@@ -121,7 +121,7 @@ class SparkFacts:
 
     @property
     def driver_address(self) -> tuple[str, int] | None:
-        """Where Spark's driver listens, which every executor reaches; None where that is not known."""
+        """The address at which every executor can reach Spark's driver; None if it is unknown."""
         host, port = self.settings.get("spark.driver.host"), self.settings.get("spark.driver.port", "")
         return (host, int(port)) if host and port.isdecimal() and int(port) else None
 

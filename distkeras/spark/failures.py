@@ -1,4 +1,4 @@
-"""Where what Spark and Keras raise becomes one of our errors, and where an error's traceback is made short.
+"""The conversion of errors of Spark and Keras into typed errors, and the shortening of tracebacks.
 
 An error says in its first line what is wrong. What follows is the caller's own code alone: frames of this package, of
 Spark, Keras and its backend are left out, of the error and of what caused it. All of it is kept, as text, in
@@ -55,12 +55,12 @@ def named_error(failure: BaseException) -> DistkerasError | None:
     A task's error comes through Spark so, and so does one that a JVM expression raises.
     """
     text = str(failure)
-    named = _TYPED.search(text)
-    if named is None:
+    match = _TYPED.search(text)
+    if match is None:
         return None
-    kind = next(kind for kind in ERRORS if kind.__qualname__ == named[1])
-    worker, step = (None if number is None else int(number) for number in (named[3], named[5]))
-    return kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=text)
+    kind = next(kind for kind in ERRORS if kind.__qualname__ == match[1])
+    worker, step = (None if number is None else int(number) for number in (match[3], match[5]))
+    return kind(match[2], worker=worker, column=match[4], step=step, remote_traceback=text)
 
 
 def typed_error(failure: BaseException, session: SparkSession) -> DistkerasError:

@@ -156,22 +156,22 @@ def _key_of(arrangement: Arrangement | None) -> _LayoutKey | None:
     # A DataFrame remembers what was kept when it was first looked at; one that is made from it does not.
     plan = arrangement.source.select("*")._jdf.queryExecution().withCachedData()  # noqa: SLF001 - PySpark has no public way to a plan
     outputs = plan.output()
-    wanted = {name: outputs.apply(names.index(name)).exprId() for name in arrangement.columns}
+    identities = {name: outputs.apply(names.index(name)).exprId() for name in arrangement.columns}
     while (kind := _kind(plan)) != "InMemoryRelation":
         if kind == "Project":
             listed = plan.projectList()
-            wanted_or_none = {name: _origin(listed, identity) for name, identity in wanted.items()}
-            if None in wanted_or_none.values():
+            origins = {name: _origin(listed, identity) for name, identity in identities.items()}
+            if None in origins.values():
                 return None
-            wanted = wanted_or_none
+            identities = origins
         elif kind != "SubqueryAlias":
             return None
         plan = plan.child()
     kept = plan.output()
     places = [kept.apply(place).exprId() for place in range(kept.size())]
-    if any(identity not in places for identity in wanted.values()):
+    if any(identity not in places for identity in identities.values()):
         return None
-    ordinals = tuple((name, places.index(identity)) for name, identity in wanted.items())
+    ordinals = tuple((name, places.index(identity)) for name, identity in identities.items())
     return _LayoutKey(plan.cacheBuilder(), ordinals, dict(session.conf.getAll), arrangement.made_by)
 
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds until a server that is lost is asked again: the driver may be bringing it back.
 _RETRY_SECONDS = 0.5
-#: Seconds that a call which is under way when the job fails or is interrupted has to return; then it is left alone.
+#: Seconds that a call which is in progress when the job fails or is interrupted has to return; then it is left alone.
 ABANDON_SECONDS = 5.0
 _R = TypeVar("_R")
 
@@ -149,7 +149,7 @@ class CallbackRunner:
             self.changed.notify_all()
 
     def wait_for_calls(self, timeout: float = ABANDON_SECONDS) -> None:
-        """Begin no more calls, and wait for those under way; raise DeadlineError if one does not return in time."""
+        """Begin no more calls, and wait for those in progress; raise DeadlineError if one does not return in time."""
         self.stop_calling()
         deadline = time.monotonic() + timeout
         for thread in self._threads:

@@ -61,7 +61,7 @@ class ClusterServer:
         self.address = AnnouncedAddress("", 0, task.request.key, pinned, settings.checkpoint.uri)
         self.resumed: ResumePoint | None = None
         self.news_seconds = NEWS_SECONDS
-        #: Whether a request is under way that is worth a restart of the server.
+        #: Whether a request is in progress that is worth a restart of the server.
         self._insists = False
         self._driver = RemoteClient(self._session, self.address, self._deadlines, self._look_while_asking)
         self._end_reason: str | None = None
@@ -111,8 +111,8 @@ class ClusterServer:
         try:
             if not self._either_ends(search_action):
                 raise DeadlineError(
-                    f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, "
-                    "and a task that finds it: each needs a free slot"
+                    f"waited {self._deadlines.rows:g} s for Spark to run the parameter server's task and a task that "
+                    "connects to it: each needs a free slot"
                 )
             if self._server.ended():
                 return self._require_served(self._take_in(self._server))
@@ -121,8 +121,8 @@ class ClusterServer:
             search_action.cancel(_CANCEL)
         if row["error"]:
             raise DeadlineError(
-                f"waited {patience:g} s for the parameter server, which needs a slot of its own in addition to "
-                f"the one that looks for it; seen from host {row['host']}: {row['error']}"
+                f"waited {patience:g} s for the parameter server, which needs a slot in addition to that of the task "
+                f"that connects to it; on host {row['host']}: {row['error']}"
             )
         return StartReport.from_json(json.loads(row["place"])["report"])
 
@@ -166,8 +166,9 @@ class ClusterServer:
             for row in search_action.rows():
                 if row["error"]:
                     raise ConfigurationError(
-                        "every executor must reach the parameter server, and `checkpoint`, where it says its address "
-                        f"(a folder of one machine will not do). Received: on host {row['host']}, {row['error']}"
+                        "every executor must reach the parameter server, and `checkpoint`, which has the server's "
+                        "address (a folder on one machine is not enough). "
+                        f"Received: on host {row['host']}, {row['error']}"
                     )
         finally:
             search_action.cancel(_CANCEL)
@@ -273,7 +274,7 @@ class ClusterServer:
                 raise
 
     def _look_while_asking(self) -> None:
-        """Check the server while a request is under way; end the request if its slot may be needed for that."""
+        """Check the server while a request is in progress; end the request if its slot may be needed for that."""
         if not self._insists:
             return
         under_way = self._search is not None

@@ -230,7 +230,7 @@ class JobPlan:
         trained = next(self._trained_rows(), None)
         if trained is not None:
             raise ConfigurationError(
-                f"`server` must be 'driver' where a WideEmbedding goes on from rows that were trained before, as "
+                f"`server` must be 'driver' if a WideEmbedding continues from trained rows, as "
                 f"{trained[1].name!r} does: the driver sends them. Received: server='cluster'"
             )
         request = StartRequest(
@@ -291,8 +291,8 @@ def require_size(server: ServerSettings, size: int, sent_file: bytes) -> None:
     most = server.max_body - _FRAME_ROOM
     if nbytes > most:
         raise ConfigurationError(
-            f"`model` must have at most {most >> 20} MiB, what trains counted twice: executors can read "
-            f"weights that are frozen for themselves, by `frozen_weights`. Received: {-(-nbytes >> 20)} MiB"
+            f"`model` must have at most {most >> 20} MiB, trainable weights counted twice. Executors can read large "
+            f"frozen weights from a file: see `frozen_weights`. Received: {-(-nbytes >> 20)} MiB"
         )
 
 

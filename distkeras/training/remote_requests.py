@@ -183,7 +183,7 @@ class RemoteClient(DriverClient):
 
     Args:
         deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
-        meanwhile: called now and then while a request is under way; what it raises ends the request.
+        meanwhile: called now and then while a request is in progress; what it raises ends the request.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class RemoteClient(DriverClient):
         return rows
 
     def close(self) -> None:
-        """Cancel the request of another thread that is under way; a later one is another job."""
+        """Cancel the request of another thread that is in progress; a later one is another job."""
         super().close()
         action = self._action
         if action is not None:

@@ -325,10 +325,10 @@ def note_resumed(outcome: JobOutcome, point: ResumePoint | None) -> None:
     if point is None:
         return
     if point.exact:
-        log.info("the job goes on at clock %d, exactly where it stopped", point.clock)
+        log.info("the job continues at clock %d, exactly where it stopped", point.clock)
         return
     log.warning(
-        "the job goes on at clock %d with another number of workers, from the beginning of epoch %d: "
+        "the job continues at clock %d with another number of workers, from the beginning of epoch %d: "
         "rows of it that were committed before count once more",
         point.clock,
         point.epoch,

@@ -46,7 +46,7 @@ class ServerTask:
             executor.
         publication: the frame of the driver's `Publish`.
         tables: the initial rows of each table that travels by rows, float32 ``(rows, width)``.
-        rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
+        rows_checked: the rows are known to be those of the job that is resumed, as far as a server can say.
         start: how often the driver has started the server before.
         given_up: the driver has given the servers up to this incarnation up: they are not waited for.
         driver: where Spark's driver listens; None: not known.
@@ -95,9 +95,7 @@ class ServerTask:
             REAL.connect(self.driver, self.request.settings.deadlines.connect).close()
         except ConnectionRefusedError:
             host, port = self.driver
-            raise ServerLostError(
-                f"the job's driver must be running. Received: nothing listens at {host}:{port}, its address"
-            ) from None
+            raise ServerLostError(f"the job's driver has ended: nothing listens at its address {host}:{port}") from None
         except OSError:  # for example a network that is down: the driver may be running
             return
 

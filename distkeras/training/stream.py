@@ -122,7 +122,7 @@ class Publisher:
         log.info("version %d is published in %s", number, self._versions.uri)
 
 
-#: Seconds that the micro-batch under way has to end when a stream is stopped.
+#: Seconds that the micro-batch in progress has to end when a stream is stopped.
 STOP_SECONDS = 600.0
 #: Seconds from one look at the query to the next.
 _LOOK = 3600
@@ -216,7 +216,7 @@ class StreamTraining:
         self._stack = ExitStack()
         self._server: Supervisor
         self._callbacks: CallbackRunner
-        #: What trains the micro-batch under way.
+        #: What trains the micro-batch in progress.
         self._job: SparkJob | None = None
         self._callback_error: BaseException | None = None
         #: Held while a micro-batch is trained, and by what else uses the server's supervisor.
@@ -229,7 +229,7 @@ class StreamTraining:
         self._failure: BaseException | None = None
         #: The center when the stream ended; None: it goes on, or the server was dead.
         self._last: CenterWeights | None = None
-        #: No further micro-batch begins; the one under way is canceled; the server is closed.
+        #: No further micro-batch begins; the one in progress is canceled; the server is closed.
         self._stopping, self._canceling, self._ended = threading.Event(), threading.Event(), threading.Event()
 
     def start(self, writer: DataStreamWriter, folder: str) -> StreamTraining:
@@ -288,7 +288,7 @@ class StreamTraining:
 
     @property
     def lastProgress(self) -> MicroBatchProgress | None:
-        """What became of the latest micro-batch; None before the first. Spark's own is ``query.lastProgress``."""
+        """The outcome of the latest micro-batch; None before the first. Spark's own is ``query.lastProgress``."""
         with self._progress_lock:
             progress = self._progress
             if progress is not None and progress.backlog is None and not self._ended.is_set():
@@ -315,7 +315,7 @@ class StreamTraining:
 
     @short_errors
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Let the micro-batch under way end, and stop the stream. One that takes longer than ``timeout`` is canceled.
+        """Let the micro-batch in progress end, and stop the stream. One that takes longer than ``timeout`` is canceled.
 
         What a canceled one has committed is saved, and a later stream on the same checkpoint goes on there.
 
@@ -334,7 +334,7 @@ class StreamTraining:
         self.query.stop()
 
     def _end_early(self, reason: str) -> None:
-        """Stop the stream after the micro-batch under way, as a callback asks for."""
+        """Stop the stream after the micro-batch in progress, as a callback asks for."""
         if not self._stopping.is_set():
             self._stopping.set()
             self._outcome.stopped = reason
@@ -385,7 +385,7 @@ class StreamTraining:
                 client.close()
         patience = self._plan.worker.deadlines.reply
         if not self._turn.acquire(timeout=patience):
-            raise DeadlineError(f"waited {patience:g} s for the parameter server, which is away")
+            raise DeadlineError(f"waited {patience:g} s for the parameter server to be restarted")
         try:
             if not self._ended.is_set():
                 return self._server.ask(self._plan.fetch_center)

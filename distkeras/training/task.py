@@ -1,4 +1,4 @@
-"""What runs on an executor: one partition's worker, from Arrow batches to commits.
+"""The task on an executor: one partition's worker, from Arrow batches to commits.
 
 The prefetch thread of `source.BatchSource` reads and cuts mini-batches while this thread trains and talks to the
 parameter server. The task's output is a summary of one row; history travels with the commits.
@@ -108,7 +108,7 @@ class Task:
         worker, attempt = context.partitionId(), context.taskAttemptId()
         if worker >= self.settings.workers:
             raise ConfigurationError(
-                f"`df` must have {self.settings.workers} partitions, one a worker. Received: partition {worker}",
+                f"`df` must have {self.settings.workers} partitions, one per worker. Received: partition {worker}",
                 worker=worker,
             )
         gpus = context.resources().get("gpu")
@@ -372,7 +372,7 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
     whole, was_empty = welcome.epoch >= epochs, stream and welcome.checksum == -1
     if (whole and welcome.checksum not in (-1, checksum)) or (was_empty and rows):
         raise LedgerError(
-            f"the input has not yielded the same rows again: checksum {checksum:#018x} of {rows} rows of a "
+            f"the input has not returned the same rows as before: checksum {checksum:#018x} of {rows} rows of a "
             f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
             worker=worker,
         )

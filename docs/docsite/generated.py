@@ -31,7 +31,7 @@ RULES = {
 }
 
 #: The README's six figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
-#: "naive"), and the description.
+#: "naive"), and the two sides, as "measurement, compared with reference".
 FIGURES = (
     ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark with 4.8 million "
      "parameters, compared with two processes that train without any exchange"),
@@ -88,7 +88,10 @@ def figures(chosen: Iterable[tuple[str, str, str, str]] = FIGURES) -> str:
     """Return a short table of the benchmark's ``chosen`` figures; a ratio below its target is in bold."""
     _, rows = load(BENCH)
     by_case = {(row.section, row.case): row for row in rows}
-    lines = ["| measurement | ratio | measured; compared with | target | processor |", "|---|---|---|---|---|"]
+    lines = [
+        "| measurement | compared with | ratio | target | measured | reference | processor |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += [_figure(by_case[section, case], against, what) for section, case, against, what in chosen]
     return "\n".join(lines)
 
@@ -105,18 +108,18 @@ def _figure(row: Row, against: str, what: str) -> str:
     text = _ratio(ratio, spread)
     marked = f"**{text}**" if short else text
     wanted = "–" if target is None else f"≥\u00a0{target:g}"
-    return f"| {what} | {marked} | {_measured(row.ours, other, row.unit)} | {wanted} | {row.processor} |"
+    measured, reference = (_measured(rate, row.unit) for rate in (row.ours, other))
+    cells = (*what.split(", compared with "), marked, wanted, measured, reference, row.processor)
+    return f"| {' | '.join(cells)} |"
 
 
 def _ratio(ratio: float, spread: float | None) -> str:
     return f"{ratio:.{2 if ratio < 10 else 1}f}\u00a0±\u00a0{(spread or 0) / 2:.0%}"
 
 
-def _measured(ours: float, other: float, unit: str) -> str:
-    """What this project has measured, and what it is compared with; jobs an hour as the time of one."""
-    if unit == "jobs/h":
-        return f"{_seconds(ours)}; {_seconds(other)}"
-    return f"{_rate(ours)}; {_rate(other)}\u00a0{unit}"
+def _measured(rate: float, unit: str) -> str:
+    """Return a rate with its unit; jobs per hour become the time of one job."""
+    return _seconds(rate) if unit == "jobs/h" else f"{_rate(rate)}\u00a0{unit}"
 
 
 def _rate(value: float) -> str:
@@ -130,9 +133,9 @@ def _seconds(jobs_an_hour: float) -> str:
 def whole_jobs() -> str:
     """Return the table of whole jobs compared with plain Keras, with the times of both."""
     lines = [
-        "| job | here | plain Keras | plain Keras is faster by | whole program, in times of plain Keras' | "
-        "accuracy here; plain Keras | processor |",
-        "|---|---|---|---|---|---|---|",
+        "| job | distkeras | plain Keras | ratio of the times | ratio for the whole program | accuracy of distkeras | "
+        "accuracy of plain Keras | processor |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in load(BENCH)[1]:
         found = _BESIDE_KERAS.search(row.note)
@@ -141,14 +144,17 @@ def whole_jobs() -> str:
             times = "refused: the rounds disagree" if ratio is None else f"{1 / ratio:.1f}"
             lines.append(
                 f"| {row.case} | {_seconds(ours)} | {_seconds(keras)} | {times} | {found['times']} | "
-                f"{found['ours']}; {found['keras']} | {row.processor} |"
+                f"{found['ours']} | {found['keras']} | {row.processor} |"
             )
     return "\n".join(lines)
 
 
 def epochs() -> str:
     """Return the table of later epochs compared with `fit`, with the times of an epoch of 60,000 rows."""
-    lines = ["| job | ratio | here | `fit` | an epoch here; `fit` | processor |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| job | ratio | distkeras | `fit` | an epoch of distkeras | an epoch of `fit` | processor |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in load(BENCH)[1]:
         if row.section == "train" and "naive: fit on both cores" in row.note:
             ratio, ours, fit = row.ratio_to_naive, row.ours, row.naive
@@ -156,7 +162,7 @@ def epochs() -> str:
                 raise ValueError(f"an epoch must be measured. Received: none for {row.case}")
             lines.append(
                 f"| {row.case} | {_ratio(ratio, row.spread_to_naive)} | {_rate(ours)} rows/s | "
-                f"{_rate(fit)} rows/s | {_ROWS / ours:.1f}\u00a0s; {_ROWS / fit:.1f}\u00a0s | {row.processor} |"
+                f"{_rate(fit)} rows/s | {_ROWS / ours:.1f}\u00a0s | {_ROWS / fit:.1f}\u00a0s | {row.processor} |"
             )
     return "\n".join(lines)
 
@@ -172,6 +178,7 @@ def benchmark() -> str:
     parts = [describe(machine)]
     for section in dict.fromkeys(row.section for row in rows):
         narrow = re.sub(r" +(?= \|)", "", table([row for row in rows if row.section == section]))
+        narrow = re.sub(r"(?m)^\|[^|]*(?=\|)", "", narrow)  # the heading names the section
         parts += [f"## {section}", narrow.replace(" ± ", "\u00a0±\u00a0").replace(", short", ",\u00a0short")]
     return "\n\n".join(parts)
 
@@ -194,8 +201,8 @@ def workers() -> str:
     """Return the table of the times until the target by number of workers."""
     results = json.loads(TUNING.read_text())
     lines = [
-        "| workers | time, if an exchange takes no time | times as fast | time, if an exchange takes the server the "
-        "time of a step | times as fast |",
+        "| workers | time, if an exchange takes no time | speedup | time, if an exchange keeps the server busy for the "
+        "time of a step | speedup |",
         "|---|---|---|---|---|",
     ]
     first: list[float] = []

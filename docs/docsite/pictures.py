@@ -125,7 +125,7 @@ _DATAFRAME = (
 
 
 def dataframe() -> Drawing:
-    """What becomes of the rows of a DataFrame."""
+    """The way of the rows of a DataFrame to mini-batches."""
     drawing = Drawing("From a DataFrame to mini-batches", 342, 0)
     y = 1
     for place, (kind, module, *lines) in enumerate(_DATAFRAME):

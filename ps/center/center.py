@@ -380,7 +380,7 @@ class Center:
         leases = [self._lease_for(commit, self.traits.parts) for commit in commits]
         known = [lease for lease in leases if lease is not None]
         if len(known) < len(commits):
-            text = "a sum must be of commits that are not applied yet. Received: one that is, of workers"
+            text = "none of the commits in a group's sum may be applied yet. Received: an applied one, of workers"
             raise RelayLostError(f"{text} {[commit.worker for commit in commits]}", worker=commits[0].worker)
         return max(known, key=lambda lease: lease.staleness(commits[0], self.clock))
 
@@ -735,8 +735,8 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
     if not _history_fits(commit, center.log.columns):
         rows, columns = commit.history.shape
         raise ShapeError(
-            f"a commit must have a row of history, of the same columns as all, for each of its {commit.steps} steps. "
-            f"Received: {rows} rows of {columns}",
+            f"a commit must have one row of history for each of its {commit.steps} steps, with the job's columns. "
+            f"Received: {rows} rows of {columns} columns",
             worker=commit.worker,
             step=commit.first,
         )

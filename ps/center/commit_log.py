@@ -1,4 +1,4 @@
-"""What the server writes down of every commit, and the history rows that came with it."""
+"""The commit log: the server's record of every commit, with its rows of history."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class CommitLog:
             self._spill()
 
     def totals(self) -> dict[str, Any]:
-        """What is known of all commits together, JSON-ready."""
+        """The totals over all commits, JSON-ready."""
         return {
             "batches": self.batches,
             "samples": self.samples,
@@ -326,7 +326,12 @@ class CommitLog:
                 self._file.append(self._recent(0, count))
             except OSError as error:
                 if self._most_commits == _MEMORY_COMMITS:
-                    report(log, "records", "the records of commits stay in memory: %s", error)
+                    report(
+                        log,
+                        "records",
+                        "the file of commit records cannot be written, so the records stay in memory: %s",
+                        error,
+                    )
                 self._most_commits, self._most_bytes = len(self._commits) + _MEMORY_COMMITS, self._bytes + _MEMORY_BYTES
                 return
             del self._commits[:count], self._history[:count]

@@ -1,4 +1,4 @@
-"""Who holds each partition, and how far it has come: leases and the ledger of mini-batches.
+"""The leases of partitions, and the ledger of their mini-batches.
 
 Rules:
 
@@ -80,7 +80,7 @@ _SHORTEST = 1e-9
 
 
 class LeaseState(enum.Enum):
-    """Who may send commits of a partition."""
+    """The lease of a partition: the right to send its commits."""
 
     #: Its attempt, which is connected.
     HELD = "held"
@@ -324,5 +324,8 @@ class Leases(dict[int, PartitionLease]):
         lease = self.get(worker)
         if lease is None or lease.attempt != attempt:
             holder = "no attempt" if lease is None else f"attempt {lease.attempt}"
-            raise LeaseLostError(f"{holder} holds the lease, and attempt {attempt} is fenced off", worker=worker)
+            raise LeaseLostError(
+                f"attempt {attempt} has lost its lease: {holder} holds the lease, and this request is refused",
+                worker=worker,
+            )
         return lease

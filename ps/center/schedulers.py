@@ -1,4 +1,4 @@
-"""When a worker is sent the center: at once, when a round ends, or when it is not too far ahead.
+"""Schedulers, which release the reply to a worker at once, when a round ends, or when it is not too far ahead.
 
 A scheduler is a plain state machine; its caller waits, with a deadline, until `ready` returns True.
 """

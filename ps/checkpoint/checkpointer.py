@@ -62,7 +62,7 @@ class OptimizerFiles:
             except SnapshotError as error:  # the snapshot itself may still succeed
                 if self._exact:
                     raise
-                report(log, "optimizer", "the optimizer's state of a partition is not saved: %s", error)
+                report(log, "optimizer", "the optimizer's state of a partition could not be saved: %s", error)
             seconds = self._now() - began
             self._due = self._now() + (seconds / SHARE if seconds > _FREE_SECONDS else 0.0)
         # A state that was dropped must not come back.
@@ -85,12 +85,12 @@ class Checkpoint(SavePlace):
     """Where and how often the server's state is saved.
 
     Args:
-        uri: a directory, or a URI that Arrow's filesystems open; of one job alone.
+        uri: a directory, or a URI that Arrow's filesystems open; only one job may use it.
         every: commits from one snapshot to the next, at least 1.
-        keep: snapshots to keep, at least 1.
+        keep: number of snapshots to keep, at least 1.
 
     Raises:
-        ConfigurationError: no text, or a number that is not positive.
+        ConfigurationError: ``uri`` is not a text, or a number is not positive.
     """
 
     every: int = 100
@@ -105,7 +105,7 @@ def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume
 
 @dataclass(frozen=True)
 class StartMode:
-    """How a server begins where an earlier one may have left snapshots.
+    """The start mode of a server, if an earlier one may have left snapshots.
 
     A server that replaces another one has its mode but for ``epoch`` and ``after``, because the snapshot that it finds
     may still be the one of the job before: the first server may have died before it saved anything, or its own
@@ -241,7 +241,7 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001 - the next try may go well; who waits for it has a deadline
             if self.failure is None:
                 what = error if isinstance(error, SnapshotError) else traceback.format_exc()
-                report(log, "snapshot", "a snapshot failed, and is tried again: %s", what)
+                report(log, "snapshot", "a snapshot could not be written, and will be tried again: %s", what)
             self.failure = error
             self._try_require_owned()  # that may be the reason
             return False
@@ -280,7 +280,7 @@ class Checkpointer:
             self._table_files.end()
         names = self._directory.require_owned()
         if self.failure is not None:
-            report(log, "snapshot", "snapshots succeed again")
+            report(log, "snapshot", "snapshots are written again")
         with self._changed:
             self.durable, self.failure, self._covered = durable, None, mark
             self.saved, self._next = (clock, taken), clock + self._checkpoint.every

@@ -266,7 +266,12 @@ class SnapshotDirectory:
         if epoch:
             self._ownership.require_own(names, epoch)
             if not names:
-                report(log, "snapshot", "the files of %r are gone: the job begins again", self._store.uri)
+                report(
+                    log,
+                    "snapshot",
+                    "the checkpoint %r has no files any more: the job begins again from its start",
+                    self._store.uri,
+                )
         # If this server cannot resume from it, the present owner keeps the directory.
         newest = self._newest(snapshots, listed)
         self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
@@ -315,7 +320,7 @@ class SnapshotDirectory:
             for worker, name in saved.optimizer_files.items():
                 center.leases[worker].optimizer = self._load_optimizer(worker, name)
         elif saved.optimizer_files:
-            log.info("all optimizers begin with a new state: the saved ones are of other partitions")
+            log.info("all optimizers begin with a new state, because the saved states belong to other partitions")
         return exact
 
     def save_optimizer(self, worker: int, kept: KeptState) -> str:
@@ -330,7 +335,7 @@ class SnapshotDirectory:
         try:
             header, arrays = self._read(name)
         except DamagedError as error:
-            report(log, "optimizer", "the optimizer's state of a partition is lost: %s", error, worker=worker)
+            report(log, "optimizer", "the state of an optimizer cannot be read, and is lost: %s", error, worker=worker)
             return None
         state = OptimizerState(header["layout"], arrays["content"], header["checksum"])
         return KeptState(state, **{name: header[name] for name in _KEPT_OF_STATE})
@@ -394,7 +399,7 @@ class SnapshotDirectory:
             return [name for name in snapshots if self._ownership.is_own(name)]
         if snapshots:
             raise ConfigurationError(
-                "`checkpoint` must be an empty directory, or the job in it must be resumed. "
+                "`checkpoint` must be an empty directory, or `resume` must be true to continue the job in it. "
                 f"Received: {self._store.uri!r} with {snapshots[-1]}"
             )
         return []
@@ -423,7 +428,7 @@ class SnapshotDirectory:
                 files = tuple(RowFile(**values) for values in header.get("row_files", ()))
                 return _Newest(name, header, arrays, files, self._load_tables(header["state"].get("tables", []), files))
             except DamagedError as error:
-                report(log, "snapshot", "snapshot passed over: %s", error)
+                report(log, "snapshot", "a damaged snapshot is skipped: %s", error)
                 damage = error
         if damage is not None:
             raise SnapshotError(

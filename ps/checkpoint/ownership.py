@@ -1,4 +1,4 @@
-"""Who owns a checkpoint directory: one server at a time, the one with the highest claim.
+"""The ownership of a checkpoint directory: it belongs to the server with the highest claim.
 
 A cluster manager may start a second driver while the first one lives. Both servers would save, and each would remove
 what the other needs. So a server claims the directory before it restores a snapshot, with an epoch above all others,

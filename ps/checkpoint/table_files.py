@@ -100,7 +100,9 @@ class TableFiles:
         try:
             return self._directory.load_rows(file)
         except DamagedError as error:
-            report(log, "snapshot", "rows of a table are written again: %s", error)
+            report(
+                log, "snapshot", "a file with rows of a table cannot be read, and the rows are written again: %s", error
+            )
             with self._changed:
                 self._tables[file.table].changes.mark(file.start, file.stop)
             self.files = tuple(other for other in self.files if other != file)

@@ -50,12 +50,12 @@ class Versions(SavePlace):
     """Where and how often a stream's versions are published.
 
     Args:
-        uri: a directory, or a URI that Arrow's filesystems open; of one stream alone.
+        uri: a directory, or a URI that Arrow's filesystems open; only one stream may use it.
         every: micro-batches from one version to the next, at least 1.
-        keep: versions to keep, at least 2. One that a scoring stream uses is kept in addition.
+        keep: number of versions to keep, at least 2. A version that a scoring stream uses is kept in addition.
 
     Raises:
-        ConfigurationError: no text, or a number that is too small.
+        ConfigurationError: ``uri`` is not a text, or a number is too small.
     """
 
     keep_min = LATEST
@@ -167,7 +167,7 @@ class VersionFolder:
         other = next((version for version in versions if version.stream != own), None)
         if other is not None:
             raise DifferentJobError(
-                f"`publish` must be a directory of this stream alone. Received: {self.uri!r} with version "
+                f"`publish` must be a directory for this stream only. Received: {self.uri!r} with version "
                 f"{other.number} of another stream"
             )
         if versions and versions[-1].number > number:

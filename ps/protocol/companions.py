@@ -7,7 +7,7 @@ Rules:
 
 1. Terms are added up in the order of the workers' numbers, so a sum does not depend on who came first.
 2. A companion is named by its attempt and by the number of its connection to the server: a worker that has joined
-   again since can be in no sum of before.
+   again since can be in no earlier sum.
 """
 
 from __future__ import annotations

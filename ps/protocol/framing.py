@@ -132,7 +132,7 @@ Allocate = Callable[[type[Message], np.dtype, int], np.ndarray]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a peer may send in one frame: bytes of fields and table, bytes of all arrays, and how many arrays."""
+    """The limits of one frame: bytes of fields and table, bytes of all arrays, and the number of arrays."""
 
     fields: int = 256 * 1024  # a traceback travels in a field
     body: int = 1 << 32
@@ -439,7 +439,9 @@ class Reader:
         while ahead:
             if event is not None:
                 name = type(event).__name__
-                raise RemoteProtocolError(f"a peer must wait for the answer. Received: more after a {name}")
+                raise RemoteProtocolError(
+                    f"a peer must wait for the answer to its message. Received: further bytes after a {name}"
+                )
             space = self._spaces[0]
             size = min(len(space), len(ahead))
             space[:size], ahead = ahead[:size], ahead[size:]
@@ -515,7 +517,7 @@ def decode(frame: bytes) -> Message:
         space[:count], rest = rest[:count], rest[count:]
         event = reader.received(count)
     if rest or not isinstance(event, Message):
-        raise RemoteProtocolError(f"one whole frame must come. Received: {len(frame)} bytes of another length")
+        raise RemoteProtocolError(f"the bytes must be exactly one frame. Received: {len(frame)} bytes")
     return event
 
 

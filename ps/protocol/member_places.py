@@ -1,4 +1,4 @@
-"""Where workers find each other: the lines of `Members`, as the server writes and a worker reads them."""
+"""The addresses of members: the lines of `Members`, as the server writes and a worker reads them."""
 
 from __future__ import annotations
 

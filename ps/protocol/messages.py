@@ -751,7 +751,7 @@ class FetchRequest:
 
 
 class TakenRequest(NamedTuple):
-    """Tells the server what became of the kept state: it is loaded, or ``problem`` says why not; gets None."""
+    """Reports to the server whether the kept state was used: it is loaded, or ``problem`` says why not; gets None."""
 
     problem: str
 

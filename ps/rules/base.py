@@ -1,4 +1,4 @@
-"""What an update rule is: frozen hyper-parameters and two halves of plain functions on explicit state.
+"""The base of update rules: frozen hyper-parameters, and two halves of plain functions on explicit state.
 
 The *worker half* runs with a `Replica` and decides when an exchange is due, what is sent, and what is done with the
 reply. The *server half* runs under the center's lock: `accept` once per commit, then `apply` chunk by chunk.
@@ -43,7 +43,7 @@ BY_SPEED = "by_speed"
 
 @dataclass(frozen=True)
 class Traits:
-    """What the machinery around a rule must know of it.
+    """The traits of a rule that workers, server and simulator need to know.
 
     Args:
         parts: vectors in one payload.
@@ -102,7 +102,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class RuleInfo:
-    """What the generated table of rules says of a rule.
+    """The entry of a rule in the generated table of rules.
 
     Args:
         title: the name in the paper.
@@ -193,7 +193,7 @@ class Replica(Protocol):
 
 @dataclass
 class WorkerState:
-    """What a worker remembers between two exchanges.
+    """The state of a worker between two exchanges.
 
     Args:
         sent: the vector that the server last sent. Immutable.

@@ -48,7 +48,7 @@ class Schedule(ABC):
         """Learning rate of the commit that finds the clock at ``clock``, at least 0."""
 
     def config(self) -> dict[str, Any]:
-        """JSON-ready; `schedule_of` takes it back."""
+        """Return a description in JSON's types, from which `schedule_of` makes the schedule again."""
         return {"schedule": self.name, **dataclasses.asdict(self)}
 
 
@@ -74,11 +74,11 @@ def _require_clocks(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """Multiplied by ``factor`` at each boundary.
+    """A rate that is multiplied by ``factor`` at each boundary.
 
     Args:
-        boundaries: clocks, rising.
-        factor: above 0. Default 0.1.
+        boundaries: clocks, in ascending order.
+        factor: factor at each boundary, above 0. Default 0.1.
     """
 
     name = "step"
@@ -92,7 +92,7 @@ class StepDecay(Schedule):
 
 @dataclass(frozen=True)
 class WarmUp(StepDecay):
-    """Rises linearly from ``rate / divisor`` to ``rate`` over ``length`` commits; then decays in steps, if asked to.
+    """A rate that rises linearly from ``rate / divisor`` to ``rate`` over ``length`` commits; then step decay.
 
     Args:
         length: commits, at least 1.
@@ -118,7 +118,7 @@ class Cosine(Schedule):
 
     Args:
         length: commits, at least 1.
-        least: at least 0, at most ``rate``. Default 0.
+        least: the final rate, at least 0 and at most ``rate``. Default 0.
     """
 
     name = "cosine"

@@ -1,4 +1,4 @@
-"""Who may connect, and who was refused.
+"""Admission control: the connections that are accepted, and the refused ones.
 
 A connection is pending until it has proved that it holds the job's key; from then on it is a peer's. Rules:
 
@@ -127,9 +127,9 @@ class AdmissionControl:
         """Make a peer of a connection that has proved the key; raise RemoteProtocolError if there is no room for it."""
         with self._changed:
             if self._peers >= self.peers_max:
-                raise RemoteProtocolError(f"a server must have at most {self.peers_max} peers. Received: one more")
+                raise RemoteProtocolError(f"the server has {self.peers_max} peers, and accepts no further one")
             if pending.evicted is not None:
-                raise RemoteProtocolError("the connection must still be there. Received: its end")
+                raise RemoteProtocolError("the server closed the connection, to make room for newer ones")
             del self._pending[pending]
             pending.admitted = True
             self._peers += 1
@@ -155,4 +155,4 @@ class AdmissionControl:
             full = len(self._first) == self.addresses_max
             address = "further addresses" if full else pending.address
             self._first[("", False) if full else key] = Refusal(self._world.time(), address, reason)
-        report(log, "refused", "refused %s: %s (logged once for each address)", address, reason)
+        report(log, "refused", "a connection from %s is refused: %s (logged once per address)", address, reason)

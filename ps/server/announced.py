@@ -140,7 +140,7 @@ class Standby:
                 if not backoff.pause():
                     raise
         if owner is not None and owner.claim != self._claim:
-            log.info("the server with claim %s serves this job; this one waits while that one lives", owner.claim)
+            log.info("the server with claim %s serves this job; this one waits as its standby", owner.claim)
             self._claim, self._progress = owner.claim, None
             self._active_at = self._moved_at = self._world.monotonic()
         return owner

@@ -76,8 +76,8 @@ class LeaseConnections(dict[int, Peer]):
             holds = lease is not None and not lease.finished and lease.attempt == attempt
             if not holds or self._newest.get((worker, attempt)) != connection:
                 raise RelayLostError(
-                    f"a sum must be of workers with leases. Received: attempt {attempt} of worker {worker} over its "
-                    f"connection {connection}, which is not the one that it has",
+                    f"a sum must only include workers with a lease. Received: attempt {attempt} of worker {worker}, "
+                    f"whose connection {connection} is not the present one",
                     worker=sender,
                 )
 
@@ -88,6 +88,6 @@ class LeaseConnections(dict[int, Peer]):
         """
         if self.get(worker) is not peer:
             raise LeaseLostError(
-                "the worker has its lease over another connection; requests over this one are refused",
+                "the worker now holds its lease over another connection; requests over this one are refused",
                 worker=worker,
             )

@@ -1,4 +1,4 @@
-"""What the server answers, and which request waits for what: messages in, messages out, one lock around the `Center`.
+"""The dispatcher answers requests and lets them wait: messages in, messages out, one lock around the `Center`.
 
 The sessions' threads, which receive and send, call this. The finite check is done outside the lock.
 """
@@ -355,7 +355,7 @@ class Dispatcher:
         """Return the reply to ``message``; the session sends a DistkerasError to the peer."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise RemoteProtocolError(f"a server must be asked. Received: {type(message).__name__}")
+            raise RemoteProtocolError(f"a message to the server must be a request. Received: {type(message).__name__}")
         return handler(peer, message)
 
     def _on_hello(self, peer: Peer, message: Hello) -> Message:
@@ -529,7 +529,7 @@ class Dispatcher:
             self.changed.fail(message)
         else:  # Spark tries again where it may
             worker, attempt = peer.lease or (message.worker, None)
-            report(log, "node", "an attempt has failed: %s", error.message, worker=worker, attempt=attempt)
+            report(log, "node", "a task attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self._acknowledge()
 
     def _on_publish(self, peer: Peer, message: Publish) -> Message:

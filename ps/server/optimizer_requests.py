@@ -1,4 +1,4 @@
-"""What the server answers to requests about the states of the workers' optimizers."""
+"""The server's answers to requests about the states of the workers' optimizers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class OptimizerRequests:
             with self._changed:
                 self._require_lease(peer, message).keep_optimizer(message, self._now(), ahead=self._ahead)
         except RemoteProtocolError as error:  # a lost lease is reported by the session
-            report(log, "optimizer", "a state is not kept: %s", error.message, worker=worker, attempt=attempt)
+            report(
+                log, "optimizer", "an optimizer's state is refused: %s", error.message, worker=worker, attempt=attempt
+            )
             raise
         return self._acknowledge()
 
@@ -81,7 +83,7 @@ class OptimizerRequests:
         return KeptOptimizer(state.layout, state.content, state.checksum, attempt=kept.attempt, sequence=kept.sequence)
 
     def taken(self, peer: Peer, message: OptimizerTaken) -> Message:
-        """Report what became of the state that was sent."""
+        """Report whether the state that was sent was loaded."""
         worker, attempt = message.worker, message.attempt
         with self._changed:
             lease = self._require_lease(peer, message)
@@ -91,7 +93,7 @@ class OptimizerRequests:
             problem = message.problem or "none is kept"
             report(log, "optimizer", text, attempt, sequence, problem, worker=worker, attempt=attempt)
         else:
-            text = "attempt %d goes on after commit %d with the optimizer of attempt %d after commit %d (%.1f s old)"
+            text = "attempt %d continues after commit %d with the optimizer of attempt %d after commit %d (%.1f s old)"
             where = (attempt, sequence, kept.attempt, kept.sequence, self._now() - kept.kept_at)
             report(log, "optimizer", text, *where, worker=worker, attempt=attempt)
         return self._acknowledge()

@@ -71,7 +71,9 @@ class RelayGroups:
         """Raise a RelayLostError unless ``worker`` is the relay of its group."""
         announced = self._announced.get(worker)
         if announced is None or self._relays.get(self._name(announced)) is not announced:
-            raise RelayLostError("the commits of a group must come from its relay", worker=worker)
+            raise RelayLostError(
+                "only the relay of a group may send its commits: this worker is not the relay", worker=worker
+            )
 
     def _awaited(self, center: Center) -> set[int]:
         """Return those that have data left and have not announced themselves, when nothing is committed yet."""
@@ -95,7 +97,9 @@ class RelayGroups:
             if self._name(other) == name and _holds(center, other)
         }
         if message.worker not in members:
-            raise ConfigurationError("a worker must hold its lease to be in a group", worker=message.worker)
+            raise ConfigurationError(
+                "a worker must hold its lease to join a group. Received: no lease", worker=message.worker
+            )
         relay = self._relays.get(name)
         if relay is None or members.get(relay.worker) is not relay:
             relay = self._relays[name] = message if name in self._formed else members[min(members)]

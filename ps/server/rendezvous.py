@@ -151,7 +151,7 @@ class Rendezvous:
         """End the job, for ``lost`` workers cannot be replaced."""
         lease = center.leases.get(lost[0]) if lost else None
         error = MemberLostError(
-            f"workers {list(lost)}, with which others exchange, were lost in epoch {lease.epoch if lease else 0}, and "
+            f"workers {list(lost)}, which exchange with others, were lost in epoch {lease.epoch if lease else 0}, and "
             f"{why}",
             worker=lost[0] if lost else None,
             step=lease.batch if lease else 0,
@@ -240,7 +240,7 @@ class Rendezvous:
 
     def _cut(self, commit: Commit) -> MemberLostError:
         return MemberLostError(
-            "a worker with which others exchange was lost before all had ended the round, which is taken again",
+            "a worker was lost before all workers had finished the round; all workers repeat it",
             worker=commit.worker,
             step=commit.first,
         )
@@ -268,8 +268,8 @@ def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: b
     if len({len(members) for members in by_node.values()}) > 1:
         sizes = ", ".join(f"{node}: {len(members)}" for node, members in by_node.items())
         raise ConfigurationError(
-            f"each host must run equally many workers, which are a node's devices; or give the rule `nodes`, their "
-            f"number. Received: {sizes}"
+            "each host must run the same number of workers, because the workers of a host form a node; or set the "
+            f"rule's `nodes`. Received: {sizes}"
         )
     ranks = [worker for members in by_node.values() for worker in members]
     places = [line_of(announced[worker]) for worker in ranks]

@@ -102,7 +102,10 @@ class Session:
             else:
                 worker_lost = self.lease is not None and not closing
                 log.log(
-                    logging.WARNING if worker_lost else logging.DEBUG, "connection of %s ends: %s", self.name, error
+                    logging.WARNING if worker_lost else logging.DEBUG,
+                    "the connection of %s has ended: %s",
+                    self.name,
+                    error,
                 )
         self.vectors.drop()
         self.share(None)  # the session may be known as the last holder of a lease for long
@@ -201,7 +204,7 @@ class ParameterServer:
         self._world, self._snapshots = world, snapshots
         self.deadlines = settings.deadlines
         self._whole = settings.authenticate_vectors and context is None  # TLS has authenticated all there is
-        #: Who may connect, and who was refused.
+        #: Admission control: the connections that are accepted, and the refused ones.
         self.admission = AdmissionControl(world=world)
         self.dispatcher = Dispatcher(
             settings, incarnation=incarnation, snapshots=snapshots, restored=restored, world=world

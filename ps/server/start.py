@@ -1,4 +1,4 @@
-"""How a server begins: its request, the snapshot that it restores, and its report."""
+"""The start of a server: its request, the snapshot that it restores, and its report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOADING_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class StartRequest:
-    """What a process needs to become a job's server.
+    """The request to start a job's server, with everything that the process needs.
 
     Args:
         key: the job's key, 32 bytes.

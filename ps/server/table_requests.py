@@ -1,4 +1,4 @@
-"""What the server answers to a driver that publishes the rows of tables, or reads them."""
+"""The server's answers to a driver that publishes or reads the rows of tables."""
 
 from __future__ import annotations
 

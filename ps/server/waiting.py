@@ -21,7 +21,7 @@ _SLOWEST_LOOK = 5.0
 
 
 class ServerState(enum.Enum):
-    """How far the life of a server has come."""
+    """The states of a server's life."""
 
     #: It answers all requests.
     RUNNING = "running"
@@ -111,7 +111,7 @@ class JobCondition:
         with self:
             if self.corruption is None:
                 self.corruption = reason
-                report(log, "restart", "this server has to be started again: %s", reason)
+                report(log, "restart", "this server must be restarted: %s", reason)
                 if self.state is ServerState.RUNNING:
                     self.move(ServerState.CORRUPT)
             self.notify_all()

@@ -153,43 +153,43 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     keep_centers: bool = False,
     groups: Sequence[Sequence[int]] | None = None,
 ) -> Trace:
-    """Runs ``rule`` with virtual workers.
+    """Run ``rule`` with virtual workers, and return a trace of the commits.
 
     Windows that follow the workers' speeds (``window="by_speed"``) are measured in virtual time, exchanges included.
 
-    All workers are sent the center at clock 0. Workers of rules that step locally take plain SGD steps.
+    All workers receive the center at clock 0. Under rules that step locally, workers take plain SGD steps.
 
-    Where a rule asks whether the server is occupied (zealous DOWNPOUR), the question and its answer take the latency of
-    `communication` each. The server is occupied while a commit that has arrived there has not been applied: without
-    ``service`` never.
+    If a rule asks whether the server is occupied (zealous DOWNPOUR), the question and its answer each take the latency
+    of `communication`. The server is occupied while a commit that has arrived has not been applied yet; without
+    ``service`` it never is.
 
     Args:
         rule: an update rule, or its name.
         theta0: initial parameters, shape ``(size,)``.
-        gradient: ``gradient(theta, worker)`` gives a gradient, shape ``(size,)``; called once a local step, in the
-            order in which the steps end. It must neither change ``theta`` nor keep it.
+        gradient: ``gradient(theta, worker)`` returns a gradient, shape ``(size,)``. It is called once per local step,
+            in the order in which the steps end. It must neither change ``theta`` nor keep it.
         workers: number of virtual workers, n.
-        learning_rate: eta, of the server if the rule steps there, which may be a schedule; else of the workers' steps.
-        schedule: worker ids in the order in which their commits complete, or are refused. Either this or `timing`.
-        steps: commits in all. Default: as many as `schedule` has.
-        seed: of `timing`.
-        dtype: float32 or float64, of all vectors.
-        communication: what an exchange costs in time: the payload's way, the server, the center's way back. Only with
-            `timing`. None: nothing.
-        occupied: ``occupied(worker, clock)`` answers such a question under an explicit schedule. None: never occupied.
-        staleness_bound: iterations that a worker may be ahead of the slowest, for rules whose commits are answered with
-            the center.
-        rounds: hold a barrier around such a rule that has none.
-        numbered: the gradient is ``gradient(theta, worker, batch)``, with the number of the worker's mini-batch from 0
-            on. A window that a rule refuses is computed again from the same numbers.
-        measure_gap: fill in the gaps.
-        keep_centers: keep the center after each commit.
-        groups: the workers of each group, which compute one window each and commit together; under a `schedule`, which
-            then has the numbers of groups. Each worker is in one of them.
+        learning_rate: eta of the server if the rule steps there, a number or a schedule; otherwise of the workers.
+        schedule: worker ids in the order in which their commits complete or are refused. Give either this or `timing`.
+        steps: total number of commits. Default: the length of `schedule`.
+        seed: seed of `timing`.
+        dtype: float32 or float64, for all vectors.
+        communication: duration of an exchange: of the payload, the server, and the reply. Only with `timing`. None: an
+            exchange takes no time.
+        occupied: ``occupied(worker, clock)`` answers whether the server is occupied, with a `schedule`. None: never.
+        staleness_bound: largest number of iterations by which a worker may be ahead of the slowest one, for rules whose
+            reply is the center.
+        rounds: whether to add a barrier to such a rule without rounds.
+        numbered: whether the gradient is ``gradient(theta, worker, batch)``, with the number of the worker's
+            mini-batch, from 0. A window that a rule refuses is computed again with the same numbers.
+        measure_gap: whether to measure the gaps.
+        keep_centers: whether to keep the center after each commit.
+        groups: the workers of each group, which compute one window each and commit together. Each worker is in one
+            group. It needs a `schedule`, which then has numbers of groups.
 
     Raises:
-        ConfigurationError: arguments that cannot work or do not go together, or a schedule that lets a waiting worker
-            commit.
+        ConfigurationError: An argument is invalid, arguments do not fit together, or the schedule names a waiting
+            worker.
     """
     rule = make(rule) if isinstance(rule, str) else rule
     theta0 = flat_vector(theta0, dtype)
@@ -204,7 +204,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     if communication is not None and timing is None:
         raise ConfigurationError("`communication` must come with `timing`. Received: a schedule")
     if occupied is not None and schedule is None:
-        raise ConfigurationError("`occupied` must come with `schedule`: times tell it otherwise. Received: `timing`")
+        raise ConfigurationError("`occupied` must be given only with a `schedule`. Received: `timing`")
     job = VirtualJob(
         rule,
         theta0,
@@ -252,8 +252,8 @@ def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> Non
             )
         if worker in job.waiting:
             raise ConfigurationError(
-                f"`schedule` must let only running workers commit. Received: worker {worker} at place {number}, "
-                f"who waits for {sorted(job.center.scheduler.waiting_for(worker))}"
+                f"`schedule` must not name a worker that waits for others. Received: worker {worker} at place "
+                f"{number}, which waits for {sorted(job.center.scheduler.waiting_for(worker))}"
             )
         job.now = float(number)
         request = job.pending[worker]
@@ -270,7 +270,7 @@ def _checked_groups(
     checked = [sorted(group) for group in groups]
     if schedule is None or not rule.traits.sums or sorted(itertools.chain(*checked)) != [*range(workers)]:
         raise ConfigurationError(
-            f"`groups` must have each of {workers} workers once, under a `schedule` and a rule whose movements add up. "
+            f"`groups` must contain each of {workers} workers once, with a `schedule` and a rule that adds movements. "
             f"Received: groups={groups!r} with rule {rule.name!r}"
         )
     if not all(0 <= number < len(checked) for number in schedule):

@@ -1,4 +1,4 @@
-"""How long virtual workers take: execution times, and what an exchange costs."""
+"""The times of virtual workers: execution times, and the duration of an exchange."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Gamma(Timing):
     The paper prints mean = B V^2; its figure (mean 128, 1 % and 27.9 % above 1.25 times it) fits mean = B.
 
     Args:
-        heterogeneous: which of the two. Default False.
+        heterogeneous: whether the machines differ. Default False.
         v_task, v_machine: coefficients of variation. Default 0.1, and 0.1 or, heterogeneous, 0.6.
 
     Reference: Hakimi et al. 2019, Appendix A.4, Algorithms 11 and 12.
@@ -66,7 +66,7 @@ class Gamma(Timing):
 
 @dataclass(frozen=True)
 class Memoryless(Timing):
-    """Exponentially distributed times: who commits next does not depend on the past."""
+    """Exponentially distributed times: the next worker to commit does not depend on the past."""
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
         """No worker differs from another."""
@@ -79,7 +79,7 @@ class SlowWorkers(Timing):
 
     Args:
         share: of slow workers, in [0, 1]; rounded up to whole ones. Default 1/16.
-        factor: how much longer their steps take. Default 10.
+        factor: factor by which their steps are slower. Default 10.
         variation: coefficient of variation of each time. Default 0.1.
 
     Reference: Shi et al. 2024, Section 4 ("average computation time 10 times longer", one worker of sixteen).
@@ -111,12 +111,12 @@ def _gammas(rng: np.random.Generator, alpha: float, means: np.ndarray) -> Draw:
 
 @dataclass(frozen=True)
 class Communication:
-    """What an exchange costs in addition to the computation.
+    """The duration of an exchange, in addition to the computation.
 
     Args:
         latency: seconds for a message to arrive, however small.
         bandwidth: bytes per second of a worker's link; infinite by default.
-        service: seconds that the server, one request at a time, spends on each exchange.
+        service: seconds that the server needs for each exchange; it serves one request at a time.
     """
 
     latency: float = not_negative(0.0)
@@ -129,5 +129,5 @@ class Communication:
             check_field(self, "bandwidth", require_number)
 
     def transfer(self, size: int) -> float:
-        """Seconds for ``size`` bytes one way."""
+        """Return the seconds to send ``size`` bytes in one direction."""
         return self.latency + size / self.bandwidth

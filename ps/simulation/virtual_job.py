@@ -200,7 +200,7 @@ class VirtualJob:
         return True
 
     def trace(self) -> Trace:
-        """What happened so far."""
+        """The trace of the events so far."""
         column = self.center.log.commits()
         norms = np.array(self._norms) if self._measure_gap else np.full(len(column), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):

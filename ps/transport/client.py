@@ -110,8 +110,8 @@ class Channel:
 
     def _handshake_cut_short(self) -> DistkerasError:
         if self.connection.server:
-            return AuthenticationError("the peer hung up before it had proved the job's key")
-        return ServerLostError("the server hung up during the handshake")
+            return AuthenticationError("the peer closed the connection before it had proved the job's key")
+        return ServerLostError("the server closed the connection during the handshake")
 
     def send(self, message: Message) -> None:
         """Send ``message``; raise DeadlineError after ``frame`` seconds, OSError if the connection is gone."""
@@ -138,7 +138,7 @@ class Channel:
                     raise ConnectionResetError("another server has taken its place") from None
                 continue
             if begun and count == 0:  # no offense against the protocol: the peer died, or its line did
-                raise ConnectionResetError("the peer hung up within a frame")
+                raise ConnectionResetError("the peer closed the connection within a frame")
             event, _ = self.connection.received(count)
             if event is not None:
                 return event
@@ -171,7 +171,9 @@ class Channel:
             try:
                 sent = self.stream.write(pending, self._left(deadline, what))
             except (TimeoutError, BlockingIOError):
-                raise DeadlineError(f"waited for {what} until its deadline; the peer does not take it") from None
+                raise DeadlineError(
+                    f"waited for {what} until its deadline; the peer does not read what is sent"
+                ) from None
             while pending and sent >= len(pending[0]):
                 sent -= len(pending.pop(0))
             if sent:
@@ -228,7 +230,7 @@ def dial(
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and the key to it. It travels in Spark's own task closure; the key is not in its repr.
+    """The address of a server, and its key. It is sent in Spark's task closure; the key is not in its repr.
 
     Args:
         host, port: where the server listens.
@@ -274,7 +276,7 @@ class Client:
         #: Bounds on the server's frames; a driver is sent two arrays for each of a job's tables.
         self.limits = Limits(arrays=_ARRAYS_MAX)
         self._met = met
-        #: Held while a request is under way.
+        #: Held while a request is in progress.
         self._requesting = world.lock()
 
     @property

@@ -1,4 +1,4 @@
-"""How long each wait may last, and pauses between tries."""
+"""The deadlines of waits, and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from distkeras.ps.world.world import REAL, World
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long each wait may last, in seconds.
+    """The longest duration of each wait, in seconds.
 
     Args:
-        connect: to reach the server's port.
-        handshake: from a connection to its authentication.
-        frame: from a frame's first byte to its last.
-        publish: a worker's wait for the driver to publish the center.
-        gather: a worker's wait for all others to join, where the rule or the scheduler needs them all.
+        connect: time to connect to the server's port.
+        handshake: time from a connection to its authentication.
+        frame: time from the first byte of a frame to the last.
+        publish: a worker's wait until the driver has published the center.
+        gather: a worker's wait until all workers have joined, if the rule or the scheduler needs all of them.
         reply: a worker's wait for a round, a slower worker, or a busy server.
         lease: silence of a connected holder of a partition after which another attempt takes over. A holder that
             lives is never silent that long: it sends heartbeats while it computes.
-        silence: of a connected worker between two requests; of all tasks of `Trainer.train_groups` between two saved
-            groups.
-        standstill: the server's silence towards its driver after which its process is killed, and started again from
-            its checkpoint; without one, it has ``reply`` seconds before the job ends.
-        reconnect: a worker's attempts to reach the server again after a lost connection.
+        silence: time between two requests of a connected worker, and between two saved groups of all tasks of
+            `Trainer.train_groups`.
+        standstill: time without an answer to the driver after which the server's process is killed and restarted from
+            its checkpoint. Without a checkpoint, the job ends after ``reply`` seconds without an answer.
+        reconnect: time for a worker's attempts to reach the server again after a lost connection.
         rows: a worker's wait for Spark's next rows, which other stages may have to compute first.
-        close: for the server's threads to end.
+        close: time for the server's threads to end.
 
     Raises:
-        ConfigurationError: one is not a finite number above 0.
+        ConfigurationError: A deadline is not a finite number above 0.
     """
 
     connect: float = 20.0

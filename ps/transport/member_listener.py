@@ -1,4 +1,4 @@
-"""Where a worker accepts the connections of other workers, which prove the job's key and say who they are."""
+"""The listener of a worker, which accepts connections of other workers that prove the job's key."""
 
 from __future__ import annotations
 

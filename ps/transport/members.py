@@ -389,7 +389,7 @@ class MemberLinks:
         except (RemoteProtocolError, OSError) as error:
             raise self._lost(rank, f"is lost: {error}", step) from error
         if isinstance(message, EndOfStream):
-            raise self._lost(rank, "is lost: it hung up", step)
+            raise self._lost(rank, "is lost: it closed the connection", step)
         if not isinstance(message, kind) or message.step != step:  # type: ignore[attr-defined]  # both kinds have one
             raise RemoteProtocolError(
                 f"worker {self.membership.places[rank][0]} must send a {kind.__name__} of step {step}. "

@@ -319,7 +319,7 @@ class RelayLink:
         self._channel.send(message)
         answer = self._channel.receive(self._deadlines.reply, f"the relay's answer to a {type(message).__name__}")
         if isinstance(answer, EndOfStream):
-            raise RelayLostError("it hung up")
+            raise RelayLostError("it has closed the connection")
         return answer
 
     def close(self) -> None:

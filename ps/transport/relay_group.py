@@ -11,7 +11,7 @@ goes to the relay of its group. The protocol, which is that of one worker with a
   over the connection to the server that it had when it connected to the relay, and its mini-batches must be the next.
 * **Applied.** The reply to the relay is the reply to all in the sum: the server counts their staleness from it.
 * **Something is lost** (the relay, a connection, the server, the answer), or the server refuses the sum. Then a worker
-  joins the server again over a new connection. From that moment on no sum of before can be applied with its movement,
+  joins the server again over a new connection. From that moment on no earlier sum can be applied with its movement,
   and the server says whether it was: then the worker pulls, else it hands the same movement to the relay of that
   moment. One that has lost its relay reports that, and a relay that is lost to one of its workers is followed by
   another one. So each movement counts once, wherever and whenever a process dies.

@@ -53,7 +53,7 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
         text = "the vectors of partition %d travel over its connection: its memory cannot be mapped here: %s"
         log.info(text, hello.worker, error)
         return None
-    log.info("the vectors of partition %d are in memory that both ends of its connection share", hello.worker)
+    log.info("partition %d and the server exchange vectors through shared memory", hello.worker)
     return slots
 
 
@@ -82,7 +82,7 @@ def introduce(
         if memory is not None:
             memory.hide()
     if isinstance(answer, EndOfStream):
-        raise ConnectionResetError("it hung up")
+        raise ConnectionResetError("it has closed the connection")
     if not isinstance(answer, Welcome):
         raise RemoteProtocolError(f"a worker must welcome another one. Received: {type(answer).__name__}")
     shared = slots if answer.shares else None

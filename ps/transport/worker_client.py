@@ -64,14 +64,14 @@ BEATS_A_LEASE = 4
 
 
 class Heartbeats:
-    """Sends a `Heartbeat` at an interval from a thread of its own, while no request is under way on the channel.
+    """Sends a `Heartbeat` at an interval from a thread of its own, while no request is in progress on the channel.
 
     To the server a peer that waits for an answer is alive, so a request replaces a heartbeat. A connection that is
     found dead is hung up: the next request finds that, and connects again.
 
     Args:
         channel: the connection of a worker that has joined.
-        lock: held by the thread that has a request under way.
+        lock: held by the thread that has a request in progress.
         interval, timeout: seconds between heartbeats, and for an answer.
     """
 
@@ -153,7 +153,7 @@ class Posting(Generic[_T]):
         return outcome
 
     def close(self) -> None:
-        """The thread ends, after the call that is under way."""
+        """The thread ends, after the call that is in progress."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -340,7 +340,7 @@ class WorkerClient(Client):
         return self._centers.spare(lambda: np.empty(self.size, np.float32))
 
     def payload(self, parts: int) -> tuple[Vector, ...]:
-        """Return buffers for the next commit, other than those of a commit that is under way.
+        """Return buffers for the next commit, other than those of a commit that is in progress.
 
         Behind the dense elements of each are the rows of all tables, as `tables.spans` says.
         """
@@ -400,7 +400,7 @@ class WorkerClient(Client):
         return memory, slots
 
     def _use(self, slots: SharedSlots | None) -> None:
-        """Leave vectors in ``slots`` from now on; None: they travel. What is in slots of before stays there."""
+        """Leave vectors in ``slots`` from now on; None: they travel. Vectors in earlier slots stay there."""
         if self.channel is not None:
             self.channel.connection.share(slots)
         if slots is not self._slots:
@@ -624,7 +624,7 @@ class WorkerClient(Client):
         return answer if answer.sequence else None
 
     def report_optimizer(self, problem: str) -> None:
-        """Say what became of the state that was fetched: it is loaded, or ``problem`` says why it is not."""
+        """Report whether the fetched state was used: it is loaded, or ``problem`` says why it is not."""
 
         def once() -> Ack:
             taken = OptimizerTaken(self.worker, self.attempt, self.incarnation, self._fetched, problem)

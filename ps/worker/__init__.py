@@ -1,1 +1,1 @@
-"""What every worker does, under any rule."""
+"""The worker: its loop, under any rule, and the state that it keeps."""

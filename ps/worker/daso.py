@@ -85,8 +85,8 @@ class MemberState(NamedTuple):
         found = kept.sequence if isinstance(kept, KeptOptimizer) else 0
         if kept is None or found != sequence or kept.damaged:
             raise SnapshotError(
-                f"the state of the worker after commit {sequence} must be kept for its next attempt. "
-                f"Received: {'a damaged one' if found == sequence else f'that after commit {found}'}",
+                f"the server must have the worker's state after commit {sequence}, to continue from it. "
+                f"Received: {'a damaged state' if found == sequence else f'the state after commit {found}'}",
                 worker=worker,
             )
         try:
@@ -103,7 +103,8 @@ class MemberState(NamedTuple):
             )
         except (ValueError, TypeError) as error:
             raise SnapshotError(
-                f"the kept state must be that of a member with {sizes[0]} parameters. Received: {error}", worker=worker
+                f"the worker's saved state must be of a model with {sizes[0]} parameters. Received: {error}",
+                worker=worker,
             ) from error
 
 
@@ -155,11 +156,11 @@ class MemberReplica:
             self._turns.restore(state.turns)
         except ValueError as error:
             raise SnapshotError(
-                f"the kept state must say whose turn it is. Received: {state.turns}", worker=membership.worker
+                f"the worker's saved state must have valid turns. Received: {state.turns}", worker=membership.worker
             ) from error
         if state.place != place:
             raise SnapshotError(
-                f"the kept state must be that of rank {place[2]} in {place[0]} nodes of {place[1]}. "
+                f"the worker's saved state must be of rank {place[2]} in {place[0]} nodes of {place[1]}. "
                 f"Received: {state.place}",
                 worker=membership.worker,
             )
@@ -173,7 +174,8 @@ class MemberReplica:
         if under_way is not None and under_way.group == membership.device:
             if not state.sent.size:
                 raise SnapshotError(
-                    f"the kept state must have what was sent after step {under_way.batch}. Received: nothing",
+                    f"the worker's saved state must have the vector that it sent after step {under_way.batch}. "
+                    "Received: none",
                     worker=membership.worker,
                 )
             self._send(under_way.batch, state.sent)
@@ -278,7 +280,7 @@ class MemberReplica:
         state, self._optimizer = self._optimizer, None
         if state is not None and (problem := self._replica.load_optimizer(state, example)):
             raise SnapshotError(
-                f"the kept state of the optimizer must be that of this model's: {problem}",
+                f"the saved state of the optimizer must fit this model's optimizer: {problem}",
                 worker=self._membership.worker,
                 step=example.index,
             )

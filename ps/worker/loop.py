@@ -173,7 +173,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
             then begins from the reply to the commit before the one that travels, and its own commit's staleness counts
             all commits since that reply, the worker's own one among them: 1 where a worker is alone, 2n - 1 where n
             take turns. The worker keeps its own moving statistics, for those of the reply lack its latest window's.
-            One commit is under way at a time.
+            One commit is in progress at a time.
         windows: chooses the rule's window; None: it is the rule's own.
         keeper: sends the optimizer's state now and then, and takes over that of an earlier loop; None: neither.
         tables: the windows whose rows travel; ``batches`` and ``payload`` are theirs. None: the center is one vector.

@@ -1,4 +1,4 @@
-"""When a worker sends the state of its optimizer to the server, and what becomes of the state that an earlier one sent.
+"""When a worker sends the state of its optimizer to the server, and what happens to the state that an earlier one sent.
 
 The worker sends it after a commit that the server has acknowledged, so the state belongs to work that counts. A later
 attempt at the partition, or the same one after the server went back to a snapshot, begins with it.

@@ -253,7 +253,7 @@ def _closed(sock: socket.socket) -> bool:
 
 def _give_up_silent_hosts(sock: socket.socket) -> None:
     """Have the kernel end connections to a vanished host, and to a stopped process whose buffers are full."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for a connection on which nothing is under way
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for a connection on which nothing is in progress
     options = {
         "TCP_KEEPIDLE": max(1, HOST_SILENCE // 3),
         "TCP_KEEPINTVL": max(1, HOST_SILENCE // 6),

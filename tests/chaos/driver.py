@@ -1,4 +1,4 @@
-"""A driver that may be killed: goes on with a counting job or a stream, or begins it, and writes what became of it.
+"""A driver that may be killed: goes on with a counting job or a stream, or begins it, and writes its outcome.
 
 `drivers.Drivers` starts it: ``python driver.py JSON``.
 """

@@ -89,7 +89,7 @@ class Drivers:
     # ---- the job
 
     def run(self) -> JobResult:
-        """What became of it."""
+        """Its outcome."""
         with self._lock:
             self._start()
         try:

@@ -107,7 +107,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of one job."""
+    """The outcome of one job."""
 
     expected: int
     committed: int = 0

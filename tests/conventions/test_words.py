@@ -32,6 +32,17 @@ WORDS = {
     r"end(?:s|ed)? well\b": "successfully",
     r"(?:keeps?|kept) silent": "does not respond",
     r"look(?:s|ed)? after": "check, watch",
+    r"under way": "in progress, current",
+    r"passed over": "skipped",
+    r"fenced off": "has lost its lease, is refused",
+    r"at hand": "available",
+    r"what bec(?:ome|ame|omes) of": "the outcome of, the result of",
+    r"for want of": "because ... is missing",
+    r"in the midst of": "in the middle of, during",
+    r"gone on with": "resumed, continued",
+    r"dealt out": "distributed",
+    r"lets? through": "accept",
+    r"as said": "as described in; or repeat the words",
 }
 
 #: All pages. Their generated parts count too: the words of these are in `scripts/`.

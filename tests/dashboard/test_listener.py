@@ -171,7 +171,7 @@ def test_it_is_saved_as_a_file(dashboard: Dashboard, tmp_path: Path) -> None:
 
 
 def test_nothing_is_saved_before_there_is_a_job(tmp_path: Path) -> None:
-    with Dashboard([JobWatch()]) as dashboard, pytest.raises(LocalProtocolError, match="no training yet"):
+    with Dashboard([JobWatch()]) as dashboard, pytest.raises(LocalProtocolError, match="without a job"):
         dashboard.save(tmp_path / "job.html")
     assert not (tmp_path / "job.html").exists()
 

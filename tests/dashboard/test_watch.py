@@ -158,7 +158,7 @@ def test_a_page_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytes
         looking = Looking(running, watch)
         looking.look()
         looking.look()
-        assert caplog.text.count("the dashboard cannot be written") == 1
+        assert caplog.text.count("the dashboard's journal cannot be written") == 1
         folder.mkdir()
         train(running, 0, 2)
         looking.look()

@@ -324,7 +324,7 @@ def test_closing_ends_a_first_pass_that_yields_nothing_yet() -> None:
 
 @pytest.mark.parametrize("start", [(0, 4), (1, 4), (1, 1000)])
 def test_a_start_beyond_the_data_says_that_the_rows_changed(start: tuple[int, int]) -> None:
-    with pytest.raises(LedgerError, match="the same rows again: 3 mini-batches in epoch") as caught:
+    with pytest.raises(LedgerError, match="the same rows as before: 3 mini-batches in epoch") as caught:
         read(records(10), replace(SPEC, epochs=2), worker=5, start=start)
     assert (caught.value.worker, caught.value.step) == (5, start[1])
 
@@ -337,7 +337,7 @@ def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start: tu
     whole = read(records(12, **{ROW_HASH: pa.array(hashes)}), spec)
     before = next(b for b, c in pairwise(whole) if (c.epoch, c.index) == start)
     hashes[[1, 2]] = hashes[[2, 1]]  # the same rows in another order
-    with pytest.raises(LedgerError, match=r"same rows again: checksum 0x[0-9a-f]{16} before mini-batch") as caught:
+    with pytest.raises(LedgerError, match=r"same rows as before: checksum 0x[0-9a-f]{16} before mini-batch") as caught:
         read(records(12, **{ROW_HASH: pa.array(hashes)}), spec, worker=5, start=start, checksum=before.checksum)
     assert (caught.value.worker, caught.value.step) == (5, start[1])
 

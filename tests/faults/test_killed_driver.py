@@ -1,4 +1,4 @@
-"""A driver that is killed in the midst of a job, with a child of a callback that lives on with all its descriptors."""
+"""A driver that is killed in the middle of a job, with a child of a callback that lives on with all its descriptors."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def read(process: subprocess.Popen[str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["plain", "tls"])
-def test_both_ends_notice_whether_data_is_under_way_or_not(how: str) -> None:
+def test_both_ends_notice_whether_data_is_in_transit_or_not(how: str) -> None:
     if how == "tls":
         pytest.importorskip("cryptography")
     try:

@@ -115,7 +115,7 @@ def parse(count: int, seed: int) -> Counter[str]:
     inputs, outcomes = Inputs(seed), Counter[str]()
     before = 0
     with contextlib.ExitStack() as watch:
-        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process in the midst of later work
+        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process in the middle of later work
         for number in range(count):
             if number % 1000 == 0:
                 faulthandler.dump_traceback_later(HANG, exit=True, file=2)

@@ -265,7 +265,7 @@ def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, t
     waiting = trainer(small_model(), num_workers=1, decode=decode, deadlines=Deadlines(silence=1.5))
     try:
         with pytest.raises(
-            DeadlineError, match=r"waited 1.5 s for a task to save a further group .* 0 pieces are there"
+            DeadlineError, match=r"waited 1.5 s .*for a task to save another group .* 0 pieces are saved"
         ):
             waiting.train_groups(rows_of(spark, 1), by="shop")
         assert_no_jobs(spark)
@@ -284,7 +284,7 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
     again = trainer(small_model()).train_groups(df, by="shop", path=path, resume=True)
     assert {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")} == before
     assert again.table.count() == first.table.count() == 4
-    with pytest.raises(LedgerError, match="the input has not yielded the same rows again"):
+    with pytest.raises(LedgerError, match="the input has not returned the same rows as before"):
         trainer(small_model()).train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
 
 
@@ -319,5 +319,5 @@ def test_data_that_cannot_work(spark: SparkSession) -> None:
     df = rows_of(spark, 1)
     with pytest.raises(EmptyDataError):
         trainer(small_model()).train_groups(df.where("false"), by="shop")
-    with pytest.raises(ConfigurationError, match="`resume` needs the `path`"):
+    with pytest.raises(ConfigurationError, match="`resume` needs `path`"):
         trainer(small_model()).train_groups(df, by="shop", resume=True)

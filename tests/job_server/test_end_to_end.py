@@ -84,7 +84,7 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
     assert (tmp_path / "server" / "admin.token").stat().st_mode & 0o077 == 0
     assert (tmp_path / "server" / ".gitignore").read_text() == "*\n"
     for place in (tmp_path / "server" / "admin.token", tmp_path):
-        with pytest.raises(DescriptionError, match="own files"):
+        with pytest.raises(DescriptionError, match="own folder"):
             Client(server.url, server.token).submit(wrong_model(), "downpour", data=str(place), loss=SPARSE)
     job = submit(server, 4)
     addresses: set[str] = set()  # of the whole time before it trains: it may be over by the time that the state is read
@@ -121,7 +121,7 @@ def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> 
     os.kill(before.pid, signal.SIGKILL)
     job.wait(patience(240), progress=False)
     assert job.record["attempt"] == 2
-    assert "goes on at clock" in job.log()
+    assert "continues at clock" in job.log()
     assert before.session() == []
     history = job.history()
     assert history["samples"].sum() == 40 * 256  # each row of each epoch counts once, over both
@@ -249,7 +249,7 @@ def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) 
     expected = job.model().predict(np.stack(table["features"].to_list()), verbose=0)
     np.testing.assert_allclose(np.stack(table["prediction"].to_list()), expected, rtol=1e-5, atol=1e-6)
     assert (expected.argmax(-1) == table["label"]).mean() > 0.9
-    with pytest.raises(JobFailedError, match="where nothing is yet"):
+    with pytest.raises(JobFailedError, match="must not exist yet"):
         client.predict(job, name="fourth", **where).wait(patience(240), progress=False)
 
 

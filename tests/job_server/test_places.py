@@ -97,7 +97,7 @@ def test_a_link_in_ones_own_folder_leads_to_no_other(tmp_path: Path, roots: list
 @pytest.mark.parametrize("place", ["server", "server/files/x", "."])
 def test_the_servers_own_files_are_no_place_for_users(tmp_path: Path, place: str) -> None:
     found = require_allowed(str(tmp_path / place), [str(tmp_path)])
-    with pytest.raises(DescriptionError, match="own files"):
+    with pytest.raises(DescriptionError, match="own folder"):
         require_elsewhere(found, tmp_path / "server" / "files", "data")
     require_elsewhere(require_allowed(str(tmp_path / "else"), [str(tmp_path)]), tmp_path / "server", "data")
     require_elsewhere(f"hdfs://{tmp_path}/server", tmp_path / "server", "data")

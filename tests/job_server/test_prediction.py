@@ -62,7 +62,7 @@ def test_what_is_there_is_not_written_over(spark: SparkSession, folder: JobFolde
     there.mkdir()
     (there / "mine").write_text("mine")
     for attempt in (1, 2):  # also by a later driver, where the first one had not begun to write
-        with pytest.raises(ConfigurationError, match="nothing is yet"):
+        with pytest.raises(ConfigurationError, match="must not exist yet"):
             run(spark, folder, attempt)
     assert [path.name for path in there.iterdir()] == ["mine"]
 

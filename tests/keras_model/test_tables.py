@@ -201,7 +201,7 @@ DENSE = {
     "doubtful ids": (doubtful_ids, "made by 'doubtful', which may do otherwise in training"),
     "unknown number": (ids_of_unknown_number, "how many ids a row of data has is not known"),
     "few rows": (lambda: embedded(layers.Embedding(200, 8, name="table")), "200 rows of 8 are too few"),
-    "state": (gone_on, "goes on from accumulators"),
+    "state": (gone_on, "continues from accumulators"),
     "momentum": (optimized("SGD", momentum=0.9), "momentum"),
     "weight decay": (optimized("SGD", weight_decay=0.1), "weight decay"),
     "accumulation": (optimized("SGD", gradient_accumulation_steps=2), "accumulated gradients"),

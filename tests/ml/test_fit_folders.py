@@ -57,7 +57,10 @@ def test_a_fit_that_failed_leaves_its_folder_to_the_next_one() -> None:
 
 def test_only_one_fit_at_a_time_may_resume() -> None:
     assert place() == place(resume=True) == "folder"
-    with folder_of_fit("one", "folder", True), pytest.raises(ConfigurationError, match="`resume` must be of one fit"):
+    with (
+        folder_of_fit("one", "folder", True),
+        pytest.raises(ConfigurationError, match="`resume` must not be used for several fits"),
+    ):
         place(resume=True)
     assert place() == "folder-2"
 

@@ -83,7 +83,7 @@ def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession,
     while not query.lastProgress or query.lastProgress["batchId"] < 2:
         assert query.exception() is None
         query.awaitTermination(1)  # a step of the waiting, not its limit: the test's own is
-    query.stop()  # perhaps in the midst of a batch
+    query.stop()  # perhaps in the middle of a batch
     arrive(arriving, 3)
     assert start(availableNow=True).awaitTermination(int(patience(60)))
     assert_each_once(spark, tmp_path / "out", 4, model)
@@ -147,7 +147,7 @@ def test_a_killed_driver_costs_no_row_and_repeats_none(spark: SparkSession, tmp_
     files = 40
     for number in range(files // 2):
         arrive(arriving, number)
-    for batches in (2, 6):  # killed twice, in the midst of some batch
+    for batches in (2, 6):  # killed twice, in the middle of some batch
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(tmp_path)], env=environment, start_new_session=True

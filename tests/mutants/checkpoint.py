@@ -136,7 +136,8 @@ CHECKPOINT = (
     Mutant(
         "a damaged snapshot ends the search",
         DIRECTORY,
-        '                report(log, "snapshot", "snapshot passed over: %s", error)\n                damage = error\n',
+        '                report(log, "snapshot", "a damaged snapshot is skipped: %s", error)\n'
+        "                damage = error\n",
         "                raise\n",
         "one flipped bit costs the job, although there are others",
         _TESTS,

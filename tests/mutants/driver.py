@@ -19,7 +19,7 @@ DRIVER = (
     Mutant(
         "other rows are trained on",
         SOURCE,
-        "        if expected is not None and found != expected:",
+        "        if expected is not None and checksum != expected:",
         "        if expected is not None and found == -1:",
         "a task that is tried again skips rows that were never counted",
         _SOURCE,

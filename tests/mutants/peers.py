@@ -93,7 +93,7 @@ PEERS = (
         _SUMS,
     ),
     Mutant(
-        "a worker that has joined again is in a sum of before",
+        "a worker that has joined again is in an earlier sum",
         "ps/server/connections.py",
         "if not holds or self._newest.get((worker, attempt)) != connection:",
         "if not holds:",

@@ -164,7 +164,7 @@ RESUME = (
         "ps/checkpoint/snapshot.py",
         "    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)\n",
         "    return sum({checksum >> _CRC_BITS for checksum in checksums}) % (1 << SUM_BITS)\n",
-        "a job over partitions of the same rows is not gone on with",
+        "a job over partitions of the same rows is not resumed",
         ("tests/ps/checkpoint/test_row_sums.py",),
     ),
     Mutant(

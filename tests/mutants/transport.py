@@ -93,7 +93,7 @@ TRANSPORT = (
         ("tests/ps/transport/test_standstill.py",),
     ),
     Mutant(
-        "a host that vanishes with data under way is not noticed",
+        "a host that vanishes with data in progress is not noticed",
         STREAMS,
         '        "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE,\n',
         "",

@@ -47,7 +47,7 @@ def worker(rule: str = "agn", **options: Any) -> WorkerSettings:
         ("aeasgd", {"staleness_bound": 1}, "`staleness_bound` hold back the center"),
         ("asgd", {}, "`learning_rate` must be given"),
         ("asgd", {"learning_rate": 0}, "`learning_rate` must be"),
-        ("downpour", {"learning_rate": 0.1}, "`learning_rate` is the server's"),
+        ("downpour", {"learning_rate": 0.1}, "`learning_rate` must be None"),
         ("downpour", {"max_skipped": -1}, "`max_skipped` must be"),
         ("downpour", {"port": 65536}, "`port` must be an integer from 0 to 65535"),
         ("downpour", {"max_body": 0}, "`max_body` must be"),
@@ -64,7 +64,7 @@ def test_a_server_setting_that_cannot_work_is_named(rule: str, options: dict[str
         ("downpour", {"workers": 0}, "`workers` must be a positive integer"),
         ("downpour", {"wire_format": "float16"}, "`wire_format` must be one of"),
         ("easgd", {"wire_format": "bfloat16"}, "`wire_format` must be 'float32'"),
-        ("easgd", {"overlap": True}, "`overlap` is for rules"),
+        ("easgd", {"overlap": True}, "`overlap` must be False"),
         ("downpour", {"threads": 0}, "`threads` must be a positive integer"),
     ],
 )

@@ -78,8 +78,8 @@ def test_flags_say_what_the_trainers_docstring_says(train: ModuleType) -> None:
     options = train.parser().options()
     assert options["batch_size"].help == "rows of one mini-batch of one worker (default: 32)"
     assert options["threads"].help == "compute threads of one worker (default: the cores that Spark gives to a task)"
-    assert options["shuffle"].help == "a new row order for each epoch (default: on)"
-    assert options["partitioned_already"].help.startswith("df has --workers partitions")
+    assert options["shuffle"].help == "whether each epoch has a new row order (default: on)"
+    assert options["partitioned_already"].help.startswith("whether df already has --workers partitions")
 
 
 def test_where_to_save(train: ModuleType, files: Path) -> None:
@@ -189,7 +189,7 @@ def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("worker = 2", "may have the keys .*workers.* Received: worker"),
+        ("worker = 2", "must be one of .*workers.* Received: worker"),
         ("set = 4", "`set` in .* must be a table. Received: set=4"),
         ("shuffle = 1", "`shuffle` in .* must be true or false"),
         ("config = 'other.toml'", "Received: config"),

@@ -34,7 +34,7 @@ from simulation.world import Surroundings, VirtualWorld
 #: Attempts at a task that may fail; seconds that Spark takes to start another one, and executors to find out that their
 #: driver is gone.
 _MOST_FAILURES, _AGAIN, _ORPHANED = 4, 1.0, 20.0
-#: Seconds from one look at what else happens to the next, while a request is under way.
+#: Seconds from one look at what else happens to the next, while a request is in progress.
 _LOOK = 1.0
 
 
@@ -223,7 +223,7 @@ class VirtualRemoteClient(RemoteClient):
         surroundings: of the run.
         address, deadlines: the server's.
         world: the driver's.
-        look: called while a request is under way.
+        look: called while a request is in progress.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class _Direction:
         self.writers: list[Task] = []
 
     def clear(self) -> None:
-        """What was under way is lost."""
+        """What was in progress is lost."""
         self.pieces.clear()
         self.size = 0
 
@@ -75,7 +75,7 @@ class Link:
             self.network.scheduler.later(_GIVEN_UP, self.cut)
 
     def half_cut(self, sender: VirtualStream, seconds: float) -> None:
-        """Who connected sees the connection's end now; the other one later, after what was under way."""
+        """Who connected sees the connection's end now; the other one later, after what was in progress."""
         near = self.ends[0]
         if self.vanished is None and not self.reset:
             self.stall(near, seconds)
@@ -167,7 +167,7 @@ class VirtualStream:
         return count
 
     def _cut_off(self, count: int) -> memoryview:
-        """The next ``count`` bytes that are under way."""
+        """The next ``count`` bytes that are in progress."""
         pieces, taken = self.incoming.pieces, list[memoryview]()
         while count:
             arrival, data = pieces.popleft()
@@ -332,7 +332,7 @@ class Network:
         self.scheduler = scheduler
         self.on_send = on_send
         self.latency = 0.001
-        #: Bytes that may be under way in one direction, and how often a read gives only some of what there is.
+        #: Bytes that may be in progress in one direction, and how often a read gives only some of what there is.
         self.capacity = 1 << 20
         self.fragmenting = 0.1
         self.listeners: dict[tuple[str, int], VirtualListener] = {}

@@ -155,7 +155,7 @@ class Layout(NamedTuple):
         return checksum_of(sum(_WEIGHT * (number + 1) for number in numbers), numbers.stop)
 
     def row_sum(self) -> int:
-        """Of all rows, however they are dealt out."""
+        """Of all rows, however they are distributed."""
         return sum_of([checksum_of(sum(_WEIGHT * (number + 1) for number in range(sum(self.batches))), 0)])
 
 
@@ -244,7 +244,7 @@ class Plan:
     faults: tuple[Fault, ...] = ()
 
     def layout(self, life: int) -> Layout:
-        """How the data is dealt out by the driver of a number, 0 the first one."""
+        """How the data is distributed by the driver of a number, 0 the first one."""
         return Layout(1, self.resized) if life and self.resized else Layout(0, self.batches)
 
     def micro_batch(self, number: int, life: int = 0) -> Layout:

@@ -82,7 +82,7 @@ _NOTHING = np.empty(0, np.float32)
 
 
 def standing_of(center: Center) -> Standing:
-    """That of ``center`` now."""
+    """Return the present standing of ``center``."""
     current, leases, log = center.round, center.leases, center.log
     return Standing(
         center.current.array.copy(),

@@ -59,7 +59,7 @@ def _a_buffer_is_drained_for_the_workers_that_come() -> list[Patch]:
 
 @mutation
 def _a_refused_commit_counts_its_mini_batches() -> list[Patch]:
-    """What was refused is not taken again."""
+    """A refused window is not computed again."""
     refuse = PartitionLease.refuse
 
     def counted(self: PartitionLease, commit: Any, now: float) -> None:

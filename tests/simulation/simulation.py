@@ -128,7 +128,7 @@ class _Run:
         self.drivers: list[Driver] = []
         self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
         self.striker = Striker(self.surroundings, self.drivers, self._expect_driver)
-        #: Drivers that are to come, and who waits for what becomes of them.
+        #: Drivers that are to come, and those that wait for their outcome.
         self._expected = 0
         self._news: list[Task] = []
 

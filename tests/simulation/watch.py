@@ -172,7 +172,7 @@ class Watch:
         self.let_go[who] = max((layout.micro_batch, epochs), self.let_go.get(who, (NO_MICRO_BATCH, 0)))
 
     def layout_of(self, row: Any) -> Layout:
-        """How the rows were dealt out of which a record's commit is."""
+        """How the rows were distributed of which a record's commit is."""
         return self.streams.layout_of(row) if self._plan.stream else self.layouts[int(row["incarnation"])]
 
     def promise(self, layout: Layout, worker: int, sequence: int) -> None:

@@ -547,7 +547,7 @@ def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iter
     count = layout.batches[worker]
     known = layout.checksum(worker, (count if welcome.epoch else welcome.batch) - 1)
     if (welcome.epoch, welcome.batch) != (0, 0) and welcome.checksum not in (-1, known):
-        raise LedgerError(f"the input has not yielded the same rows again: {known}, not {welcome.checksum}")
+        raise LedgerError(f"the input has not returned the same rows as before: {known}, not {welcome.checksum}")
     for epoch in range(epochs):
         for index in range(count):
             if (epoch, index) >= (welcome.epoch, welcome.batch):

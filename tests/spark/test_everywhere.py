@@ -62,7 +62,7 @@ SLOW = ("local-cluster[2,1,1024]", "standalone", "connect")
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, dict[str, str | None]]:
-    """The kind of cluster, and what became of each check there."""
+    """The kind of cluster, and the outcome of each check there."""
     kind, folder = request.param, tmp_path_factory.mktemp("everywhere")
     if kind not in SLOW:
         return kind, everywhere.results(request.getfixturevalue("spark"), str(folder))

@@ -78,7 +78,7 @@ for name in sys.argv[2:]:
     ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert_nothing_left()
-    shared = sum("both ends of its connection share" in text for text in Sharing.said)
+    shared = sum("exchange vectors through shared memory" in text for text in Sharing.said)
     print(json.dumps({
         "shared": shared,
         "name": name, "cached": cached, "executors": len(before), "lost": len(before - executors()),
@@ -114,7 +114,7 @@ def run(directory: Path, *names: str) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr[-8000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [one["name"] for one in told] == list(names)
-    assert "ConfigurationError `df` must be of a Spark session that runs" in done.stdout
+    assert "ConfigurationError `df` must be of a running Spark session" in done.stdout
     for one in told:
         assert one["executors"] == 2
         assert one["fired"]

@@ -1,4 +1,4 @@
-"""The driver's hold on a server in the cluster: one that stands still is started again, and fenced off."""
+"""The driver's hold on a server in the cluster: one that stands still is replaced, and its requests are refused."""
 
 from __future__ import annotations
 

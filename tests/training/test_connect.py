@@ -221,4 +221,4 @@ def test_evaluators(report: dict[str, Any], trained: keras.Model) -> None:
 
 
 def test_a_session_that_has_ended(report: dict[str, Any]) -> None:
-    assert report["stopped"].startswith("ConfigurationError: `df` must be of a Spark session that runs")
+    assert report["stopped"].startswith("ConfigurationError: `df` must be of a running Spark session")

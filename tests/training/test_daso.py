@@ -70,9 +70,9 @@ def test_what_cannot_work_is_an_error_before_work_starts(
     [
         ({"worker_optimizer": "adam"}, "`worker_optimizer` must be SGD without momentum"),
         ({"staleness_bound": 1}, "`staleness_bound` is for rules without rounds"),
-        ({"learning_rate": 0.1}, "set it in `worker_optimizer`"),
+        ({"learning_rate": 0.1}, "set the rate in `worker_optimizer`"),
         ({"network": Network(wire_format="bfloat16")}, "`wire_format` must be 'float32'"),
-        ({"network": Network(overlap=True)}, "`overlap` is for rules that go on"),
+        ({"network": Network(overlap=True)}, "`overlap` must be False"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:

@@ -281,6 +281,6 @@ class TestKilledWorkers:
             batch_size=BATCH,
             partitioned_already=True,
         )
-        with pytest.raises(LedgerError, match="has not yielded the same rows again: checksum") as caught:
+        with pytest.raises(LedgerError, match="has not returned the same rows as before: checksum") as caught:
             trainer.train(df.coalesce(1).mapInArrow(unordered, df.schema))
         assert (caught.value.partition, caught.value.step) == (0, 4)

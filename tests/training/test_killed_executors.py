@@ -1,4 +1,4 @@
-"""Executors, servers and workers that are killed in the midst of a job, on real executors; under Connect, too."""
+"""Executors, servers and workers that are killed in the middle of a job, on real executors; under Connect, too."""
 
 from __future__ import annotations
 

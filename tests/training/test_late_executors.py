@@ -23,7 +23,7 @@ CONF = {
 def test_a_host_that_comes_late_trains_with_the_one_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first worker is in the midst of its rows, and goes on only once the other one trains in another executor."""
+    """The first worker is in the middle of its rows, and goes on only once the other one trains in another executor."""
     monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # of the executors, too
     with ExitStack() as stack:
         url = stack.enter_context(master(tmp_path))

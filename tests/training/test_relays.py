@@ -43,10 +43,10 @@ def test_one_host_is_one_group_with_one_commit_a_round(spark: SparkSession) -> N
 
 
 REFUSED: list[tuple[Rule, dict[str, Any], dict[str, Any], str]] = [
-    (make("aeasgd"), {}, {}, "`relays` are for rules whose workers' movements add up: adag, agn, .*'aeasgd'"),
-    (make("daso"), {}, {}, "`relays` are for rules .*'daso'"),
-    (make("ssgd"), {}, {"learning_rate": 0.1}, "`relays` are for rules .*'ssgd'"),
-    (make("adag", algorithm=13), {}, {}, "`relays` are for rules .*'adag', as it is set"),
+    (make("aeasgd"), {}, {}, "`relays` must be None unless the rule adds up movements, which adag, agn, .*'aeasgd'"),
+    (make("daso"), {}, {}, "`relays` must be None .*'daso'"),
+    (make("ssgd"), {}, {"learning_rate": 0.1}, "`relays` must be None .*'ssgd'"),
+    (make("adag", algorithm=13), {}, {}, "`relays` must be None .*'adag' and its hyper-parameters"),
     (make("agn", window="auto"), {}, {}, "`window` must be a number or None with `relays`"),
     (make("downpour"), {"overlap": True}, {}, "`overlap` must be False"),
     (make("downpour"), {"wire_format": "int8"}, {}, "`wire_format` must be 'float32'"),

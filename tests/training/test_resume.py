@@ -1,4 +1,4 @@
-"""A job is gone on with by the same job only: same model, same compilation, same rows."""
+"""A job is continued only by the same job: same model, same compilation, same rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_job_that_has_ended_is_no_other_jobs(
     ):
         with pytest.raises(DifferentJobError, match=difference):
             other.train(clouds, checkpoint=tmp_path, resume=True)
-    with pytest.raises(LedgerError, match="the input has not yielded the same rows again: checksum"):
+    with pytest.raises(LedgerError, match="the input has not returned the same rows as before: checksum"):
         trainer_of().train(table(spark, *blobs(seed=5)), checkpoint=tmp_path, resume=True)
     again = trainer_of()
     for found, expected in zip(
@@ -63,7 +63,9 @@ def test_another_number_of_workers_finds_other_rows_before_any_work(
     saved = sorted(path.name for path in tmp_path.glob("snapshot-*"))
     x, y = blobs()
     x[100, 0] += 1
-    with pytest.raises(LedgerError, match=r"has not yielded the same rows again: checksum 0x[0-9a-f]{8} of all rows"):
+    with pytest.raises(
+        LedgerError, match=r"has not returned the same rows as before: checksum 0x[0-9a-f]{8} of all rows"
+    ):
         trainer_of(num_workers=3, num_epoch=2).train(table(spark, x, y), checkpoint=tmp_path, resume=True)
     assert sorted(path.name for path in tmp_path.glob("snapshot-*")) == saved
     more = trainer_of(num_workers=3, num_epoch=2)
@@ -85,6 +87,8 @@ def test_an_empty_partition_hides_no_other_rows(spark: SparkSession, tmp_path: P
     trained = {row["worker"] for row in first.commits.collect()}
     assert len(trained) < 4
     others = table(spark, x + 1, y)
-    with pytest.raises(LedgerError, match=r"has not yielded the same rows again: checksum 0x[0-9a-f]{8} of all rows"):
+    with pytest.raises(
+        LedgerError, match=r"has not returned the same rows as before: checksum 0x[0-9a-f]{8} of all rows"
+    ):
         trainer_of(num_workers=3, num_epoch=2).train(others, checkpoint=tmp_path, resume=True)
     trainer_of(num_workers=3, num_epoch=2).train(table(spark, x, y), checkpoint=tmp_path, resume=True)

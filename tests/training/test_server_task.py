@@ -108,7 +108,7 @@ def test_it_claims_nothing_once_sparks_driver_is_gone(tmp_path: Path) -> None:
     late = Running(replace(task(tmp_path, fresh=False, token="0000000b"), driver=address))
     assert late.rows() == []
     assert isinstance(late.error, ServerLostError)
-    assert "driver must be running" in late.error.message
+    assert "driver has ended" in late.error.message
     assert incarnation(tmp_path) == 1
 
 

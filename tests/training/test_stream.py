@@ -92,7 +92,7 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
     training = counter(rows=ROWS, num_epoch=1).train_stream(
         stream, checkpoint=checkpoint, trigger={"availableNow": True}
     )
-    with pytest.raises(LedgerError, match="the input has not yielded the same rows again"):
+    with pytest.raises(LedgerError, match="the input has not returned the same rows as before"):
         training.awaitTermination(patience(120))
     assert isinstance(training.exception(), LedgerError)
 

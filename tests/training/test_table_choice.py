@@ -157,7 +157,7 @@ class TestResumedJob:
         save_job(tmp_path, {"tables": ["wide"]})
         assert names(chosen(two_tables(), resumed=tmp_path)) == ["wide"]
 
-    def test_a_snapshot_that_cannot_be_read_is_passed_over(self, tmp_path: Path) -> None:
+    def test_a_snapshot_that_cannot_be_read_is_skipped(self, tmp_path: Path) -> None:
         save_job(tmp_path, {"tables": ["wide"]}, 6)
         save_job(tmp_path, {"tables": ["narrow"]})
         (latest,) = tmp_path.glob("snapshot-*7.dks")

@@ -93,7 +93,7 @@ class TestEqualToPlainKeras:
 
     @pytest.mark.slow  # `ps/worker/test_overlap` has the steps, a count below the job
     def test_downpour_that_computes_while_commits_travel(self, clouds: DataFrame) -> None:
-        # A lone worker knows what is under way: it is missing in no step.
+        # A lone worker knows what is in progress: it is missing in no step.
         overlapped = self.trained(clouds, make("downpour", window=1), sgd(0.1), overlap=True)
         self.assert_close(overlapped, self.plain(clouds, sgd(0.1)))
 

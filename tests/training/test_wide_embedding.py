@@ -168,7 +168,7 @@ def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
     errors = model.predict_on_batch(inputs)[:, 0] - df.toPandas().label.to_numpy()
     assert stopping.evaluations[-1]["loss"] == pytest.approx(np.mean(errors**2), rel=1e-5)
     np.testing.assert_array_equal(model.predict_on_batch(inputs), expected.predict_on_batch(inputs))
-    with pytest.raises(ConfigurationError, match="goes on from rows that were trained before"):
+    with pytest.raises(ConfigurationError, match="continues from trained rows"):
         trainer(model, network=Network(server="cluster")).train(df, checkpoint=tmp_path / "other")
 
 

@@ -196,7 +196,7 @@ class ProgressLines(Callback):
     """Writes a line when training begins, one per second while commits come, and one at the end.
 
     Args:
-        path: of the file, which is gone on with.
+        path: of the file, to which is appended.
         attempt: which driver of the job this is.
     """
 

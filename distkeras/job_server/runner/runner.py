@@ -3,7 +3,7 @@
 Rules:
     1. A driver works only once the database says which process it is: no job has an unknown driver.
     2. What a driver says of its job, in the file of the result, is the truth. A driver that is gone and has said
-       nothing has died: the job goes on from its checkpoint, in a new one, or is lost.
+       nothing has died: the job continues from its checkpoint, in a new one, or is lost.
     3. A job has ended only when nothing of its session is left, or, where the driver is not visible from here, when its
        heartbeat has stopped for as long as a lease and it is fenced.
     4. A job's server holds a lease in the database and renews it. Another server takes the job over when it sees that
@@ -149,8 +149,12 @@ class JobRunner:
         server = ProcessId.parse((job.server or "").split("/")[1] if "/" in (job.server or "") else None)
         silent = self._is_silent("server", job.id, f"{job.server} {job.renewal}")
         self._is_silent("driver", job.id, self._beat(job))  # so that both are waited for at a time
-        gone = server is not None and server.visible and not server.alive()
-        if not (gone or silent) or not self._files.of(job.id).path.is_dir() or not self._store.adopt(job, self.name):
+        server_died = server is not None and server.visible and not server.alive()
+        if (
+            not (server_died or silent)
+            or not self._files.of(job.id).path.is_dir()
+            or not self._store.adopt(job, self.name)
+        ):
             return False
         log.info("job %s is taken over after the death of its server", job.id)
         return True
@@ -227,7 +231,7 @@ class JobRunner:
         if visible and driver is not None and not driver.kill_session():
             return False
         if driver is not None and not visible:
-            write_whole(folder.fence, job.attempt + 1)  # if it only stood still, it ends when it goes on
+            write_whole(folder.fence, job.attempt + 1)  # if it only stood still, it ends when it continues
         self._settle(job, folder)
         return True
 
@@ -310,7 +314,7 @@ class JobRunner:
 
 
 def _works(folder: JobFolder, job: StoredJob) -> bool:
-    """Return whether a driver has said that it trains, or predicts: each attempt goes on with the file."""
+    """Return whether a driver has said that it trains, or predicts: each attempt continues with the file."""
     mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
     try:
         with folder.progress.open("rb") as file:

@@ -69,7 +69,7 @@ class JobsQuery(BaseModel):
     """Which jobs to list."""
 
     state: JobState | None = Field(None, description="Only jobs in this state.")
-    text: str = Field("", max_length=200, description="Only jobs with this in their name, or in their user's.")
+    text: str = Field("", max_length=200, description="Only jobs with this text in their name or their user's name.")
     tag: Tag | None = Field(None, description="Only jobs with this tag.")
     before: JobId | None = Field(None, description="Only jobs that were submitted before this one.")
     limit: int = Field(100, ge=1, le=1000)
@@ -146,7 +146,7 @@ def _require_public(uri: str, field: str) -> None:
 def _sent_model(sent: FileStorage | None) -> Callable[[Path], object]:
     """Return the function that writes the uploaded model to a file."""
     if sent is None or not hasattr(sent, "save"):  # a text in place of a file is not refused by the library
-        raise DescriptionError("`model` must be a file of the form. Received: none", "model")
+        raise DescriptionError("`model` must be a file in the form. Received: none", "model")
     most = services().settings.upload_max
 
     def write(path: Path) -> None:

@@ -44,7 +44,7 @@ class TokenRequest(Submitted):
     user: UserName | None = Field(None, description="The user of the token. Default: the caller.")
     note: Line = ""
     days: float | None = Field(
-        None, gt=0, le=36_500, description="How long the token is valid. Default: as long as the caller's own."
+        None, gt=0, le=36_500, description="The days of validity. Default: as long as the caller's own token."
     )
 
 

@@ -88,7 +88,7 @@ class HttpListener:
             bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             raise ConfigurationError(
-                f"`host` and `port` must be free here. Received: {host}:{port}: {error}"
+                f"`host` and `port` must be a free address of this machine. Received: {host}:{port}: {error}"
             ) from error
         self.port: int = bound.getsockname()[1]
         proxy: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the endpoints work with, and the settings of the server's operator."""
+"""The objects that the endpoints use, and the settings of the server's operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class Services:
-    """What the endpoints work with."""
+    """The objects that the endpoints use."""
 
     accounts: Accounts
     jobs: JobStore

@@ -1,4 +1,4 @@
-"""What the server answers, as models from which its checks and its OpenAPI description are made."""
+"""The server's answers, as models from which the checks and the OpenAPI description are made."""
 
 from __future__ import annotations
 

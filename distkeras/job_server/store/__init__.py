@@ -1,1 +1,1 @@
-"""What the job server remembers: jobs, users, tokens, and who did what."""
+"""The database of the job server: jobs, users, tokens, and the audit log."""

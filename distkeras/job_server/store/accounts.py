@@ -69,7 +69,7 @@ class TokenInfo(BaseModel, frozen=True):
 
 
 class UserInfo(BaseModel, frozen=True):
-    """What may be shown of a user."""
+    """The public facts about a user."""
 
     name: str
     role: str
@@ -78,7 +78,7 @@ class UserInfo(BaseModel, frozen=True):
 
 
 class AuditEntry(BaseModel, frozen=True):
-    """Who did what, from where: ``number`` rises."""
+    """An entry of the audit log: user, action and address; ``number`` rises."""
 
     number: int
     time: float
@@ -131,9 +131,9 @@ class Accounts:
         if NAME.fullmatch(name) is None:
             raise NotThereError("there is no such user: the text is not a name of a user")
         with self._engine.begin() as connection:
-            gone = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
+            deactivated = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
             admins = select(func.count()).where(USERS.c.role == ADMIN, USERS.c.active)
-            if not gone:
+            if not deactivated:
                 raise NotThereError(f"there is no user {name}")
             if not connection.execute(admins).scalar_one():
                 raise StateError(f"{name} is the last administrator and cannot be removed; add another one first")

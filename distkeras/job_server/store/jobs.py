@@ -112,10 +112,10 @@ class Quota:
 class Attempt(BaseModel, frozen=True):
     """One driver of a job. Times are seconds since the epoch."""
 
-    attempt: int = Field(description="Its number, from 1.")
+    attempt: int = Field(description="The number of the driver, from 1.")
     started: float
     ended: float | None
-    outcome: str | None = Field(description="How it ended.")
+    outcome: str | None = Field(description="How the driver ended.")
 
 
 _COLUMNS = [USERS.c.name.label("user"), *(JOBS.c[name] for name in StoredJob.model_fields if name in JOBS.c)]
@@ -163,9 +163,11 @@ class JobStore:
             waiting = select(func.count()).where(theirs, JOBS.c.state == JobState.QUEUED)
             queued = connection.execute(waiting).scalar_one()
             if total > quota.bytes_max:
-                raise QuotaError(f"a user's jobs may have {quota.bytes_max} bytes. Received: {total} with this one")
+                raise QuotaError(
+                    f"a user's jobs may have at most {quota.bytes_max} bytes. Received: {total} bytes with this job"
+                )
             if queued > quota.queued_max:
-                raise QuotaError(f"{quota.queued_max} jobs of a user may wait. Received: one more")
+                raise QuotaError(f"a user may have at most {quota.queued_max} waiting jobs. Received: one more")
         return self.get(account, job_id)
 
     def get(self, viewer: Account, job_id: str) -> StoredJob:
@@ -230,14 +232,14 @@ class JobStore:
                 connection.execute(runs.values(cancel=now))
         job = self.get(viewer, job_id)
         if job.cancel is None or job.state in FINAL - {JobState.CANCELLED}:
-            raise StateError(f"a job must not have ended to be cancelled. Received: {job_id}, which is {job.state}")
+            raise StateError(f"job {job_id} cannot be cancelled: it has ended, and is {job.state}")
         return job
 
     def remove(self, job: StoredJob) -> None:
         """Delete a job; raise StateError if it has not ended."""
         with self._engine.begin() as connection:
             if not connection.execute(delete(JOBS).where(JOBS.c.id == job.id, JOBS.c.state.in_(FINAL))).rowcount:
-                raise StateError(f"a job must have ended to be removed. Received: {job.id}, which is {job.state}")
+                raise StateError(f"job {job.id} cannot be removed: it has not ended, and is {job.state}")
 
     def claim(self, server: str) -> StoredJob | None:
         """Take the next waiting job for ``server``, of the user with the fewest that run; return None if there is none.
@@ -362,7 +364,8 @@ def _require_free_output(connection: Connection, account: Account, description: 
         other = PurePosixPath(json.loads(text)[ORDER]["output"])
         if path.is_relative_to(other) or other.is_relative_to(path):
             raise DescriptionError(
-                f"`output` must be a place of its own. Received: {output}; job {job_id} writes to {other}",
+                f"`output` must not overlap with another job's output. Received: {output}; job {job_id} writes "
+                f"to {other}",
                 "output",
             )
 

@@ -128,7 +128,7 @@ def open_database(url: str) -> Engine:
     try:
         if parsed.get_backend_name() == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
-                raise ConfigurationError(f"`database` must be a file: threads share it. Received: {url_shown}")
+                raise ConfigurationError(f"`database` must be a file, because threads share it. Received: {url_shown}")
             # Others must not read it: it says who trains what.
             os.close(os.open(Path(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
             engine = create_engine(parsed, connect_args={"timeout": _BUSY})

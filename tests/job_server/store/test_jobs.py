@@ -58,11 +58,11 @@ def test_jobs_come_in_pages_the_latest_first(store: JobStore, people: dict[str, 
 
 def test_a_user_cannot_have_more_than_the_quota(store: JobStore, people: dict[str, Account]) -> None:
     add(store, people["ann"], 60, Quota(bytes_max=100))
-    with pytest.raises(QuotaError, match="120 with this one"):
+    with pytest.raises(QuotaError, match="120 bytes with this job"):
         add(store, people["ann"], 60, Quota(bytes_max=100))
     add(store, people["ben"], 60, Quota(bytes_max=100))
     add(store, people["ann"], 0, Quota(queued_max=2))
-    with pytest.raises(QuotaError, match="2 jobs"):
+    with pytest.raises(QuotaError, match="2 waiting jobs"):
         add(store, people["ann"], 0, Quota(queued_max=2))
     assert len(store.page(people["ann"])) == 2
 

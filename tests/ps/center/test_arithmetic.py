@@ -53,7 +53,7 @@ class Forgetful(SSGD):
 
 
 class TestInPart:
-    """What fails half-way leaves a center that must not be gone on with."""
+    """What fails half-way leaves a center that must not be used further."""
 
     @pytest.mark.parametrize("skipped", [False, True], ids=["leaves", "has its commit left out"])
     def test_a_round_that_ends_as_a_worker(self, skipped: bool) -> None:

@@ -64,7 +64,7 @@ class TestLease:
         center.leases.disconnected(0, 3)
         assert present(center.join(0, 7)).attempt == 7
 
-    def test_the_older_attempt_is_fenced_off(self) -> None:
+    def test_the_older_attempt_is_refused(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         center.leases.disconnected(0, 3)

@@ -107,7 +107,7 @@ def test_no_attempt_of_an_earlier_one_gets_a_lease() -> None:
         require_present(center, 0, worker=1)
     assert require_present(center, 1, worker=1)
     assert not require_present(center, 2, worker=1)
-    with pytest.raises(LeaseLostError, match="attempt 5 is fenced off"):
+    with pytest.raises(LeaseLostError, match="attempt 5 has lost its lease"):
         send(center, commit_of(0, 5, 2))
     joined(center, 0, attempt=3)  # attempts of a new driver count from 0 again
 

@@ -372,7 +372,7 @@ class _Unreliable(World):
 
 @pytest.mark.parametrize("kind", ["snapshot", "log"])
 def test_a_store_that_does_not_answer_for_a_moment_is_asked_again(tmp_path: Path, kind: str) -> None:
-    """Its latest snapshot is neither damaged nor passed over for the one before, and its log is not lost."""
+    """Its latest snapshot is neither damaged nor skipped for the one before, and its log is not lost."""
     with Saving(tmp_path, every=1) as saving:
         saving.commit(1)
         saving.covered()

@@ -88,8 +88,8 @@ def test_of_other_partitions_nothing_comes_back(tmp_path: Path, caplog: pytest.L
     saved.center.leases[1].optimizer = kept(1)
     saved.save()
     assert saved.restored(3) == {0: None, 1: None, 2: None}
-    assert [text[:42] for text in texts(caplog, "distkeras.ps.checkpoint")] == [
-        "all optimizers begin with a new state: the"
+    assert texts(caplog, "distkeras.ps.checkpoint") == [
+        "all optimizers begin with a new state, because the saved states belong to other partitions"
     ]
 
 
@@ -135,7 +135,7 @@ def test_a_damaged_one_is_reported_and_all_else_comes_back(
     assert saved.restored() == {0: None, 1: ([1], 7)}
     (record,) = [record for record in caplog.records if getattr(record, "event", None) == "optimizer"]
     assert record.worker == 0  # type: ignore[attr-defined]  # an event has one
-    assert record.getMessage().startswith("the optimizer's state of a partition is lost: ")
+    assert record.getMessage().startswith("the state of an optimizer cannot be read, and is lost: ")
 
 
 def test_those_that_no_snapshot_names_are_removed(tmp_path: Path) -> None:
@@ -191,4 +191,6 @@ def test_a_state_that_cannot_be_written_does_not_hold_up_the_snapshot(
     saved.center.leases[0].optimizer = kept(1)
     saved.save()
     assert saved.restored() == {0: None, 1: None}
-    assert texts(caplog, "distkeras.ps.checkpoint") == ["the optimizer's state of a partition is not saved: no room"]
+    assert texts(caplog, "distkeras.ps.checkpoint") == [
+        "the optimizer's state of a partition could not be saved: no room"
+    ]

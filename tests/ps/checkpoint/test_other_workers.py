@@ -56,7 +56,7 @@ def began_with(reached: Sequence[tuple[int, int]], *, leave: Sequence[int], stop
         ([(0, 0), (0, 0)], [], False, 0),
     ],
     ids=[
-        "in the midst of it",
+        "in the middle of it",
         "one has ended",
         "all have ended",
         "one has no rows",

@@ -127,7 +127,7 @@ def test_a_snapshot_that_was_begun_and_not_captured_is_begun_again(tmp_path: Pat
 
 @pytest.mark.parametrize("damage", ["torn", "gone", "changed", "empty"])
 @pytest.mark.parametrize("which", [0, -1], ids=["of all rows", "of changed rows"])
-def test_a_snapshot_whose_rows_are_damaged_is_passed_over(
+def test_a_snapshot_whose_rows_are_damaged_is_skipped(
     tmp_path: Path, which: int, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = SavedTables(tmp_path, [(6, 3)])
@@ -147,7 +147,7 @@ def test_a_snapshot_whose_rows_are_damaged_is_passed_over(
     same(restored.rows, before)
     (record,) = [record for record in caplog.records if getattr(record, "event", None) == "snapshot"]
     assert record.getMessage().startswith(
-        f"snapshot passed over: {'there is no ' if damage == 'gone' else ''}{path.stem}"
+        f"a damaged snapshot is skipped: {'there is no ' if damage == 'gone' else ''}{path.stem}"
     )
 
 
@@ -247,7 +247,9 @@ def test_a_file_that_is_found_damaged_is_written_again(tmp_path: Path, caplog: p
     flip(saved.path(broken))
     saved.files.merge()
     assert broken not in saved.files.files
-    assert [text[:37] for text in texts(caplog, "distkeras.ps.checkpoint")] == ["rows of a table are written again: ta"]
+    assert [text[:53] for text in texts(caplog, "distkeras.ps.checkpoint")] == [
+        "a file with rows of a table cannot be read, and the r"
+    ]
     expected = saved.snapshot()
     same(saved.read(), expected)
 

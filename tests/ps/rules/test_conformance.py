@@ -71,7 +71,7 @@ def test_published_versions_never_change(name: str) -> None:
 
 
 def job_half_way(name: str) -> ToyJob:
-    """A job in the midst of its work: of a round's, for rules that have some."""
+    """A job in the middle of its work: of a round's, for rules that have some."""
     toy = job(name)
     toy.run([0] if toy.rule.window is None else SCHEDULE[:5])
     return toy

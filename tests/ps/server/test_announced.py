@@ -184,7 +184,7 @@ def incarnation(folder: Path) -> int:
 def waits(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
     """Return what says whether an attempt of this process waits."""
     caplog.set_level("INFO", "distkeras.ps.server.announced")
-    return lambda: "waits while that one lives" in caplog.text
+    return lambda: "waits as its standby" in caplog.text
 
 
 def test_an_attempt_waits_while_another_one_serves_and_ends_successfully_with_it(

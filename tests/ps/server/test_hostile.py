@@ -113,7 +113,7 @@ def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
     logged = [record.getMessage() for record in caplog.records if record.name == "distkeras.ps.server.admission"]
     assert len(logged) == len(NOISE)
     for name, source in sources.items():
-        assert sum(f"refused {source}: {refusals[source]}" in line for line in logged) == 1, name
+        assert sum(f"from {source} is refused: {refusals[source]}" in line for line in logged) == 1, name
     assert "version must be" in refusals[sources["another version"]]
     assert "does not hold this job's key" in refusals[sources["a wrong proof"]]
 
@@ -258,7 +258,7 @@ class TestAuthenticatedPeers:
     ) -> None:
         with AuthenticatedPeer(running.server.address) as peer:
             send_unless_closed(peer.sock, joined(peer.connection.send(Ack(1, 2, 3, 4))))
-            assert b"a server must be asked" in read_to_eof(peer.sock)
+            assert b"must be a request" in read_to_eof(peer.sock)
 
     @pytest.mark.parametrize("unread", [b"", b"DKPS and more"], ids=["", "with unread bytes"])
     @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
@@ -278,7 +278,7 @@ class TestAuthenticatedPeers:
         commit = some_commit(np.full(3, np.nan, np.float32), attempt=99)
         with AuthenticatedPeer(running.server.address) as peer:
             send_unless_closed(peer.sock, joined(peer.connection.send(commit)))
-            assert b"holds the lease" in read_to_eof(peer.sock)
+            assert b"has lost its lease" in read_to_eof(peer.sock)
         assert running.server.fault is None
 
     def test_requests_whose_answers_are_not_read_are_dropped_at_the_deadline(
@@ -313,7 +313,7 @@ class TestAuthenticatedPeers:
 
 
 class TestDial:
-    def test_a_server_that_hangs_up_for_want_of_room_is_dialed_again(self, running: Running) -> None:
+    def test_a_server_that_hangs_up_to_make_room_is_dialed_again(self, running: Running) -> None:
         refused: list[Any] = []
         admit = running.server.admission.admit
 
@@ -333,7 +333,7 @@ class TestDial:
             hanging_up = threading.Thread(target=self._hang_up, args=(listener,), daemon=True)
             hanging_up.start()
             with pytest.raises(
-                ServerLostError, match=r"the handshake with the server at .* has failed: the server hung up"
+                ServerLostError, match=r"the handshake .* has failed: the server closed the connection during"
             ):
                 dial(listener.getsockname(), KEY, dataclasses.replace(PATIENT, connect=brief(0.5)))
             listener.shutdown(socket.SHUT_RDWR)

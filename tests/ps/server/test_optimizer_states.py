@@ -82,7 +82,7 @@ def test_a_successor_is_given_what_its_predecessor_sent_last(caplog: pytest.LogC
             assert (state.layout, state.content.tolist(), state.damaged) == ("Adam", [4, 5], False)
             second.report_optimizer("")
     (event,) = events(caplog)
-    assert event.startswith("attempt 2 goes on after commit 4 with the optimizer of attempt 1 after commit 3 (")
+    assert event.startswith("attempt 2 continues after commit 4 with the optimizer of attempt 1 after commit 3 (")
 
 
 def test_none_is_kept_of_another_partition() -> None:
@@ -114,7 +114,7 @@ def keep(client: WorkerClient, state: OptimizerState, **fields: Any) -> KeepOpti
 @pytest.mark.parametrize(
     ("fields", "error", "says"),
     [
-        ({"attempt": 0}, LeaseLostError, "attempt 0 is fenced off"),
+        ({"attempt": 0}, LeaseLostError, "attempt 0 has lost its lease"),
         ({"incarnation": 2}, RemoteProtocolError, "`incarnation` must be 1"),
         ({"sequence": 1}, RemoteProtocolError, "after commit 2"),
         ({"sequence": 3}, RemoteProtocolError, "after commit 2"),
@@ -141,7 +141,7 @@ def test_one_of_an_older_connection_is_refused() -> None:
         newer = running.client(attempt=1, size=SIZE)
         with contextlib.closing(older), contextlib.closing(newer):
             newer.join()
-            with pytest.raises(LeaseLostError, match="has its lease over another connection"):
+            with pytest.raises(LeaseLostError, match="holds its lease over another connection"):
                 older.request(keep(older, state_of(1)), Ack)
             assert newer.fetch_optimizer() is None
 

@@ -141,7 +141,7 @@ def test_a_relay_does_not_wait_for_one_that_ends_before_it_connects(ends: str) -
         assert relay.error is None
 
 
-def test_a_worker_that_has_joined_again_is_in_no_sum_of_before() -> None:
+def test_a_worker_that_has_joined_again_is_in_no_earlier_sum() -> None:
     """A relay that stood still sends what its worker has taken back."""
     with Running(make("downpour", window=1), workers=2, size=3, groups=1) as running:
         clients = [running.client(worker, size=3) for worker in (0, 1)]
@@ -160,13 +160,13 @@ def test_a_worker_that_has_joined_again_is_in_no_sum_of_before() -> None:
             own, companion = commit_of(0), commit_of(1)
             whole = join(own, [Companion(other.hello.connection, companion)], (np.empty(3, np.float32),))
             other.rejoin()
-            with pytest.raises(RelayLostError, match="a sum must be of workers with leases"):
+            with pytest.raises(RelayLostError, match="must only include workers with a lease"):
                 relay.request(whole, CenterReply)
             assert running.driver.observe(-1, 0.0).clock == 0
             other.request(Pull(1, 0, 1), CenterReply)
             again = join(own, [Companion(other.hello.connection, companion)], (np.empty(3, np.float32),))
             assert relay.request(again, CenterReply).clock == 2
-            with pytest.raises(RelayLostError, match="must come from its relay"):
+            with pytest.raises(RelayLostError, match="this worker is not the relay"):
                 other.request(replace(commit_of(1, sequence=2), grouped=True), CenterReply)
 
 

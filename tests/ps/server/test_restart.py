@@ -248,7 +248,7 @@ def test_a_job_that_has_begun_ignores_what_an_older_server_saves_late(tmp_path: 
             check_exact(job)
 
 
-def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_snapshot_is_skipped(tmp_path: Path) -> None:
     gate = threading.Event()
     with Job(tmp_path, every=5) as job:
         for worker in range(2):
@@ -318,7 +318,7 @@ class TestResume:
     """Another driver, other attempts, another port and key; the same snapshots."""
 
     def interrupted(self, folder: Path, **options: Any) -> int:
-        """A job that has ended in the midst of its second epoch, its driver with it."""
+        """A job that has ended in the middle of its second epoch, its driver with it."""
         gate = threading.Event()
         with Job(folder, epochs=2, **options) as job:
             for worker in range(2):

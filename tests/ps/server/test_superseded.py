@@ -22,7 +22,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 pytestmark = pytest.mark.timeout(60)
 
 SIZE = 3
-OLDER = "has its lease over another connection"
+OLDER = "holds its lease over another connection"
 
 
 def record(batch: int) -> CommitRecord:

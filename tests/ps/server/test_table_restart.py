@@ -167,7 +167,7 @@ def test_a_server_that_is_killed_goes_on_with_the_rows_of_its_snapshot(tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["torn", "gone"])
-def test_a_snapshot_without_its_rows_is_passed_over(tmp_path: Path, damage: str) -> None:
+def test_a_snapshot_without_its_rows_is_skipped(tmp_path: Path, damage: str) -> None:
     with Job(tmp_path) as job:
         job.start()
         job.limit = 100

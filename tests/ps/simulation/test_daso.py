@@ -55,7 +55,7 @@ def plan_of(daso: Daso, losses: list[float], epochs: int, batches: int) -> list[
     ),
     losses=st.lists(st.sampled_from([1.0, 0.995, 0.98, 0.5]), min_size=9, max_size=9),
 )
-@example(3, 2, 4, 4, (1, 4, 1), 1, {"momentum": 0.9, "cast": True, "patience": 1}, [1.0] * 9)  # halved under way
+@example(3, 2, 4, 4, (1, 4, 1), 1, {"momentum": 0.9, "cast": True, "patience": 1}, [1.0] * 9)  # halved in progress
 @example(3, 2, 8, None, (1, 5, 2), 4, {"momentum": 0.9, "cast": False, "patience": 1}, [1.0] * 9)  # down, and reset
 def test_it_equals_the_transcription_of_all_devices(
     nodes: int,

@@ -281,13 +281,13 @@ def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier() -> 
         ({"schedule": [0], "rule": "nonesuch"}, "`rule` must be one of"),
         ({"schedule": [0], "rule": "averaging"}, "`window` must be a number of steps"),
         ({"schedule": [0], "communication": Communication()}, "`communication` must come with `timing`"),
-        ({"timing": Gamma(), "steps": 1, "occupied": lambda worker, clock: True}, "`occupied` must come with"),
+        ({"timing": Gamma(), "steps": 1, "occupied": lambda worker, clock: True}, "`occupied` must be given only with"),
         ({"schedule": [0], "rounds": True, "staleness_bound": 1}, "either `rounds` or `staleness_bound`"),
         ({"schedule": [0], "staleness_bound": -1}, "`staleness_bound` must be an integer of at least 0"),
         ({"schedule": [0], "rule": "aeasgd", "staleness_bound": 1}, "hold back the center"),
         ({"schedule": [0], "rule": "ssgd", "staleness_bound": 1}, "must run in rounds"),
         ({"schedule": [0], "gradient": lambda theta, worker: theta[:2]}, "`gradient` must return shape"),
-        ({"schedule": [0, 0], "rule": "ssgd"}, "worker 0 at place 1, who waits for"),
+        ({"schedule": [0, 0], "rule": "ssgd"}, "worker 0 at place 1, which waits for"),
     ],
 )
 def test_bad_arguments_are_refused(change: dict[str, Any], text: str) -> None:
@@ -304,9 +304,9 @@ def test_a_start_that_is_no_vector_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
-        ("downpour", {"groups": [[0], [0, 1]], "schedule": [0]}, "`groups` must have each of 2 workers once"),
-        ("downpour", {"groups": [[0]], "schedule": [0]}, "`groups` must have each of 2 workers once"),
-        ("aeasgd", {"groups": [[0, 1]], "schedule": [0]}, "a rule whose movements add up"),
+        ("downpour", {"groups": [[0], [0, 1]], "schedule": [0]}, "`groups` must contain each of 2 workers once"),
+        ("downpour", {"groups": [[0]], "schedule": [0]}, "`groups` must contain each of 2 workers once"),
+        ("aeasgd", {"groups": [[0, 1]], "schedule": [0]}, "a rule that adds movements"),
         ("downpour", {"groups": [[0, 1]], "schedule": [1]}, r"`schedule` must have numbers in \[0, 1\)"),
     ],
 )

@@ -136,5 +136,5 @@ class TestStaleSynchronous:
             assert sorted(trace.worker[first : first + self.WORKERS]) == list(range(self.WORKERS))
 
     def test_a_worker_that_must_wait_may_not_commit(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"worker 0 at place 2, who waits for \[1, 2, 3, 4\]"):
+        with pytest.raises(ConfigurationError, match=r"worker 0 at place 2, which waits for \[1, 2, 3, 4\]"):
             run("asgd", self.WORKERS, schedule=[0, 0, 0], staleness_bound=1)

@@ -104,7 +104,7 @@ def test_nodes_of_unequal_size_are_an_error_for_all() -> None:
         run_members(members)
     for member in members:
         assert isinstance(member.error, (ConfigurationError, JobStoppedError))  # the first one ends the job
-        assert "equally many workers" in str(member.error)
+        assert "same number of workers" in str(member.error)
         assert "a: 2, b: 1" in str(member.error)
 
 

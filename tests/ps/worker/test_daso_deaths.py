@@ -119,7 +119,7 @@ def test_without_a_successor_the_job_ends_with_one_error() -> None:
     error = error_of(present(fault))
     assert isinstance(error, MemberLostError)
     assert (error.worker, error.step) == (1, 0)
-    assert "workers [1], with which others exchange, were lost in epoch 1, and no successor has come" in str(error)
+    assert "workers [1], which exchange with others, were lost in epoch 1, and no successor has come" in str(error)
 
 
 def test_members_that_lose_each_other_again_and_again_end_the_job() -> None:
@@ -155,5 +155,5 @@ def test_a_state_that_is_not_kept_ends_the_job() -> None:
         fault = running.server.fault
     assert isinstance(last[1].error, SnapshotError)
     assert isinstance(error_of(present(fault)), SnapshotError)
-    assert "the state of the worker after commit 2 must be kept" in str(last[1].error)
+    assert "must have the worker's state after commit 2" in str(last[1].error)
     assert isinstance(last[0].error, JobStoppedError)

@@ -127,4 +127,4 @@ def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> 
         )
         with pytest.raises(ZeroDivisionError):
             run_worker(client, welcome, begin)
-        assert running.driver.observe(1, patience(5)).clock == 2  # the second one was under way
+        assert running.driver.observe(1, patience(5)).clock == 2  # the second one was in progress

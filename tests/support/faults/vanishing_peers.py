@@ -58,7 +58,7 @@ def ask(host: str, port: int, pinned: str) -> None:
     clients = [DriverClient(Address(host, port, KEY, pinned), PATIENT) for _ in range(2)]
     for client in clients:
         client.center()
-    # The answer comes after its host has vanished: no one acknowledges what is under way then.
+    # The answer comes after its host has vanished: no one acknowledges what is in progress then.
     patience = brief(5)
     requests: list[Message] = [Observe(10**9, patience), Inspect()]
     began: list[float] = []

@@ -170,7 +170,7 @@ def start(folder: Path, kind: str, master: str, *names: str, **environment: str)
 
 
 def outcomes(started: subprocess.Popen[str], timeout: float) -> dict[str, dict[str, Any]]:
-    """What became of each job, by its name; that each was exact."""
+    """The outcome of each job, by its name; each was exact."""
     try:
         out, err = started.communicate(timeout=timeout)
     finally:

@@ -183,7 +183,7 @@ CHECKS: list[Callable[[SparkSession, str], None]] = [
 
 
 def results(spark: SparkSession, folder: str) -> dict[str, str | None]:
-    """What became of each check."""
+    """The outcome of each check."""
     found: dict[str, str | None] = {}
     for check in CHECKS:
         try:

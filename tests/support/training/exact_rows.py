@@ -206,7 +206,7 @@ def main(names: list[str]) -> None:
         try:
             check()
             found[name] = None
-        except Exception:  # noqa: BLE001 - each case says what became of it
+        except Exception:  # noqa: BLE001 - each case reports its outcome
             found[name] = traceback.format_exc()
     print(json.dumps(found))  # noqa: T201 - it is a program
 

@@ -107,10 +107,10 @@ class RecordedJob:
             first = last
 
     def events(self) -> list[Event]:
-        """An executor is lost, and what it had is gone on with; a request is fenced off; a snapshot fails once."""
+        """An executor is lost, and its partition is taken over; a request is refused; a snapshot fails once."""
         return [
-            Event(BEGAN + 31.0, "server", "snapshot", None, None, "a snapshot failed, and is tried again: no room"),
-            Event(BEGAN + 36.0, "server", "snapshot", None, None, "snapshots succeed again"),
+            Event(BEGAN + 31.0, "server", "snapshot", None, None, "a snapshot could not be written: no room"),
+            Event(BEGAN + 36.0, "server", "snapshot", None, None, "snapshots are written again"),
             Event(
                 BEGAN + 52.0,
                 "server",
