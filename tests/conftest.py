@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -26,6 +27,9 @@ hypothesis.settings.load_profile("repeatable")
 TESTS = Path(__file__).parent
 #: Folders of tests that start whole programs or jobs. Last, one would keep one process busy while another idles.
 LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "job_server")
+
+# Modules and test items stay: garbage is not looked for in them, neither while they are made nor later.
+gc.disable()
 
 # A Java process lives for seconds here, too short for its second compiler to pay; that of a subprocess too.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -58,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         seconds = marker.args[0] if marker else float(config.getoption("timeout") or config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Look for garbage from here on, in what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
