@@ -138,7 +138,7 @@ class ADAG(Rule):
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         delta = chunk.payload[0]
         if self.algorithm == 13:
-            return super().apply(chunk, scalars)
+            return super().apply(chunk, ())  # the worker has scaled it
         if self.form.endswith("norm"):
             (factor,) = scalars
             delta *= factor

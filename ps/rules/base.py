@@ -368,9 +368,16 @@ class Rule(ABC):
         raise NotImplementedError
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        """One chunk of the commit. Returns the sum of the scale factors used, or None if each was 1."""
-        np.add(chunk.center, chunk.payload[0], out=chunk.out)
-        return None
+        """One chunk of the commit. Returns the sum of the scale factors used, or None if each was 1.
+
+        Here the payload is added, times the scale factor that `accept` has returned, if there is one.
+        """
+        (scale,) = scalars or (1,)
+        delta = chunk.payload[0]
+        if scale != 1:
+            delta *= scale
+        np.add(chunk.center, delta, out=chunk.out)
+        return scale * delta.size if scalars else None
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
         """``Traits.view`` only: the scalars for `view`."""

@@ -35,16 +35,13 @@ class DanaZero(NagASGD):
 
     name = "dana_zero"
     info = RuleInfo(title="DANA-Zero", equations="Alg 4, Eq 10-11", sends="g", family="gradient", **DANA)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            gradient=True,
-            fixed_workers=True,
-            view=True,
-            model_vectors=("velocity_sum",),
-            worker_vectors=("velocity",),
-        )
+    traits = Traits(
+        gradient=True,
+        fixed_workers=True,
+        view=True,
+        model_vectors=("velocity_sum",),
+        worker_vectors=("velocity",),
+    )
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         (total,), (velocity,) = chunk.model, chunk.worker
@@ -79,12 +76,9 @@ class DanaDC(DanaZero):
 
     name = "dana_dc"
     info = RuleInfo(title="DANA-DC", equations="Alg 7", sends="g", family="gradient", **DANA)
+    traits = replace(DanaZero.traits, keeps_sent=True, reads_sent=True)
 
     compensation: float = not_negative(2.0)
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, keeps_sent=True, reads_sent=True)
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         compensate(chunk, self.compensation)

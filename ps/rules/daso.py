@@ -100,6 +100,7 @@ class Daso(Rule):
         family="peers",
         bibtex=BIBTEX,
     )
+    traits = Traits(synchronous=True, keeps_replica=True, plain_sgd=True, peers=True)
 
     window: int | str | None = None
     interval: int = count(4)
@@ -118,10 +119,6 @@ class Daso(Rule):
         super().__post_init__()
         if self.wait is not None:
             check_field(self, "wait", require_integer, 1, self.interval)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(synchronous=True, keeps_replica=True, plain_sgd=True, peers=True)
 
     def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
         """The worker keeps the parameters of its node."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import DELAY_COMPENSATION, Chunk, Context, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.base import DELAY_COMPENSATION, Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.validate import flag, fraction, not_negative
 
 
@@ -63,9 +63,6 @@ class DCASGD(ASGD):
     def compensation_strength(self) -> float:
         """lambda, or lambda_0."""
         return (2.0 if self.adaptive else 0.04) if self.compensation is None else self.compensation
-
-    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
-        return (context.learning_rate,)
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         (learning_rate,) = scalars

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.base import THESIS, Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
+from distkeras.ps.rules.base import THESIS, Context, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
 from distkeras.ps.validate import count, flag, invalid
 
 
@@ -34,10 +34,7 @@ class Downpour(Rule):
 
     name = "downpour"
     info = RuleInfo(title="DOWNPOUR", equations="Alg 5, Eq 2.11-2.12", **THESIS)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(overlaps=True, grows=True, rows=True, sums=True)
+    traits = Traits(overlaps=True, grows=True, rows=True, sums=True)
 
 
 @dataclass(frozen=True)
@@ -59,12 +56,9 @@ class AGN(Rule):
 
     name = "agn"
     info = RuleInfo(title="AGN", equations="Alg 10, Eq 3.1", sends="Δ / λ", **THESIS)
+    traits = Traits(overlaps=True, rows=True, sums=True)
 
     window: int | str | None = 10
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(overlaps=True, rows=True, sums=True)
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         super().fill_payload(replica, state)
@@ -88,18 +82,12 @@ class DynSGD(Rule):
 
     name = "dynsgd"
     info = RuleInfo(title="DynSGD", equations="Alg 7-8, Eq 2.13", **THESIS)
+    traits = Traits(grows=True, rows=True, sums=True)
 
     window: int | str | None = 5
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(grows=True, rows=True, sums=True)
-
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return (1.0 / (context.staleness + 1),)
-
-    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        return scaled_add(chunk, scalars[0])
 
 
 @dataclass(frozen=True)
@@ -196,29 +184,14 @@ class DelayAdaptive(Rule):
   year      = {2022},
 }""",
     )
+    traits = Traits(grows=True, rows=True, sums=True)
 
     window: int | str | None = 1
     threshold: int | None = count(None)
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(grows=True, rows=True, sums=True)
-
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         threshold = self.threshold or context.workers
         return (threshold / max(threshold, context.staleness),)
-
-    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        return scaled_add(chunk, scalars[0])
-
-
-def scaled_add(chunk: Chunk, scale: float) -> float | None:
-    """Writes the center plus ``scale`` times the payload. Returns what `Rule.apply` returns."""
-    delta = chunk.payload[0]
-    if scale != 1:
-        delta *= scale
-    np.add(chunk.center, delta, out=chunk.out)
-    return scale * delta.size
 
 
 @dataclass(frozen=True)
@@ -260,6 +233,7 @@ class Ringmaster(Rule):
   year      = {2025},
 }""",
     )
+    traits = Traits(grows=True, refuses=True, rows=True)
 
     window: int | str | None = 1
     threshold: int | None = count(None)
@@ -269,10 +243,6 @@ class Ringmaster(Rule):
         super().__post_init__()
         if self.window is None:
             raise invalid("window", self.window, "a number: a refused window's rows are kept for the next try")
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(grows=True, refuses=True, rows=True)
 
     def _limit(self, context: Context) -> int:
         return self.threshold or 2 * context.workers
@@ -284,6 +254,3 @@ class Ringmaster(Rule):
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         limit = self._limit(context)
         return (limit / max(limit, context.staleness),)
-
-    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        return scaled_add(chunk, scalars[0])

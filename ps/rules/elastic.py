@@ -191,12 +191,9 @@ class EAMSGD(AEASGD):
   year      = {2015},
 }""",
     )
+    traits = Traits(pull_first=True, keeps_replica=True, plain_sgd=True)
 
     momentum: float = fraction(0.9)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(pull_first=True, keeps_replica=True, plain_sgd=True)
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         state = super().start(replica, sent)

@@ -262,6 +262,9 @@ class FADAS(Rule):
   year      = {2024},
 }""",
     )
+    traits = Traits(
+        grows=True, drains=True, model_vectors=("buffer", "momentum", "second_moment", "largest_second_moment")
+    )
 
     window: int | str | None = 10
     buffer: int | None = count(None)
@@ -270,11 +273,6 @@ class FADAS(Rule):
     beta_2: float = fraction(0.99)
     epsilon: float = positive(1e-8)
     delay_threshold: int | None = count(1)
-
-    @property
-    def traits(self) -> Traits:
-        vectors = ("buffer", "momentum", "second_moment", "largest_second_moment")
-        return Traits(grows=True, drains=True, model_vectors=vectors)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         size, count = self.buffer or context.workers, counters.get("count", 0)

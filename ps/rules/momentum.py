@@ -31,12 +31,9 @@ class NagASGD(ASGD):
 
     name = "nag_asgd"
     info = RuleInfo(title="NAG-ASGD", equations="Alg 8", sends="g", family="gradient", **DANA)
+    traits = Traits(gradient=True, model_vectors=("velocity",))
 
     momentum: float = fraction(0.9)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, model_vectors=("velocity",))
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         return self._step(chunk, chunk.model[0], scalars)
@@ -88,10 +85,9 @@ class ASGDm(NagASGD):
         return None
 
 
-def momentum_correction(context: Context) -> float:
+def momentum_correction(at: Context | WorkerState) -> float:
     """What a momentum that holds the learning rate is scaled by when a schedule changes that rate."""
-    previous = context.previous_learning_rate
-    return context.learning_rate / previous if previous else 1.0
+    return at.learning_rate / at.previous_learning_rate if at.previous_learning_rate else 1.0
 
 
 @dataclass(frozen=True)
@@ -111,10 +107,7 @@ class MultiASGD(NagASGD):
 
     name = "multi_asgd"
     info = RuleInfo(title="Multi-ASGD", equations="Alg 9", sends="g", family="gradient", **DANA)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, fixed_workers=True, worker_vectors=("velocity",))
+    traits = Traits(gradient=True, fixed_workers=True, worker_vectors=("velocity",))
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         return self._step(chunk, chunk.worker[0], scalars)
@@ -137,10 +130,7 @@ class LWP(NagASGD):
 
     name = "lwp"
     info = RuleInfo(title="LWP", equations="Alg 3, Eq 9", sends="g", family="gradient", **DANA)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, fixed_workers=True, view=True, model_vectors=("velocity",))
+    traits = Traits(gradient=True, fixed_workers=True, view=True, model_vectors=("velocity",))
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
         return ((context.workers - 1) * context.learning_rate,)
@@ -152,9 +142,7 @@ class LocalMomentum(ASGD):
 
     momentum: float = fraction(0.9)
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
+    traits = Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         state = super().start(replica, sent)
@@ -185,9 +173,8 @@ class ShiftedMomentum(LocalMomentum):
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         rows = super().compute(replica, state, batches)
         gradient, momentum = state.payload[0], state.vectors["momentum"]
-        eta, previous = state.learning_rate, state.previous_learning_rate
-        momentum *= self.momentum * (eta / previous if previous else 1.0)
-        gradient *= eta
+        momentum *= self.momentum * momentum_correction(state)
+        gradient *= state.learning_rate
         momentum += gradient
         gradient[...] = momentum
         return rows
@@ -227,10 +214,7 @@ class OrMo(NagASGD):
 
     name = "ormo"
     info = RuleInfo(title="OrMo", equations="Alg 2", sends="g", family="gradient", **ORMO)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, fixed_workers=True, model_vectors=("momentum",))
+    traits = Traits(gradient=True, fixed_workers=True, model_vectors=("momentum",))
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         n, beta = context.workers, self.momentum
@@ -293,10 +277,7 @@ class SMEGA2(NagASGD):
   year      = {2022},
 }""",
     )
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, fixed_workers=True, view=True, model_vectors=("momentum", "sum"))
+    traits = Traits(gradient=True, fixed_workers=True, view=True, model_vectors=("momentum", "sum"))
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         counters["count"] = (counters.get("count", 0) + 1) % context.workers

@@ -38,12 +38,9 @@ class ModelAveraging(Rule):
 
     name = "averaging"
     info = RuleInfo(title="Model averaging", equations="Alg 3, Eq 2.2-2.3", sends="θᵏ", family="averaging", **THESIS)
+    traits = Traits(synchronous=True)
 
     window: int | str | None = None
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(synchronous=True)
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         replica.read(state.payload[0])
@@ -94,15 +91,12 @@ class DiLoCo(Rule):
   year    = {2023},
 }""",
     )
+    traits = Traits(synchronous=True, model_vectors=("momentum",))
 
     window: int | None = 50
     server_rate: float = positive(0.7)
     momentum: float = fraction(0.9)
     nesterov: bool = flag(True)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(synchronous=True, model_vectors=("momentum",))
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         mean, (momentum,) = chunk.payload[0], chunk.model
@@ -150,16 +144,13 @@ class DelayedNesterov(Rule):
 
     name = "delayed_nesterov"
     info = RuleInfo(title="Delayed Nesterov", equations="Alg 3", **ASYNC_LOCAL_SGD)
+    traits = Traits(grows=True, model_vectors=("momentum", "sum"))
 
     window: int | str | None = 50
     server_rate: float = positive(0.7)
     momentum: float = fraction(0.9)
     period: int | None = count(None)
     activation: float = checked(0.0, require_number, inclusive=True, up_to=1)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(grows=True, model_vectors=("momentum", "sum"))
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         period = self.period or context.workers

@@ -27,10 +27,7 @@ class SSGD(ASGD):
 
     name = "ssgd"
     info = RuleInfo(title="SSGD", equations="Alg 1-I, Remark 1", sends="g", family="gradient", **ORMO)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, synchronous=True)
+    traits = Traits(gradient=True, synchronous=True)
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
         return (context.learning_rate,)
@@ -62,10 +59,7 @@ class SSGDm(NagASGD):
 
     name = "ssgdm"
     info = RuleInfo(title="SSGDm (global)", equations="Alg 3, Eq 4-6", sends="g", family="gradient", **ORMO)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, synchronous=True, model_vectors=("momentum",))
+    traits = Traits(gradient=True, synchronous=True, model_vectors=("momentum",))
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
         return context.learning_rate, self.momentum * momentum_correction(context)
@@ -94,10 +88,7 @@ class SSGDmLocal(ShiftedMomentum):
 
     name = "ssgdm_local"
     info = RuleInfo(title="SSGDm (local)", equations="Alg 4", sends="uᵏ", family="gradient", **ORMO)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(gradient=True, synchronous=True)
+    traits = Traits(gradient=True, synchronous=True)
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         np.subtract(chunk.center, chunk.payload[0], out=chunk.out)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +31,12 @@ class VirtualBatch:
     checksum: int = 0
 
 
-def endless_batches() -> Iterator[VirtualBatch]:
-    """One epoch that never ends."""
-    return map(VirtualBatch, itertools.count())
-
-
-def gradient_of(gradient: NumberedGradient, worker: int) -> Callable[[Vector, int], Vector]:
-    """The gradients of ``worker``; those of another shape raise a `ConfigurationError`."""
-
-    def checked(theta: Vector, batch: int) -> Vector:
-        value = gradient(theta, worker, batch)
-        if value.shape != theta.shape:
-            raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
-        return value
-
-    return checked
+def checked_gradient(gradient: Callable[..., Vector], theta: Vector, *numbers: int) -> Vector:
+    """Return ``gradient(theta, *numbers)``; raise a `ConfigurationError` if it has another shape than ``theta``."""
+    value = gradient(theta, *numbers)
+    if value.shape != theta.shape:
+        raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
+    return value
 
 
 class FunctionReplica:

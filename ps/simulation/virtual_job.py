@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from distkeras.ps.protocol.companions import Companion, join
 from distkeras.ps.protocol.messages import Commit, CommitRecord, Loop, PullRequest, Reply, Request
 from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
-from distkeras.ps.simulation.function_replica import FunctionReplica, NumberedGradient, endless_batches, gradient_of
+from distkeras.ps.simulation.function_replica import FunctionReplica, NumberedGradient, VirtualBatch, checked_gradient
 from distkeras.ps.validate import require_number
 from distkeras.ps.worker.loop import work
 
@@ -116,8 +117,13 @@ class VirtualJob:
         eta = 0.0 if isinstance(learning_rate, Schedule) else learning_rate
         for worker in range(workers):
             self.center.join(worker, 0)
-            replica = FunctionReplica(theta0.size, eta, gradient_of(gradient, worker))
-            loop = work(rule, replica, endless_batches(), partial(self._payload, worker), now=None)
+
+            def of_worker(theta: Vector, batch: int, worker: int = worker) -> Vector:
+                return checked_gradient(gradient, theta, worker, batch)
+
+            replica = FunctionReplica(theta0.size, eta, of_worker)
+            endless = map(VirtualBatch, itertools.count())  # one epoch that never ends
+            loop = work(rule, replica, endless, partial(self._payload, worker), now=None)
             self.pending.append(next(loop))
             self._loops.append(loop)
         for worker in range(workers):

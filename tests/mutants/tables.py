@@ -137,7 +137,7 @@ TABLES = (
         "rows are added as they come",
         CENTER_FILE,
         "table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars)",
-        "table.apply(ids, moved, lambda chunk: Rule.apply(self.rule, chunk, scalars)",
+        "table.apply(ids, moved, lambda chunk: Rule.apply(self.rule, chunk, ())",
         "stale rows count in full, and gradients go the wrong way",
         _CENTER,
     ),
