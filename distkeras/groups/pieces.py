@@ -70,6 +70,11 @@ def piece_schema(keys: pa.Schema) -> pa.Schema:
     return pa.schema([*keys, *(pa.field(name, kind) for name, kind in (*SHOWN, *_OWN))])
 
 
+def key_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names of the columns of a key, which are the first of a piece's."""
+    return tuple(schema.names[: -len(RESERVED)])
+
+
 class Pieces:
     """The pieces in one folder.
 
@@ -83,7 +88,7 @@ class Pieces:
     def __init__(self, uri: str, schema: pa.Schema) -> None:
         self.uri = uri
         self._schema = schema
-        self.key_count = len(schema) - len(RESERVED)
+        self.key_count = len(key_columns(schema))
         self._files = folder(uri)
 
     def write(self, name: str, groups: Sequence[TrainedGroup]) -> None:
@@ -121,7 +126,7 @@ class Pieces:
 
     def table(self, name: str, columns: Sequence[str] = ()) -> pa.Table:
         """Return a piece: its keys, and the columns of those names."""
-        wanted = [*self._schema.names[: self.key_count], *columns]
+        wanted = [*key_columns(self._schema), *columns]
         return self.open(name).read(columns=wanted).select(wanted)
 
     def open(self, name: str) -> pq.ParquetFile:
@@ -132,10 +137,6 @@ class Pieces:
         """Yield the keys of a table that `table` returned."""
         return zip(*(table.column(number).to_pylist() for number in range(self.key_count)), strict=True)
 
-    def delete(self, name: str) -> None:
-        """Remove a piece."""
-        self._files.delete(name)
-
 
 def opened(files: Files, name: str) -> pq.ParquetFile:
     """Open a piece to read parts of it; raise SnapshotError if it is not there, or not whole."""
@@ -143,11 +144,6 @@ def opened(files: Files, name: str) -> pq.ParquetFile:
         return pq.ParquetFile(pa.BufferReader(b"".join(files.read(name))))
     except (OSError, pa.ArrowException) as error:
         raise SnapshotError(f"the trained groups in {name} cannot be read: {error}") from error
-
-
-def schema_in(files: Files, name: str) -> pa.Schema:
-    """Return the columns of a piece."""
-    return opened(files, name).schema_arrow
 
 
 def folder(uri: str) -> Files:

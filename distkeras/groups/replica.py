@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +10,7 @@ from distkeras.data.columns import ColumnArrays
 from distkeras.data.shuffling import EpochOrder
 from distkeras.data.spec import DataSpec
 from distkeras.groups.pieces import packed_weights
+from distkeras.keras_model.archive import read_config
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import fingerprint
@@ -97,9 +95,7 @@ def new_replica(recipe: Recipe, model_file: bytes, batch: Batch) -> KerasReplica
 
 def all_state_is_in_variables(recipe: Recipe, model_file: bytes, model: keras.Model) -> bool:
     """Return whether a model that the recipe built is made of Keras' own classes and functions alone."""
-    with zipfile.ZipFile(BytesIO(model_file)) as archive:
-        config = json.loads(archive.read("config.json"))
-    return not recipe.objects and fingerprint(recipe, config, model.optimizer) is not None
+    return not recipe.objects and fingerprint(recipe, read_config(model_file), model) is not None
 
 
 def _values(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:

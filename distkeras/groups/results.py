@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from distkeras.data.schema import map_in_arrow
 from distkeras.groups.keys import Key, distinct_keys, key_of, key_text
-from distkeras.groups.pieces import RESERVED, SHOWN, WEIGHTS, Manifest, Pieces, folder, schema_in, unpacked_weights
+from distkeras.groups.pieces import SHOWN, WEIGHTS, Manifest, Pieces, folder, key_columns, opened, unpacked_weights
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError
 
@@ -50,12 +50,12 @@ class GroupTable:
             raise ConfigurationError(
                 f"{uri!r} must hold the models of a finished job. Received: one that is not finished"
             )
-        return cls(uri, schema_in(folder(uri), manifest.pieces[0]), manifest.pieces)
+        return cls(uri, opened(folder(uri), manifest.pieces[0]).schema_arrow, manifest.pieces)
 
     @property
     def key_names(self) -> tuple[str, ...]:
         """The names of the columns of a key."""
-        return tuple(self.schema.names[: -len(RESERVED)])
+        return key_columns(self.schema)
 
     def read(self, columns: Sequence[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some pieces: their keys, and the columns of those names."""
@@ -140,8 +140,8 @@ def load_weights(model: keras.Model, data: bytes) -> None:
         weight.assign(value.copy())  # a backend may keep pointing into what it is given
 
 
-#: Of this process: the lookup that was used last.
-_LOOKUPS: dict[GroupTable, WeightsByKey] = {}
+#: The lookup that this process used last.
+_lookup = lru_cache(maxsize=1)(WeightsByKey)
 
 
 @dataclass(frozen=True)
@@ -163,26 +163,19 @@ class GroupModels:
     def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
         """Return for each row why there is no model for its key; None where there is one."""
         keys, places = self._keys(batch)
-        lookup = self._lookup()
+        lookup = _lookup(self.table)
         reasons = [lookup.why_not(key) for key in keys]
         return [reasons[place] for place in places]
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
         """Yield for each key of some rows with models the places of its rows, and what gives a model its weights."""
         keys, places = self._keys(batch)
-        lookup = self._lookup()
+        lookup = _lookup(self.table)
         for number, key in enumerate(keys):
             yield np.flatnonzero(places == number), partial(load_weights, data=lookup.weights(key))
 
     def _keys(self, batch: pa.RecordBatch) -> tuple[list[Key], np.ndarray]:
         return distinct_keys([batch.column(name) for name in self.columns])
-
-    def _lookup(self) -> WeightsByKey:
-        lookup = _LOOKUPS.get(self.table)
-        if lookup is None:
-            _LOOKUPS.clear()
-            lookup = _LOOKUPS[self.table] = WeightsByKey(self.table)
-        return lookup
 
 
 class GroupResults:

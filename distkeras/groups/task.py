@@ -16,7 +16,7 @@ from distkeras.data.ordering import RowChecksum
 from distkeras.data.source import checked_columns
 from distkeras.data.spec import DataSpec
 from distkeras.groups.keys import Key, key_text, keyed_runs
-from distkeras.groups.pieces import MODEL, Pieces, TrainedGroup, folder, piece_name, read_whole
+from distkeras.groups.pieces import MODEL, Pieces, TrainedGroup, folder, key_columns, piece_name, read_whole
 from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.keras_model.archive import ensure_backend
@@ -117,13 +117,8 @@ class GroupTask:
     @property
     def result_schema(self) -> pa.Schema:
         """The columns of what `train_partition` yields: the key of a group that is too large, or a piece's name."""
-        keys = list(self.schema)[: len(self.key_names)]
+        keys = list(self.schema)[: len(key_columns(self.schema))]
         return pa.schema([*keys, pa.field("distkeras_piece", pa.string())])
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """The names of the columns of a key."""
-        return tuple(self.schema.names[: self.schema.get_field_index("rows")])
 
     def train_partition(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for ``mapInArrow``: rows in the order of their keys in, names of pieces and large keys out."""
@@ -139,8 +134,8 @@ class GroupTask:
             large = partition.train(RecordStream(records, connection_to_spark()))
         except DistkerasError as error:
             raise shortened(error) from error.__cause__
-        names, count = partition.names, len(self.key_names)
-        columns = [[*(key[number] for key in large), *(None for _ in names)] for number in range(count)]
+        names, keys = partition.names, range(len(self.result_schema) - 1)
+        columns = [[*(key[number] for key in large), *(None for _ in names)] for number in keys]
         columns.append([*(None for _ in large), *names])
         arrays = [pa.array(values, part.type) for values, part in zip(columns, self.result_schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=self.result_schema)
@@ -205,7 +200,7 @@ class GroupPartition:
         if now != before:
             raise LedgerError(
                 f"the input has not returned the same rows as before: {now[0]} rows with checksum {now[1]:#018x} of "
-                f"group {key_text(group.key, self._task.key_names)}, which was trained with {before[0]} rows and "
+                f"group {key_text(group.key, key_columns(self._task.schema))}, which was trained with {before[0]} rows and "
                 f"checksum {before[1]:#018x}",
                 worker=self._number,
             )

@@ -18,6 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import invalid
 
@@ -121,10 +122,14 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
         raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
 
 
+def read_config(data: bytes) -> Any:
+    """Return the configuration in a ``.keras`` archive, as JSON has it."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        return json.loads(archive.read("config.json"))
+
+
 def has_optimizer_state(model: keras.Model) -> bool:
     """Return whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
-    from distkeras.keras_model.gradient_collector import inner_optimizer
-
     optimizer = model.optimizer if model.compiled else None
     if optimizer is None or not optimizer.built:
         return False
@@ -272,9 +277,7 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
     scope: dict[str, Any] = global_state.get_global_attribute("custom_objects_scope_dict", {})
     registered = {**keras.saving.get_custom_objects(), **scope}
     if data is not None:
-        with zipfile.ZipFile(BytesIO(data)) as archive:
-            values = keras.tree.flatten(json.loads(archive.read("config.json")))
-        named = {value for value in values if isinstance(value, str)}
+        named = {value for value in keras.tree.flatten(read_config(data)) if isinstance(value, str)}
         registered = {name: value for name, value in registered.items() if name in named}
     return CustomObjects(registered)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import VariableVector, picked
 
 
@@ -112,11 +113,6 @@ class CollectingOptimizer:
         finally:
             self._train_function = model.train_function
             model.optimizer, model.train_function = own
-
-
-def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return the optimizer inside a loss-scaling one; any other as it is."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _dense(gradient: Any, variable: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, from_bytes, to_bytes
-from distkeras.keras_model.model_graph import functional_of
+from distkeras.keras_model.model_graph import functional_of, users_of
 from distkeras.keras_model.stored_rows import StoredRows, sorted_files
 from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.tables import TableShape
@@ -138,7 +138,7 @@ def _calls(model: Any) -> list[_Call]:
         layer
         for layer in functional.layers
         if _is_wide(layer)
-        or (type(layer) is keras.layers.Embedding and _is_plain(layer) and not _is_shared(model, layer))
+        or (type(layer) is keras.layers.Embedding and _is_plain(layer) and not users_of(model, layer))
     ]
     calls: dict[int, list[_Call]] = {id(layer): [] for layer in wide}
     for nodes in functional._nodes_by_depth.values():  # noqa: SLF001 - there is no public list
@@ -164,14 +164,6 @@ def _is_plain(layer: Any) -> bool:
         return False
     plain: bool = layer.embeddings.dtype == "float32" == layer.compute_dtype
     return plain and 4 * layer.input_dim * layer.output_dim >= LEAST_BYTES
-
-
-def _is_shared(model: Any, layer: Any) -> bool:
-    """Return whether another layer holds an Embedding's weights."""
-    others = [other for other in model._flatten_layers(include_self=False) if other is not layer]  # noqa: SLF001 - there is no public list
-    own = [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - the public lists have more
-    held = {id(v) for other in others for v in (*other._trainable_variables, *other._non_trainable_variables)}  # noqa: SLF001 - the same
-    return any(id(variable) in held for variable in own)
 
 
 def _needed(tensors: Iterable[Any], stops: Iterable[Any]) -> set[int]:

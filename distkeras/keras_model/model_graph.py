@@ -44,7 +44,10 @@ class ModelGraph:
 
     def calls(self, layer: str) -> list[list[Given]]:
         """Return the tensors that each call of a layer is given."""
-        return [[_given(tensor) for tensor in _tensors(node)] for node in self._layers[layer]["inbound_nodes"]]
+        return [
+            [Given(Source(*t["keras_history"]), tuple(t["shape"]), str(t["dtype"])) for t in _tensors(node)]
+            for node in self._layers[layer]["inbound_nodes"]
+        ]
 
     def before(self, source: Source) -> list[str]:
         """Return the layers that a tensor is computed by, the one that makes it among them, in the model's order."""
@@ -100,6 +103,16 @@ def functional_of(model: Any) -> Any:
     return model if kind.__name__ == "Functional" else None
 
 
+def users_of(model: Any, embedding: Any) -> list[Any]:
+    """Return the other layers of a model that hold an Embedding or its weights."""
+    users = []
+    for other in model._flatten_layers(include_self=False):  # noqa: SLF001 - there is no public list
+        own = [*other._layers, *other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists have more
+        if other is not embedding and any(part is embedding or part is embedding.embeddings for part in own):
+            users.append(other)
+    return users
+
+
 def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
     """Return the configuration of an input; ``shape`` is that of a mini-batch, None for what is not known."""
     config = {"batch_shape": list(shape), "dtype": dtype, "sparse": False, "ragged": False, "name": name}
@@ -124,10 +137,6 @@ def _tensors(node: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(node, list | tuple):
         for value in node:
             yield from _tensors(value)
-
-
-def _given(tensor: Mapping[str, Any]) -> Given:
-    return Given(Source(*tensor["keras_history"]), tuple(tensor["shape"]), str(tensor["dtype"]))
 
 
 def _sources(structure: Any) -> Iterator[Source]:

@@ -44,12 +44,17 @@ def optimizer_of(given: Any) -> Any:
     return keras.optimizers.get(config) if kind is None else kind.from_config(dict(config["config"]))
 
 
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside a loss-scaling one; any other as it is."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def require_independent(given: Any) -> None:
     """Raise ConfigurationError for an optimizer with weights that a pull replaces, or with several learning rates."""
     import keras
 
     optimizer = keras.optimizers.get(given)
-    parts = [optimizer, getattr(optimizer, "inner_optimizer", optimizer)]
+    parts = [optimizer, inner_optimizer(optimizer)]
     several = getattr(keras.optimizers, "MultiOptimizer", None)  # older versions of Keras have none
     if several is not None and any(isinstance(part, several) for part in parts):
         raise ConfigurationError(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model.archive import (
@@ -18,6 +15,7 @@ from distkeras.keras_model.archive import (
     has_optimizer_state,
     keras_settings,
     load_optimizer_state,
+    read_config,
     require_objects,
     running_backend,
     use_settings,
@@ -43,11 +41,8 @@ def model_identity(model_file: bytes) -> dict[str, Any]:
     Keras numbers the names that it gives by what a process has built before, so the same code makes "dense" once and
     "dense_7" another time. What is None is left out: a later version of Keras may have more of it.
     """
-    with zipfile.ZipFile(BytesIO(model_file)) as archive:
-        config = json.loads(archive.read("config.json"))
-    names: dict[str, str] = {}
-    for name in _layer_names(config):
-        names.setdefault(name, f"#{len(names)}")
+    config = read_config(model_file)
+    names = {name: f"#{number}" for number, name in enumerate(dict.fromkeys(layer_names(config)))}
     identity: dict[str, Any] = _canonical(config, names, reference=False)
     return identity
 
@@ -57,7 +52,7 @@ def layout_identity(layout: Layout) -> list[list[Any]]:
     return [[name.rsplit("/", 1)[-1], list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
 
 
-def _layer_names(node: Any) -> Iterator[str]:
+def layer_names(node: Any) -> Iterator[str]:
     """Yield the names of layers in the order of their first appearance, of those within others too."""
     if isinstance(node, Mapping):
         config = node.get("config")
@@ -65,10 +60,10 @@ def _layer_names(node: Any) -> Iterator[str]:
         if isinstance(config, Mapping) and not config.keys().isdisjoint(("trainable", "batch_shape", "layers")):
             yield str(config.get("name"))
         for value in node.values():
-            yield from _layer_names(value)
+            yield from layer_names(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _layer_names(value)
+            yield from layer_names(value)
 
 
 def _canonical(node: Any, names: Mapping[str, str], *, reference: bool) -> Any:

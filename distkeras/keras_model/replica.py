@@ -7,12 +7,13 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distkeras.keras_model.compiled_steps import CompiledSteps, losses_of_outputs, model_inputs
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import (
     VariableOrder,
     VariableVector,
@@ -93,7 +94,7 @@ def load_state(
         return f"its {size} bytes have another checksum than {state.checksum:#010x}"
     values, at = list[np.ndarray](), 0
     for variable in variables:
-        dtype, end = numpy_value(variable).dtype, at + _bytes_of(variable)
+        dtype, end = np.dtype(variable.dtype), at + _bytes_of(variable)
         values.append(state.content[at:end].copy().view(dtype).reshape(tuple(variable.shape)))
         at = end
         if keras.backend.is_float_dtype(variable.dtype) and not np.isfinite(values[-1]).all():
@@ -110,7 +111,7 @@ def state_bytes(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = 
 
 def layout_of(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> str:
     """Return a text that two built optimizers share if one can go on from the other's state."""
-    kinds = [type(part).__name__ for part in _nested(optimizer)]
+    kinds = [type(part).__name__ for part in dict.fromkeys((optimizer, inner_optimizer(optimizer)))]
     variables = [(str(variable.dtype), list(variable.shape)) for variable in _sent(optimizer, unsent)]
     digest = hashlib.sha256(json.dumps([kinds, variables, sys.byteorder]).encode()).hexdigest()[:16]
     elements = sum(math.prod(shape) for _, shape in variables)
@@ -122,15 +123,8 @@ def _sent(optimizer: Any, unsent: Container[int]) -> list[keras.Variable]:
     return [variable for variable in optimizer.variables if id(variable) not in unsent]
 
 
-def _nested(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and those within it."""
-    while optimizer is not None:
-        yield optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-
-
 def _bytes_of(variable: keras.Variable) -> int:
-    return int(math.prod(variable.shape) * numpy_value(variable).dtype.itemsize)
+    return int(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize)
 
 
 class KerasReplica:
@@ -301,7 +295,7 @@ class KerasReplica:
         Returns:
             float64 array of shape ``(len(metric_names),)``: loss and metrics at these weights.
         """
-        from distkeras.keras_model.gradient_collector import CollectingOptimizer, inner_optimizer
+        from distkeras.keras_model.gradient_collector import CollectingOptimizer
 
         self.prepare(batch)
         if self._collecting is None:
@@ -356,8 +350,7 @@ class KerasReplica:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all variables: the model's and the optimizer's."""
-        variables = [*self.model.variables, *self.model.optimizer.variables]
-        return sum(math.prod(variable.shape) * np.dtype(_plain(variable.dtype)).itemsize for variable in variables)
+        return sum(map(_bytes_of, [*self.model.variables, *self.model.optimizer.variables]))
 
     def begin_again(self, model: keras.Model) -> bool:
         """Take over the state of ``model``, newly built and compiled as this one was; what is traced stays.
@@ -411,11 +404,6 @@ def _states(model: keras.Model) -> list[keras.Variable]:
 def _kind(batch: Batch) -> Any:
     """Return what decides metrics and losses: dtypes and shapes of a row, and whether rows are weighted."""
     return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y)], batch.weight is None
-
-
-def _plain(dtype: str) -> str:
-    """Return a dtype of numpy that is as wide."""
-    return {"bfloat16": "float16", "bool": "int8"}.get(dtype, dtype if not dtype.startswith("float8") else "int8")
 
 
 def _check_ready(model: keras.Model) -> None:

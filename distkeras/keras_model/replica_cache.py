@@ -13,14 +13,15 @@ import json
 import re
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from distkeras.keras_model.archive import read_config
 from distkeras.keras_model.compile_arguments import PackedObject
-from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.keras_model.recipe import Recipe, layer_names
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.table_replica import TableReplica
 from distkeras.keras_model.tables import RowModel
@@ -30,21 +31,23 @@ if TYPE_CHECKING:
     import keras
 
 
-#: Where a configuration names the layers that a tensor comes from.
-_REFERENCES = {"keras_history", "input_layers", "output_layers"}
-#: Attributes of a variable by which code can distinguish layers.
-_NAMES = {"name", "_name", "path", "_path"}
 _NUMBER = re.compile(r"_\d+$")
+_ADDRESS = re.compile(r'("shared_object_id": )(\d+)')
+#: Optimizers of Keras that read no name of a variable or of a layer.
+_NAMELESS = {
+    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Nadam", "RMSprop", "SGD",
+    "ScheduleFreeAdamW",
+}  # fmt: skip
 
 
-def fingerprint(recipe: Recipe, config: Mapping[str, Any], optimizer: keras.optimizers.Optimizer) -> bytes | None:
+def fingerprint(recipe: Recipe, config: Mapping[str, Any], model: keras.Model) -> bytes | None:
     """Return a digest of everything that is traced; None where a part is not Keras' own.
 
     A learning rate that is a number is left out: it is the value of a variable of the optimizer.
 
     Args:
         config: the model's configuration, as ``config.json`` in its archive has it.
-        optimizer: an optimizer that the recipe built.
+        model: one that the recipe built.
     """
     try:
         arguments = json.loads(json.dumps(dict(recipe.arguments), default=_config_of))
@@ -58,129 +61,23 @@ def fingerprint(recipe: Recipe, config: Mapping[str, Any], optimizer: keras.opti
     settings.pop("name", None)
     if isinstance(settings.get("learning_rate"), float):
         settings["learning_rate"] = None
-    renaming = _Renaming(layers=_has_one_output(parts) and not _reads_names(optimizer))
-    renamed = renaming.of(parts)
-    if renaming.names & {word for text in _texts([renamed, arguments]) for word in re.split(r"\W+", text)}:
-        renamed = _Renaming(layers=False).of(parts)
-    text = json.dumps([recipe.backend, _keras_settings(), renamed, arguments], sort_keys=True)
+    text = json.dumps([recipe.backend, _keras_settings(), parts, arguments], sort_keys=True)
+    addresses: dict[str, int] = {}
+    text = _ADDRESS.sub(lambda match: f"{match[1]}{addresses.setdefault(match[2], len(addresses))}", text)
+    # Metrics of several outputs are named by layers.
+    if len(model.outputs) == 1 and type(inner_optimizer(model.optimizer)).__name__ in _NAMELESS:
+        text = _renamed(text, list(dict.fromkeys(layer_names(parts))))
     return hashlib.sha256(text.encode()).digest()
 
 
-class _Renaming:
-    """Numbers layers and shared objects by their first mention.
-
-    Args:
-        layers: number layers, too; not where there are several outputs, after which metrics are named.
-    """
-
-    def __init__(self, layers: bool) -> None:
-        self._layers = layers
-        self._numbers: dict[tuple[str, Any], int] = {}
-
-    @property
-    def names(self) -> set[str]:
-        """Return the layers' names whose numbers were replaced."""
-        return {value for kind, value in self._numbers if kind == "layer"}
-
-    def of(self, config: Any) -> Any:
-        """Return ``config`` with other numbers in names and in the place of addresses."""
-        if isinstance(config, list):
-            return [self.of(part) for part in config]
-        if not isinstance(config, dict):
-            return config
-        layer = _is_layer(config.get("config"))
-        parts = {}
-        for key, value in config.items():
-            if key == "shared_object_id":
-                parts[key] = self._number("object", value)
-            elif self._layers and (key in _REFERENCES or (key == "name" and (layer or _is_layer(config)))):
-                parts[key] = self._renamed(value)
-            else:
-                parts[key] = self.of(value)
-        return parts
-
-    def _renamed(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._renamed(part) for part in value]
-        if isinstance(value, dict):
-            return {key: self._renamed(part) for key, part in value.items()}
-        return [_NUMBER.sub("", value), self._number("layer", value)] if isinstance(value, str) else value
-
-    def _number(self, kind: str, value: Any) -> int:
-        return self._numbers.setdefault((kind, value), len(self._numbers))
-
-
-def _is_layer(config: Any) -> bool:
-    # Other objects' names say what they are.
-    return isinstance(config, dict) and "name" in config and ("trainable" in config or "batch_shape" in config)
-
-
-def _has_one_output(config: Mapping[str, Any]) -> bool:
-    if config["class_name"] == "Sequential":
-        return True
-    outputs = config["config"].get("output_layers")
-    return isinstance(outputs, list) and _strings(outputs) == 1
-
-
-def _strings(value: Any) -> int:
-    if isinstance(value, list):
-        return sum(map(_strings, value))
-    return int(isinstance(value, str)) if not isinstance(value, dict) else 2  # several, by name
-
-
-def _texts(config: Any, *, settings: bool = False) -> Iterator[str]:
-    """Yield every string in a configuration, and every key that is not the name of a setting."""
-    if isinstance(config, str):
-        yield config
-    elif isinstance(config, dict):
-        for key, value in config.items():
-            if key not in ("module", "class_name"):
-                if not settings and key not in ("config", "build_config"):
-                    yield str(key)
-                yield from _texts(value, settings=key == "config")
-    elif isinstance(config, list):
-        # A renamed name: its word alone says nothing of the layer.
-        if len(config) == 2 and isinstance(config[0], str) and isinstance(config[1], int):
-            return
-        for value in config:
-            yield from _texts(value)
-
-
-def _reads_names(optimizer: Any) -> bool:
-    """Return whether the code of an optimizer, below Keras' base classes, reads names of variables or layers."""
-    import keras
-
-    parts = [optimizer, *_inner_optimizers(optimizer)]
-    classes = {kind for part in parts for kind in type(part).__mro__}
-    # What Keras' own base classes read is set by no configuration.
-    own = classes.difference(keras.optimizers.Optimizer.__mro__, (keras.optimizers.LossScaleOptimizer,))
-    return any(_NAMES.intersection(_words(code)) for kind in own for code in _code_of(kind))
-
-
-def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
-    import keras
-
-    for value in vars(optimizer).values():
-        if isinstance(value, keras.optimizers.Optimizer):
-            yield value
-            yield from _inner_optimizers(value)
-
-
-def _code_of(kind: type) -> Iterator[CodeType]:
-    for value in vars(kind).values():
-        for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func"))):
-            if inspect.isfunction(inspect.unwrap(function) if callable(function) else function):
-                yield inspect.unwrap(function).__code__
-
-
-def _words(code: CodeType) -> Iterator[str]:
-    """Yield the attributes that a function and those within it read, and their texts, as `getattr` takes them."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _words(constant)
-        elif isinstance(constant, str):
-            yield constant
+def _renamed(text: str, names: Sequence[str]) -> str:
+    """Return ``text`` without the numbers in ``names``, which are its layers' names, if nothing else mentions them."""
+    renamed = text
+    for number, name in enumerate(names):
+        renamed = renamed.replace(json.dumps(name), f'"#{number}"')
+    if any(re.search(rf"\b{re.escape(name)}\b", renamed) for name in names):
+        return text
+    return renamed + json.dumps([_NUMBER.sub("", name) for name in names])
 
 
 def _keras_settings() -> dict[str, str]:
@@ -265,8 +162,7 @@ def _key(recipe: Recipe, model_file: bytes, model: keras.Model, rows: RowModel |
     with zipfile.ZipFile(BytesIO(model_file)) as archive:
         if not _PLAIN_MEMBERS.issuperset(archive.namelist()):
             return None
-        config = json.loads(archive.read("config.json"))
-    traced = fingerprint(recipe, config, model.optimizer)
+    traced = fingerprint(recipe, read_config(model_file), model)
     if traced is None or rows is None:
         return traced
     return traced + repr((rows.order, rows.tables)).encode()

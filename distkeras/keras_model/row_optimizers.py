@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from distkeras.keras_model.optimizers import inner_optimizer
+
 
 def reason_against_rows(optimizer: Any) -> str | None:
     """Return why steps on the touched rows alone would end elsewhere than steps on the whole table; None if they don't.
@@ -18,7 +20,6 @@ def reason_against_rows(optimizer: Any) -> str | None:
     """
     import keras
 
-    from distkeras.keras_model.gradient_collector import inner_optimizer
     from distkeras.keras_model.lazy_optimizers import LAZY
 
     inner = inner_optimizer(optimizer)
@@ -48,8 +49,6 @@ _SLOTS = ("_accumulators", "_momentums", "_velocities", "momentums")
 
 def slots_of(optimizer: Any, variable: Any) -> tuple[Any, ...]:
     """Return the variables in which a built ``optimizer`` for rows keeps what it knows of each element of another."""
-    from distkeras.keras_model.gradient_collector import inner_optimizer
-
     inner = inner_optimizer(optimizer)
     place = inner._get_variable_index(variable)  # noqa: SLF001 - Keras has no public one
     return tuple(slots[place] for slots in (getattr(inner, name, None) for name in _SLOTS) if slots)
@@ -69,8 +68,6 @@ def rows_moved_alone(optimizer: Any) -> Iterator[None]:
         optimizer: of Keras; any but Adagrad is left as it is.
     """
     import keras
-
-    from distkeras.keras_model.gradient_collector import inner_optimizer
 
     inner = inner_optimizer(optimizer)
     if type(inner) is not keras.optimizers.Adagrad or _divides_by_zero(inner):

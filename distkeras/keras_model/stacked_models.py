@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.keras_model.compiled_steps import arrays_of, model_inputs
-from distkeras.keras_model.gradient_collector import inner_optimizer
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import distinct_variables, trainable_variables
 from distkeras.ps.errors import ConfigurationError, headline
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, to_bytes
 from distkeras.keras_model.flat_model import flattened, inner_models
-from distkeras.keras_model.model_graph import Given, ModelGraph, Source, functional_of, input_layer
+from distkeras.keras_model.model_graph import Given, ModelGraph, Source, functional_of, input_layer, users_of
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.row_optimizers import reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, moving_statistics, trainable_variables
 from distkeras.ps.errors import ConfigurationError
@@ -323,8 +324,6 @@ class _Plan:
     def _reason_of_state(self) -> str | None:
         import keras
 
-        from distkeras.keras_model.gradient_collector import inner_optimizer
-
         # The only optimizer for rows that keeps nothing of them.
         if self._recipe.optimizer_state and type(inner_optimizer(self._model.optimizer)) is not keras.optimizers.SGD:
             return "the optimizer continues from accumulators of all rows"
@@ -349,20 +348,9 @@ class _Plan:
             return "its regularizer moves every row"
         if layer.embeddings_constraint is not None:
             return "its constraint may move every row"
-        users = [other.name for other in self._users(layer)]
-        if users:
-            return f"its weights are used in {', '.join(map(repr, users))}, too"
-        return None
-
-    def _users(self, layer: Any) -> Iterator[Any]:
-        """Yield the other layers that hold an Embedding or its weights."""
         models = inner_models(self._model) if self._functional is not functional_of(self._model) else []
-        for other in self._model._flatten_layers(include_self=False):  # noqa: SLF001 - there is no public list
-            if other is layer or any(other is model for model in models):
-                continue
-            own = [*other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists have more
-            if any(variable is layer.embeddings for variable in own) or any(part is layer for part in other._layers):  # noqa: SLF001 - there is no public list
-                yield other
+        users = [other.name for other in users_of(self._model, layer) if not any(other is model for model in models)]
+        return f"its weights are used in {', '.join(map(repr, users))}, too" if users else None
 
     def _reason_of_ids(self, layer: Any) -> str | None:
         assert self.graph is not None

@@ -18,6 +18,7 @@ from distkeras.data.binding import listed
 from distkeras.data.schema import CLASS_WEIGHT
 from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import load_rows, save_rows
@@ -462,8 +463,6 @@ def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:
 
 def _is_plain_sgd(optimizer: Any) -> bool:
     import keras
-
-    from distkeras.keras_model.gradient_collector import inner_optimizer
 
     inner = inner_optimizer(optimizer)
     if not isinstance(inner, keras.optimizers.SGD):

@@ -11,7 +11,7 @@ import pytest
 from pyspark import cloudpickle
 
 from distkeras.keras_model import archive
-from distkeras.keras_model.gradient_collector import inner_optimizer
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError
 

@@ -310,7 +310,7 @@ def test_names_count_where_a_setting_mentions_them() -> None:
     def digest(text: str, settings: dict[str, Any]) -> bytes | None:
         config = json.loads(text)
         config["config"]["layers"][1]["config"].update(settings)
-        return fingerprint(recipe, config, model.optimizer)
+        return fingerprint(recipe, config, model)
 
     assert digest(text, {}) == digest(swapped, {})
     for settings in ({"policies": {"block_1": "float16"}}, {"other": "network/block_1/kernel"}):
