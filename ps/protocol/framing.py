@@ -368,7 +368,7 @@ def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndar
 
 
 class Reader:
-    """Parses frames out of a byte stream: `space` says where the next bytes go, `received` takes in how many came.
+    """Parses frames out of a byte stream: `spaces` says where the next bytes go, `received` takes in how many came.
 
     Args:
         limits: bounds on a frame; may be replaced between two frames.
@@ -396,12 +396,8 @@ class Reader:
     def _between_frames(self) -> list[memoryview]:
         return [memoryview(self._header), self._ahead] if self._ahead else [memoryview(self._header)]
 
-    def space(self) -> memoryview:
-        """Return where the next bytes go; never empty."""
-        return self._spaces[0]
-
     def spaces(self) -> list[memoryview]:
-        """Return `space`, and where the bytes after those go, as far as that is known."""
+        """Return where the next bytes go, which is never empty, and the ones after those as far as that is known."""
         return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:
@@ -512,7 +508,7 @@ def decode(frame: bytes) -> Message:
     reader = Reader(Limits(fields=len(frame), body=len(frame), arrays=len(frame)))
     rest, event = memoryview(frame), None
     while rest and event is None:
-        space = reader.space()
+        space = reader.spaces()[0]
         count = min(len(space), len(rest))
         space[:count], rest = rest[:count], rest[count:]
         event = reader.received(count)
@@ -613,10 +609,6 @@ class Connection:
         if not self.authenticated:
             raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
         return encode(message, self.seal, self._slots)
-
-    def space(self) -> memoryview:
-        """See `Reader.space`."""
-        return self._reader.space()
 
     def spaces(self) -> list[memoryview]:
         """See `Reader.spaces`."""

@@ -98,6 +98,15 @@ class Message:
 
 
 @dataclass(frozen=True, eq=False)
+class LeaseMessage(Message):
+    """Base of what the holder of a partition's lease sends, with the server's incarnation that it knows."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+
+
+@dataclass(frozen=True, eq=False)
 class Challenge(Message):
     """Server → client: prove the key over this nonce (32 bytes).
 
@@ -149,12 +158,9 @@ class Hello(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Pull(Message):
+class Pull(LeaseMessage):
     """Asks for the center, and for the rows ``wants`` of each table, which are strictly ascending."""
 
-    worker: int
-    attempt: int
-    incarnation: int
     wants: tuple[Ids, ...] = ()
 
 
@@ -242,12 +248,8 @@ class KeepOptimizer(OptimizerState, Message):
 
 
 @dataclass(frozen=True, eq=False)
-class FetchOptimizer(Message):
+class FetchOptimizer(LeaseMessage):
     """Worker → server: send the optimizer's state that is kept of this partition."""
-
-    worker: int
-    attempt: int
-    incarnation: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -259,26 +261,19 @@ class KeptOptimizer(OptimizerState, Message):
 
 
 @dataclass(frozen=True, eq=False)
-class OptimizerTaken(Message):
+class OptimizerTaken(LeaseMessage):
     """Worker → server: the kept state after commit ``sequence`` is loaded; or it is not, because of ``problem``.
 
     Answered by an `Ack`, and reported as an event.
     """
 
-    worker: int
-    attempt: int
-    incarnation: int
     sequence: int
     problem: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Leave(Message):
+class Leave(LeaseMessage):
     """Says that the partition's data has ended, and everything is committed."""
-
-    worker: int
-    attempt: int
-    incarnation: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -562,21 +557,23 @@ class WorkerTable(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Announce(Message):
+class Announce(LeaseMessage):
     """Worker → server: this member is ready to train, and others find it at ``host`` and ``port``.
 
     ``node`` names the machine. ``batches`` is the number of mini-batches that an epoch of its partition has (rules with
     peers). ``lost`` is the line of `Members` of a relay that the worker has lost; empty: of none.
     """
 
-    worker: int
-    attempt: int
-    incarnation: int
     host: str
     port: int
     node: str
     batches: int = 0
     lost: str = ""
+
+    @property
+    def line(self) -> str:
+        """The line of `Members` of this member."""
+        return f"{self.worker} {self.host} {self.port}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -594,6 +591,16 @@ class Members(Message):
     nodes: int
     batches: int
     whole: bool = False
+
+    def rows(self, worker: int) -> tuple[tuple[int, str, int], ...]:
+        """Return worker, host and port of each line; or raise a RemoteProtocolError for ``worker``."""
+        try:
+            lines = [line.split(" ") for line in self.places.split("\n")]
+            return tuple((int(number), host, int(port)) for number, host, port in lines)
+        except ValueError:
+            raise RemoteProtocolError(
+                f"members must be worker, host and port, a line each. Received: {self.places!r}", worker=worker
+            ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -709,10 +716,9 @@ def error_of(fault: Fault) -> DistkerasError:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= _LONGEST_TRACEBACK:
-        return text
     half = _LONGEST_TRACEBACK // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    cut = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return text if len(text) <= _LONGEST_TRACEBACK else cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -728,12 +734,10 @@ class PostRequest(NamedTuple):
     commit: CommitRecord
 
 
-@dataclass(frozen=True, eq=False)
 class CollectRequest:
     """Asks for the `Reply` to the commit that was posted last."""
 
 
-@dataclass(frozen=True, eq=False)
 class ProbeRequest:
     """Asks for a `Reply` that says whether the server is occupied."""
 
@@ -745,7 +749,6 @@ class KeepRequest(NamedTuple):
     ahead: bool = False
 
 
-@dataclass(frozen=True, eq=False)
 class FetchRequest:
     """Wants a `Reply` with the kept state of the optimizer."""
 

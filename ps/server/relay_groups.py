@@ -14,7 +14,6 @@ from collections.abc import Callable
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, RelayLostError
-from distkeras.ps.protocol.member_places import line_of
 from distkeras.ps.protocol.messages import Announce, Members
 from distkeras.ps.server.rendezvous import Waiter
 from distkeras.ps.server.waiting import JobCondition
@@ -45,10 +44,10 @@ class RelayGroups:
         worker, deadlines = message.worker, self._settings.deadlines
         self._announced[worker] = message
         for name, relay in [*self._relays.items()]:
-            if message.lost == line_of(relay) or (relay.worker == worker and self._name(message) != name):
+            if message.lost == relay.line or (relay.worker == worker and self._name(message) != name):
                 del self._relays[name]
         self._changed.notify_all()
-        leads = any(line_of(relay) == line_of(message) for relay in self._relays.values())
+        leads = any(relay.line == message.line for relay in self._relays.values())
         if not center.clock and not leads:
             self._changed.require(
                 lambda: not center.scheduler.missing() or center.stopping is not None,
@@ -104,7 +103,7 @@ class RelayGroups:
         if relay is None or members.get(relay.worker) is not relay:
             relay = self._relays[name] = message if name in self._formed else members[min(members)]
             self._formed.add(name)
-        lines = [line_of(relay), *(line_of(other) for other in members.values() if other is not relay)]
+        lines = [relay.line, *(other.line for other in members.values() if other is not relay)]
         return Members("\n".join(lines), 1, 0, self._settings.authenticate_vectors)
 
 

@@ -19,7 +19,6 @@ from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, MemberLostError
-from distkeras.ps.protocol.member_places import line_of
 from distkeras.ps.protocol.messages import Announce, Commit, Members, fault_of
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.server.waiting import JobCondition
@@ -272,5 +271,5 @@ def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: b
             f"rule's `nodes`. Received: {sizes}"
         )
     ranks = [worker for members in by_node.values() for worker in members]
-    places = [line_of(announced[worker]) for worker in ranks]
+    places = [announced[worker].line for worker in ranks]
     return Members("\n".join(places), len(by_node), max(one.batches for one in announced.values()), whole)

@@ -31,7 +31,6 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
 )
 from distkeras.ps.protocol.framing import EndOfStream, Limits
-from distkeras.ps.protocol.member_places import places_of
 from distkeras.ps.protocol.messages import Hello, Members, Message, PeerLoss, PeerVector
 from distkeras.ps.protocol.shared_slots import SlotSizes
 from distkeras.ps.rules.base import Vector, total_of
@@ -79,7 +78,7 @@ class Membership:
     @classmethod
     def of(cls, message: Members, worker: int) -> Membership:
         """Return what ``message`` says to ``worker``; raise a RemoteProtocolError if it makes no sense."""
-        places = places_of(message, worker)
+        places = message.rows(worker)
         numbers = [number for number, _, _ in places]
         if worker not in numbers:
             raise RemoteProtocolError(f"members must include the worker. Received: {message.places!r}", worker=worker)

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 
 from distkeras.ps.errors import RelayLostError
 from distkeras.ps.protocol.companions import is_finite, join
-from distkeras.ps.protocol.member_places import places_of
 from distkeras.ps.protocol.messages import Ack, Announce, CenterReply, Commit, Members
 from distkeras.ps.transport.relay import Relay, RelayLink
 
@@ -64,7 +63,7 @@ class RelayGroup:
             return
         relay = self._own_relay(client)
         members = self._announce(client, relay)
-        (leader, host, port), *others = places_of(members, client.hello.worker)
+        (leader, host, port), *others = members.rows(client.hello.worker)
         place = members.places.partition("\n")[0]
         if leader == client.hello.worker:
             relay.lead([number for number, _, _ in others], whole=members.whole)
@@ -83,7 +82,7 @@ class RelayGroup:
 
     def _others(self, client: WorkerClient, relay: Relay) -> set[int]:
         """Return the other workers of the group that this worker leads, or raise RelayLostError: another one does."""
-        (leader, _, _), *others = places_of(self._announce(client, relay), client.hello.worker)
+        (leader, _, _), *others = self._announce(client, relay).rows(client.hello.worker)
         if leader != client.hello.worker:
             raise RelayLostError("another worker is the relay of the group now", worker=client.worker)
         return {number for number, _, _ in others}

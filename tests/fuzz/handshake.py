@@ -19,7 +19,7 @@ def deliver(data: bytes, connection: Connection) -> bytes:
     """Hands ``data`` to ``connection``; returns what its handshake answers."""
     answers = b""
     while data:
-        space = connection.space()
+        space = connection.spaces()[0]
         count = min(len(space), len(data))
         space[:count], data = data[:count], data[count:]
         answers += b"".join(map(bytes, connection.received(count)[1]))

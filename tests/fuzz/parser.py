@@ -68,7 +68,7 @@ class Target:
         view, at, outcome = memoryview(data), 0, "waits"
         try:
             while at < len(data):
-                space = self.parser.space()
+                space = self.parser.spaces()[0]
                 count = min(len(space), step, len(data) - at)
                 if count < 1:
                     raise Violation("no space for the next byte")

@@ -186,7 +186,7 @@ class Attacker:
         shake_hands(parser, sender)
         data, requests, at = sealed(data, sender.seal), 0, 0
         while at < len(data):
-            space = parser.space()
+            space = parser.spaces()[0]
             count = min(len(space), len(data) - at)
             space[:count] = data[at : at + count]
             at += count
@@ -212,7 +212,7 @@ class Attacker:
             connection = Connection(server=False, key=self._address.key)
             try:
                 while not connection.authenticated:
-                    event, answer = connection.received(sock.recv_into(connection.space()))
+                    event, answer = connection.received(sock.recv_into(connection.spaces()[0]))
                     if isinstance(event, EndOfStream):
                         raise ConnectionError("the server hung up")
                     for part in answer:
@@ -252,6 +252,6 @@ def drained(sock: socket.socket) -> bytes:
 def next_event(sock: socket.socket, connection: Connection) -> Message | EndOfStream:
     """The next message."""
     while True:
-        event, _ = connection.received(sock.recv_into(connection.space()))
+        event, _ = connection.received(sock.recv_into(connection.spaces()[0]))
         if event is not None:
             return event

@@ -71,7 +71,7 @@ class Fed:
     def feed(self, data: bytes, step: int) -> None:
         try:
             while data:
-                space = self.connection.space()
+                space = self.connection.spaces()[0]
                 count = min(len(space), step, len(data))
                 assert count > 0
                 assert len(space) <= max(LIMITS.fields, LIMITS.body) if self.known else HANDSHAKE_LIMITS.fields
@@ -134,8 +134,8 @@ def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages: list[tuple[in
     server, client = (Connection(server=role, key=KEY) for role in (True, False))
     challenge, answer = b"".join(map(bytes, server.start())), b""
     while challenge:
-        count = min(len(client.space()), len(challenge))
-        client.space()[:count], challenge = challenge[:count], challenge[count:]
+        count = min(len(client.spaces()[0]), len(challenge))
+        client.spaces()[0][:count], challenge = challenge[:count], challenge[count:]
         answer += b"".join(map(bytes, client.received(count)[1]))
     data = bytearray(answer)
     for at, change in damages:
@@ -143,8 +143,8 @@ def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages: list[tuple[in
     rest = bytes(data)
     try:
         while rest and not server.authenticated:
-            count = min(len(server.space()), len(rest))
-            server.space()[:count], rest = rest[:count], rest[count:]
+            count = min(len(server.spaces()[0]), len(rest))
+            server.spaces()[0][:count], rest = rest[:count], rest[count:]
             server.received(count)
     except (RemoteProtocolError, AuthenticationError):
         pass

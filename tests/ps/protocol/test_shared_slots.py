@@ -36,7 +36,7 @@ class Pair:
         data = b"".join(bytes(buffer) for buffer in source.send(message))
         rest, event = memoryview(data), None
         while rest:
-            space = sink.space()
+            space = sink.spaces()[0]
             count = min(len(space), len(rest))
             space[:count], rest = rest[:count], rest[count:]
             event, _ = sink.received(count)

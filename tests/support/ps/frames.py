@@ -41,7 +41,7 @@ def feed(parser: Parser, data: bytes, step: int | None = None) -> list[Any]:
     """Gives ``data`` to a parser, ``step`` bytes at a time; returns what it returned, but for None."""
     events = []
     while data:
-        space = parser.space()
+        space = parser.spaces()[0]
         count = min(len(space), len(data), step or len(data))
         space[:count], data = data[:count], data[count:]
         event = parser.received(count)

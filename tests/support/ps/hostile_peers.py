@@ -144,7 +144,7 @@ class AuthenticatedPeer:
         self.connection = Connection(server=False, key=key)
         self.answers: list[bytes] = []
         while not self.connection.authenticated:
-            count = self.sock.recv_into(self.connection.space())
+            count = self.sock.recv_into(self.connection.spaces()[0])
             event, answer = self.connection.received(count)
             if isinstance(event, EndOfStream):
                 raise ConnectionError("the server hung up")
