@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
+from distkeras.ps.validate import require_choice
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, null_or_nan, raise_in_job, typed_errors
@@ -89,7 +90,12 @@ class LossEvaluator(StageEvaluator):
         ShapeError: A prediction and its label differ in length.
     """
 
-    loss = param("loss", "name of a Keras loss", lambda name: _supported_loss(name), "the name of a supported loss")
+    loss = param(
+        "loss",
+        "name of a Keras loss",
+        lambda name: require_choice("loss", name, tuple(_LOSSES)),
+        "the name of a supported loss",
+    )
 
     @short_errors
     def __init__(
@@ -210,9 +216,3 @@ _LOSSES: dict[str, _LossFunction] = {
     "mean_absolute_error": _regression("mae"),
     "mae": _regression("mae"),
 }
-
-
-def _supported_loss(name: str) -> str:
-    if name not in _LOSSES:
-        raise ValueError
-    return name

@@ -20,7 +20,14 @@ from pyspark.sql import Column, DataFrame
 
 from distkeras.data.schema import require_dataframe
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.validate import invalid, require_boolean, require_integer, require_number, require_text
+from distkeras.ps.validate import (
+    invalid,
+    require_boolean,
+    require_choice,
+    require_integer,
+    require_number,
+    require_text,
+)
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.expressions import NumericColumn, check_new_columns, numeric_column
 from distkeras.transformers.files import ParamsWritable
@@ -93,14 +100,8 @@ def integer_from(minimum: int) -> Callable[[Any], int]:
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """Return a converter that takes ``choices`` only; it raises ValueError for anything else."""
-
-    def convert(value: Any) -> str:
-        if value not in choices:
-            raise ValueError
-        return str(value)
-
-    return convert
+    """Return a converter that takes ``choices`` only; it raises ConfigurationError for anything else."""
+    return lambda value: str(require_choice("value", value, choices))
 
 
 #: Converters of parameters, each with what it expects.

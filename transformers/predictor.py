@@ -445,7 +445,8 @@ def _sent(spark: SparkSession, name: str, data: bytes) -> Callable[[], bytes]:
     if len(data) <= _INLINE_BYTES:
         return partial(bytes, data)
     if not _is_connect(spark):  # each executor holds a broadcast once, and only when it is read
-        return partial(_broadcast_bytes, spark.sparkContext.broadcast(data))
+        variable = spark.sparkContext.broadcast(data)
+        return lambda: variable.value
     with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
         path = Path(directory, name)
         path.write_bytes(data)
@@ -476,11 +477,6 @@ def _mapped_model(
 
     files = [Path(SparkFiles.get(name)) for name in names]
     return MappedModel(replace(parts, rest=read_rest()), files, columns, objects)
-
-
-def _broadcast_bytes(variable: Any) -> bytes:
-    data: bytes = variable.value
-    return data
 
 
 def _artifact_bytes(name: str) -> bytes:

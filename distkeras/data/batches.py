@@ -41,7 +41,7 @@ class Stack:
 
     def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: np.ndarray | None) -> None:
         self.x, self.y, self.weight = x, y, weight
-        #: What a backend has made of it, for all windows of it.
+        #: What a loop is traced for, and the arrays as a backend has them: for all windows of it.
         self.tensors: Any = None
 
     def __len__(self) -> int:

@@ -80,7 +80,7 @@ ColumnArrays = tuple[np.ndarray, ...]
 
 
 def to_numpy(
-    values: pa.Array | pa.ChunkedArray,
+    values: pa.Array,
     column: Column,
     *,
     worker: int | None = None,
@@ -143,7 +143,7 @@ def to_numpy(
         )
     if not len(values):
         return np.empty((0, *column.shape), column.dtype)
-    flat = _flatten(_one_chunk(values), column, fail)
+    flat = _flatten(values, column, fail)
     if pa.types.is_decimal(flat.type):
         flat = _decimals(flat, column, fail)
     # Booleans are bits in Arrow, and bytes in numpy: they alone need a copy here.
@@ -164,12 +164,6 @@ def _row_text(record: pa.RecordBatch, row: int) -> str:
             texts.append(f"{name}={str(values[row].as_py())[:_VALUE_MAX]}")
     text = ", ".join(texts)
     return f" ({text[:_ROW_MAX]})" if text else ""
-
-
-def _one_chunk(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if not isinstance(values, pa.ChunkedArray):
-        return values
-    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -236,7 +230,7 @@ def _decimals(flat: pa.Array, column: Column, fail: _Fail) -> pa.Array:
         raise
 
 
-def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) -> np.ndarray:
+def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
     """Return what `column.decode` makes of each value, in one run."""
     assert column.decode is not None
     arrays = []

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -96,13 +96,15 @@ class CompiledSteps:
 
     def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str]) -> np.ndarray:
         if stack.tensors is None:
-            stack.tensors = _lent_stack(stack)
-        tensors: _Tensors = stack.tensors
-        loop = self._loops.get(tensors.kind)
+            arrays = arrays_of(stack)
+            kinds = [(array.shape[2:], array.dtype) for array in arrays]
+            stack.tensors = (stack.weight is not None, *kinds), list(map(lent, arrays))
+        kind, tensors = stack.tensors
+        loop = self._loops.get(kind)
         if loop is None:
             with self._while_tracing():
-                loop = self._loops[tensors.kind] = self._trace(stack, metrics)
-        rows: np.ndarray = loop(_bounds(first, steps), *tensors.arrays).numpy()
+                loop = self._loops[kind] = self._trace(stack, metrics)
+        rows: np.ndarray = loop(_bounds(first, steps), *tensors).numpy()
         return rows
 
     def _trace(self, stack: Stack, metrics: Sequence[str]) -> _CompiledLoop:
@@ -140,18 +142,6 @@ class CompiledSteps:
         bounds = tf.TensorSpec((2,), tf.int32)
         traced: _CompiledLoop = tf.function(loop, autograph=False).get_concrete_function(bounds, *specs)
         return traced
-
-
-class _Tensors(NamedTuple):
-    """A stack as TensorFlow has it, and what the loop is traced for."""
-
-    kind: Any
-    arrays: list[tf.Tensor]
-
-
-def _lent_stack(stack: Stack) -> _Tensors:
-    arrays = arrays_of(stack)
-    return _Tensors((stack.weight is not None, *((a.shape[2:], a.dtype) for a in arrays)), list(map(lent, arrays)))
 
 
 @lru_cache(maxsize=1024)

@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, to_bytes
-from distkeras.keras_model.flat_model import flattened, inner_models
-from distkeras.keras_model.model_graph import Given, ModelGraph, Source, functional_of, input_layer, users_of
+from distkeras.keras_model.model_graph import (
+    Given,
+    ModelGraph,
+    Source,
+    flattened,
+    functional_of,
+    inner_models,
+    input_layer,
+    users_of,
+)
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.row_optimizers import reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, moving_statistics, trainable_variables

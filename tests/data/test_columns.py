@@ -43,8 +43,7 @@ def fixed(rows: list[Any], size: int) -> pa.Array:
         (pa.array([[[1, 2], [3, 4]]], pa.list_(pa.list_(F32))), (4,), "float32", [[1, 2, 3, 4]]),
         (pa.array([[[], []]], pa.list_(pa.list_(F32))).slice(0, 0), (4,), "float32", np.empty((0, 4))),
         (pa.array([], F32), (), "int64", []),
-        (pa.chunked_array([[[1.0]], [[2.0], [3.0]]], pa.list_(F32)), (1,), "float32", [[1], [2], [3]]),
-        (pa.chunked_array([], pa.list_(F32)), (2,), "float32", np.empty((0, 2))),
+        (pa.array([], pa.list_(F32)), (2,), "float32", np.empty((0, 2))),
     ],
 )
 def test_values_keep_order_and_take_shape_and_dtype(

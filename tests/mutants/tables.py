@@ -151,7 +151,7 @@ TABLES = (
     ),
     Mutant(
         "weight decay goes with rows",
-        "ps/rules/asgd.py",
+        "ps/rules/gradient.py",
         "rows=not self.weight_decay",
         "rows=True",
         "only the rows of a window decay",
@@ -159,7 +159,7 @@ TABLES = (
     ),
     Mutant(
         "a momentum at the workers goes with rows",
-        "ps/rules/momentum.py",
+        "ps/rules/gradient.py",
         "Traits(gradient=True, overlaps=True)",
         "Traits(gradient=True, overlaps=True, rows=True)",
         "a row inherits the momentum of another one",

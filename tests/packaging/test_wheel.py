@@ -25,7 +25,7 @@ def test_all_modules_are_in_it(names: list[str]) -> None:
             if target == "distkeras" and parts[0] in ("ps", "transformers"):
                 continue  # the links of a checkout
             assert "/".join([target, *parts]) in names
-    assert "distkeras/ps/rules/asgd.py" in names
+    assert "distkeras/ps/rules/gradient.py" in names
     assert "distkeras/py.typed" in names
 
 

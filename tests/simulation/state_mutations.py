@@ -16,7 +16,7 @@ from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
-from distkeras.ps.rules.dana import DanaZero
+from distkeras.ps.rules.gradient import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
 from distkeras.ps.server.start import StartRequest

@@ -14,7 +14,7 @@ from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules import Chunk, Context, center_rules, make
 from distkeras.ps.rules.base import Scalars
 from distkeras.ps.rules.downpour import Downpour
-from distkeras.ps.rules.ssgd import SSGD
+from distkeras.ps.rules.gradient import SSGD
 
 
 class Broken(Downpour):
