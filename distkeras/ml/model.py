@@ -58,6 +58,15 @@ _SMALL = {"boolean", "byte", "short"}
 ASSEMBLED = "distkeras_features"
 
 
+def with_predictions(dataset: DataFrame, model: KerasModel, options: PredictionOptions) -> DataFrame:
+    """Return the rows with the columns of ``model``, predicted as ``options`` say."""
+    packed = model.packed_model
+    ready, features = assembled(dataset, model.value("features_col"), len(packed.inputs))
+    inputs = packed.input_parts.bound(features, "features_col")
+    out = predicted(ready, packed, inputs, model.output_columns(), options)
+    return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
+
+
 def assembled(df: DataFrame, features: GivenColumns, inputs: int) -> tuple[DataFrame, GivenColumns]:
     """Return ``df`` and its columns that feed a model with so many ``inputs``, one each.
 
@@ -426,11 +435,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @on_dataframe
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        packed = self.packed_model
-        ready, features = assembled(dataset, self.value("features_col"), len(packed.inputs))
-        inputs = packed.input_parts.bound(features, "features_col")
-        out = predicted(ready, packed, inputs, self.output_columns(), self.prediction_options())
-        return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
+        return with_predictions(dataset, self, self.prediction_options())
 
     @on_dataframe
     def evaluate(self, dataset: DataFrame) -> dict[str, Any]:

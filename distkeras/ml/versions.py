@@ -12,14 +12,14 @@ from distkeras.callbacks import CenterWeights
 from distkeras.data.schema import map_in_arrow
 from distkeras.keras_model import archive
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ml.model import ASSEMBLED, KerasModel, assembled
+from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ml.params import with_accessors
 from distkeras.ps.checkpoint.versions import Version, VersionFolder
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.params import COLUMN_OR_NONE, on_dataframe, param
-from distkeras.transformers.predictor import PackedModel, predicted
+from distkeras.transformers.predictor import PackedModel
 from distkeras.transformers.versions import NAME, NUMBER, HeldVersion, PublishedModels
 
 if TYPE_CHECKING:
@@ -172,13 +172,8 @@ class KerasStreamModel(KerasModel):
         one_row = dataset.sparkSession.range(0, 1, 1, 1)
         version = map_in_arrow(one_row, HeldVersion(uri).rows, f"{NAME} string, {NUMBER} long")
         rows = dataset.crossJoin(F.broadcast(version))
-        packed = fixed.packed_model
-        ready, features = assembled(rows, self.value("features_col"), len(packed.inputs))
-        inputs = packed.input_parts.bound(features, "features_col")
         options = dataclasses.replace(fixed.prediction_options(), models=PublishedModels(uri, self._model_key))
-        out = predicted(ready, packed, inputs, fixed.output_columns(), options)
-        if inputs == (ASSEMBLED,):
-            out = out.drop(ASSEMBLED)
+        out = with_predictions(rows, fixed, options)
         return (out.withColumn(column, F.col(NUMBER)) if column else out).drop(NAME, NUMBER)
 
     def extra_to_save(self) -> dict[str, Any]:
