@@ -1,18 +1,39 @@
-"""Stages on disk, as Spark ML has them: also written over under Spark Connect; functions as JSON, and no code."""
+"""Stages on disk, as Spark ML has them: also written over under Spark Connect; values are JSON, and no code."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.ml.util import DefaultParamsWritable, DefaultParamsWriter, MLWriter
+from pyspark.ml import Transformer
+from pyspark.ml.param import Param, Params
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWritable,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 
+from distkeras.keras_model import archive
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.schedules import Schedule, schedule_of
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.settings import GROUPS
 from distkeras.spark.cluster import context_of
 from distkeras.spark.failures import short_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 #: Bytes of a row: well below what Parquet and a Connect message take.
@@ -88,3 +109,212 @@ class ParamsWritable(DefaultParamsWritable):
     def write(self) -> MLWriter:
         """Return a writer of Spark ML's metadata."""
         return ParamsWriter(self)  # type: ignore[arg-type]  # mixed into classes of parameters only
+
+
+#: The key whose presence makes a JSON object the description of another value; its own value is that value's kind.
+_KIND = "distkeras"
+#: Settings of plain fields, by kind.
+_SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint, **GROUPS}
+#: Fields that only this Spark session knows, and that are not saved.
+_OF_THIS_SESSION = {"resources"}
+
+
+def to_json(value: Any, name: str) -> Any:
+    """Return a parameter's value as JSON; ConfigurationError if it could not be read back, such as a callback."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Rule):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {_KIND: "rule", "name": value.name, "fields": to_json(fields, name)}
+    if isinstance(value, Schedule):
+        return {_KIND: "schedule", "config": value.config()}
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if type(value) in _SETTINGS.values():
+        names = [field.name for field in dataclasses.fields(value) if field.name not in _OF_THIS_SESSION]
+        return {_KIND: type(value).__name__.lower(), "fields": {name: getattr(value, name) for name in names}}
+    if isinstance(value, Mapping):
+        return {_KIND: "mapping", "items": [[to_json(key, name), to_json(part, name)] for key, part in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [to_json(part, name) for part in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
+        return value.item()
+    return {_KIND: "keras", "config": config_of(value, name)}
+
+
+def from_json(value: Any, name: str) -> Any:
+    """Return what `to_json` was given, a tuple as a list; ConfigurationError for a class unknown to Keras."""
+    if isinstance(value, list):
+        return [from_json(part, name) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if value[_KIND] == "rule":
+        fields = from_json(value["fields"], name)
+        return make(value["name"], **{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
+    if value[_KIND] == "schedule":
+        return schedule_of(value["config"])
+    if value[_KIND] in _SETTINGS:
+        return _SETTINGS[value[_KIND]](**value["fields"])
+    if value[_KIND] == "mapping":
+        return {from_json(key, name): from_json(part, name) for key, part in value["items"]}
+    return object_of(value["config"], name)
+
+
+class Saveable(Params, MLReadable[Any], MLWritable, ABC):
+    """A stage of parameters, a Keras model or none, and few other data.
+
+    Attributes:
+        left_out: parameters that are not written, such as one whose value is the archive.
+    """
+
+    left_out: tuple[str, ...] = ()
+
+    def write(self) -> KerasMLWriter:
+        """Return a writer of parameters and model."""
+        return KerasMLWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasMLReader[Any]:
+        """Return a reader of what `write` has written."""
+        return KerasMLReader(cls)
+
+    @abstractmethod
+    def archive_to_save(self) -> bytes | None:
+        """Return the model as a ``.keras`` archive, with its optimizer; None where there is none."""
+
+    def extra_to_save(self) -> dict[str, Any]:
+        """Return what must be written in addition to parameters and model, JSON-ready."""
+        return {}
+
+    def save_files(self, path: str) -> None:
+        """Write what is neither parameter nor model below ``path``, where the stage is saved."""
+        return
+
+    def load_files(self, spark: SparkSession, path: str) -> None:
+        """Take back what `save_files` wrote below ``path``."""
+        return
+
+    @abstractmethod
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Take back the archive, and what `extra_to_save` returned."""
+
+
+_S = TypeVar("_S", bound=Saveable)
+
+
+class KeptValue(Transformer, Saveable):
+    """A parameter's value that JSON cannot hold, such as an optimizer or a model, in a form that Spark can save.
+
+    Spark's searches write each value of a grid as JSON, or as a stage in a folder of its own. So parameters keep such
+    values as stages. `KerasEstimator.getOrDefault` and the getters return the value itself; a search's
+    ``getEstimatorParamMaps`` returns this, with the value as ``value``.
+    """
+
+    def __init__(self, value: Any = None, name: str = "") -> None:
+        super().__init__()
+        self.value, self.name = value, name
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        raise ConfigurationError(f"a stage must transform rows. Received: the value of the parameter {self.name!r}")
+
+    def archive_to_save(self) -> bytes | None:
+        """Return the archive of a model; None for other values."""
+        return archive.with_optimizer(self.value) if self._is_model() else None
+
+    def extra_to_save(self) -> dict[str, Any]:
+        """Return the description of a value that is no model."""
+        return {"name": self.name, "value": None if self._is_model() else to_json(self.value, self.name)}
+
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Take the value from an archive, or from its description."""
+        self.name = str(saved["name"])
+        if data is None:
+            self.value = from_json(saved["value"], self.name)
+        else:
+            self.value = archive.from_bytes(data, compiled=True)
+
+    def _is_model(self) -> bool:
+        import keras
+
+        return isinstance(self.value, keras.Model)
+
+
+def keeping(param: Param[Any]) -> Param[Any]:
+    """Return a parameter like ``param``, whose values Spark's searches can save; see `KeptValue`."""
+    convert: Callable[[Any], Any] = param.typeConverter
+
+    @functools.wraps(convert)
+    def converted(value: Any) -> Any:
+        value = convert(live(value))
+        return value if _is_json(value) else KeptValue(value, param.name)
+
+    return Param(Params._dummy(), param.name, param.doc, converted)  # noqa: SLF001 - as Spark ML's own mixins
+
+
+def live(value: Any) -> Any:
+    """Return what a `KeptValue` holds, and any other value as it is."""
+    return value.value if isinstance(value, KeptValue) else value
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(isinstance(key, str) and _is_json(part) for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_json(part) for part in value)
+    return value is None or isinstance(value, (str, bool, int, float))
+
+
+class KerasMLWriter(StageWriter):
+    """Writes metadata, parameters as JSON, and the archive as rows of Parquet next to them."""
+
+    def __init__(self, instance: Saveable) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write below ``path``."""
+        spark = self.sparkSession
+        params = {
+            param.name: to_json(live(value), param.name)
+            for param, value in self.instance._paramMap.items()  # noqa: SLF001 - as Spark ML's own writers do
+            if param.name not in self.instance.left_out
+        }
+        bare = self.instance.copy()
+        bare._paramMap, bare._defaultParamMap = {}, {}  # noqa: SLF001 - Spark ML's writer would encode the values
+        data = self.instance.archive_to_save()
+        extra = {"distkeras": {"params": params, "archive": data is not None, **self.instance.extra_to_save()}}
+        DefaultParamsWriter.saveMetadata(bare, path, spark, extraMetadata=extra)
+        if data is not None:
+            save_archive(spark, data, path)
+        self.instance.save_files(path)
+
+
+class KerasMLReader(MLReader[_S]):
+    """Reads what `KerasMLWriter` has written: sets the parameters of ``kind()``, and restores the rest."""
+
+    def __init__(self, kind: type[_S]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    @short_errors
+    def load(self, path: str) -> _S:
+        """Return what was saved below ``path``.
+
+        Raises:
+            ConfigurationError: a class or function that Keras does not know in this process, or of another kind.
+        """
+        spark = self.sparkSession
+        metadata = DefaultParamsReader.loadMetadata(path, spark)
+        if metadata["class"].rpartition(".")[2] != self.kind.__name__:
+            raise ConfigurationError(f"{path} must hold a {self.kind.__name__}. Received: {metadata['class']}")
+        saved = metadata["distkeras"]
+        instance = self.kind()
+        instance._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
+        for name, value in saved["params"].items():
+            instance._set(**{name: from_json(value, name)})  # noqa: SLF001 - as Spark ML's own readers do
+        instance.restore(load_archive(spark, path) if saved["archive"] else None, saved)
+        instance.load_files(spark, path)
+        return instance

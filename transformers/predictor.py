@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.ml.functions import array_to_vector
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -33,7 +32,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions, serving
-from distkeras.transformers.files import ParamsWriter, config_of, load_archive, object_of, save_archive
+from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import (
     COLUMN_OR_NONE,
@@ -222,7 +221,7 @@ COLUMNS = "a name, distinct names, or a mapping: name of an input or output of t
 BATCH_BYTES = 64 << 20
 
 
-class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
+class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):
     """Add a Keras model's predictions to each row, and keep all other columns, the rows and their order.
 
     ::
@@ -341,14 +340,14 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
         """Return `transform` of the rows, under the name that dist-keras has for it."""
         return self.transform(dataframe)
 
-    def write(self) -> MLWriter:
-        """Write Spark ML's metadata, and the model next to it."""
-        return _Writer(self)
+    def archive_to_save(self) -> bytes:
+        """Return the model as a ``.keras`` archive; raise ConfigurationError if the predictor has none."""
+        return self.packed_model.data
 
-    @classmethod
-    def read(cls) -> _Reader:
-        """Return a reader of what `write` has written."""
-        return _Reader(cls)
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Take back the model."""
+        assert data is not None, "a predictor without a model is not saved"
+        self._model = PackedModel(data)
 
 
 #: For each session, what makes its tasks the models whose tables it has as files, by the models' identities.
@@ -505,26 +504,3 @@ def _shape_and_dtype(tensor: Any) -> tuple[tuple[int | None, ...], str]:
     import keras
 
     return tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
-
-
-class _Writer(ParamsWriter):
-    def saveImpl(self, path: str) -> None:
-        predictor: Any = self.instance
-        configs = {column: config_of(function, "decode") for column, function in predictor.feature_decoders().items()}
-        plain = predictor.copy()
-        plain.clear(plain.getParam("decode"))  # Spark ML's writer would encode it
-        DefaultParamsWriter.saveMetadata(plain, path, self.sparkSession, {"decode": configs})
-        save_archive(self.sparkSession, predictor.packed_model.data, path)
-
-
-class _Reader(DefaultParamsReader[ModelPredictor]):
-    @short_errors
-    def load(self, path: str) -> ModelPredictor:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        kind: Any = self.cls
-        predictor: ModelPredictor = kind(PackedModel(load_archive(self.sparkSession, path)))
-        predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
-        DefaultParamsReader.getAndSetParams(predictor, metadata)
-        if configs := metadata.get("decode"):
-            predictor._set(decode={column: object_of(config, "decode") for column, config in configs.items()})  # noqa: SLF001 - the same
-        return predictor

@@ -24,13 +24,13 @@ from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
-from distkeras.ml.persistence import Saveable
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, DeadlineError, MissingColumnError
 from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
+from distkeras.transformers.files import Saveable
 from distkeras.transformers.params import on_dataframe
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ from distkeras.keras_model import archive
 from distkeras.keras_model.compiled_steps import losses_of_outputs, model_inputs
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
-from distkeras.ml.persistence import Saveable
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.results import JobResults
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
+from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
 from distkeras.transformers.params import on_dataframe
 from distkeras.transformers.predictor import PackedModel, predicted

@@ -23,11 +23,11 @@ from pyspark.ml.param.shared import (
 )
 
 from distkeras.keras_model.archive import require_model
-from distkeras.ml.persistence import keeping, live
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_number
 from distkeras.settings import GROUPS, TrainSettings, flattened, texts_of_arguments
 from distkeras.trainer import Trainer
+from distkeras.transformers.files import keeping, live
 from distkeras.transformers.params import (
     BOOLEAN,
     COLUMN,
