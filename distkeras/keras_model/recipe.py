@@ -206,7 +206,6 @@ def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return an argument of ``compile`` as JSON."""
     if isinstance(value, PackedObject):
         return _as_json(value.config)
     if isinstance(value, Mapping):

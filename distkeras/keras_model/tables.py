@@ -183,17 +183,16 @@ def cut(
                 kept[path] = table
             else:
                 tables.append(table)
-        if names is not None:
-            for name in names:
-                if name in kept:
-                    raise ConfigurationError(
-                        f"`tables` must name layers whose rows can travel. Received: {name!r}, which stays dense: "
-                        f"{kept[name]}"
-                    )
+        for name in names or ():
+            if name in kept:
+                raise ConfigurationError(
+                    "`tables` must name layers whose rows can travel. "
+                    f"Received: {name!r}, which stays dense: {kept[name]}"
+                )
         if not tables:
             return CutModel(kept)
         tables.sort(key=lambda table: table.shape.partial)  # the driver's vector has the others, at its end
-        return _Cutter(model, graph[0], recipe, plan.graph, tables, kept).cut_model()
+        return _Cutter(plan, tables, kept).cut_model()
 
 
 @contextmanager
@@ -286,14 +285,14 @@ class _Plan:
         shapes: Sequence[tuple[int, ...]] | None,
         least_bytes: int,
     ) -> None:
-        self._model, self._recipe, self._names = model, recipe, names
-        self._functional, self._nested = graph
+        self.model, self.recipe, self._names = model, recipe, names
+        self.functional, self._nested = graph
         self._window, self._batch_size, self._shapes = window, batch_size, shapes
         self._least_bytes = least_bytes
         self._against = reason_against_rows(model.optimizer)
         # Row 0, if a mask is made of it: one without a mask may be looked up by the same tensors.
         self._always = int(any(_masks(layer) for _, layer in _embeddings(model)))
-        self.graph = None if self._functional is None else ModelGraph(self._functional.get_config())
+        self.graph = None if self.functional is None else ModelGraph(self.functional.get_config())
 
     def table(self, path: str, layer: Any) -> _Found | str:
         """Return the table of an Embedding; or why it stays dense, as a text."""
@@ -324,7 +323,7 @@ class _Plan:
             return "only functional and Sequential models of Keras' own classes can be cut"
         if not isinstance(self._window, int):
             return f"a window must be a number of mini-batches. Received: window={self._window!r}"
-        if "/" in path and (_is_wide(layer) or not any(own is layer for own in self._functional.layers)):
+        if "/" in path and (_is_wide(layer) or not any(own is layer for own in self.functional.layers)):
             return f"it lies within the layer {path.rpartition('/')[0]!r}{self._nested}"
         own = self._reason_of_layer(layer)
         return own or self._against or self._reason_of_state() or self._reason_of_ids(layer)
@@ -333,7 +332,7 @@ class _Plan:
         import keras
 
         # The only optimizer for rows that keeps nothing of them.
-        if self._recipe.optimizer_state and type(inner_optimizer(self._model.optimizer)) is not keras.optimizers.SGD:
+        if self.recipe.optimizer_state and type(inner_optimizer(self.model.optimizer)) is not keras.optimizers.SGD:
             return "the optimizer continues from accumulators of all rows"
         return None
 
@@ -356,8 +355,8 @@ class _Plan:
             return "its regularizer moves every row"
         if layer.embeddings_constraint is not None:
             return "its constraint may move every row"
-        models = inner_models(self._model) if self._functional is not functional_of(self._model) else []
-        users = [other.name for other in users_of(self._model, layer) if not any(other is model for model in models)]
+        models = inner_models(self.model) if self.functional is not functional_of(self.model) else []
+        users = [other.name for other in users_of(self.model, layer) if not any(other is model for model in models)]
         return f"its weights are used in {', '.join(map(repr, users))}, too" if users else None
 
     def _reason_of_ids(self, layer: Any) -> str | None:
@@ -366,7 +365,7 @@ class _Plan:
             if len(call) != 1:
                 return f"it is called on {len(call)} tensors, and not on one"
             for name in self.graph.before(call[0].source):
-                reason = _reason_against_making_ids(_operation(self._functional, name))
+                reason = _reason_against_making_ids(_operation(self.functional, name))
                 if reason is not None:
                     return reason
         return None
@@ -385,9 +384,9 @@ class _Plan:
         assert self._shapes is not None
         inputs = [
             keras.KerasTensor((None, *shape), tensor.dtype)
-            for tensor, shape in zip(self._functional.inputs, self._shapes, strict=True)
+            for tensor, shape in zip(self.functional.inputs, self._shapes, strict=True)
         ]
-        ids = keras.Model(self._functional.inputs, _tensor(self._functional, given.source))
+        ids = keras.Model(self.functional.inputs, _tensor(self.functional, given.source))
         return tuple(ids.compute_output_spec(inputs if len(inputs) > 1 else inputs[0]).shape[1:])
 
 
@@ -407,7 +406,6 @@ def _reason_against_making_ids(layer: Any) -> str | None:
 
 
 def _operation(functional: Any, name: str) -> Any:
-    """Return the layer or the operation of this name."""
     return next(operation for operation in functional.operations if operation.name == name)
 
 
@@ -422,18 +420,10 @@ def _tensor(functional: Any, source: Source) -> Any:
 class _Cutter:
     """Builds the small model and the one that makes row numbers."""
 
-    def __init__(
-        self,
-        model: Any,
-        functional: Any,
-        recipe: Recipe,
-        graph: ModelGraph | None,
-        tables: Sequence[_Found],
-        kept: Mapping[str, str],
-    ) -> None:
-        assert graph is not None
-        self._model, self._recipe, self._graph, self._tables, self._kept = model, recipe, graph, tables, kept
-        self._functional = functional
+    def __init__(self, plan: _Plan, tables: Sequence[_Found], kept: Mapping[str, str]) -> None:
+        assert plan.graph is not None
+        self._model, self._functional, self._recipe, self._graph = plan.model, plan.functional, plan.recipe, plan.graph
+        self._tables, self._kept = tables, kept
         self._input_names = [tensor._keras_history.operation.name for tensor in self._functional.inputs]  # noqa: SLF001 - there is no public list
         self._sources = list(dict.fromkeys(given.source for table in tables for given in table.calls))
         self._shapes = {given.source: given.shape for table in tables for given in table.calls}

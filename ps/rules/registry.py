@@ -32,7 +32,6 @@ def center_rules() -> Mapping[str, type[Rule]]:
 
 
 def _is_rule(value: Any, module: str) -> bool:
-    """Return whether ``value`` is a rule that ``module`` defines."""
     own = inspect.isclass(value) and value.__module__ == module
     return own and issubclass(value, Rule) and "name" in vars(value)  # a base of several rules has none
 
