@@ -111,7 +111,7 @@ PEERS = (
     Mutant(
         "a lost relay stays the relay",
         "ps/server/relay_groups.py",
-        "if message.lost == line_of(relay) or (",
+        "if message.lost == relay.line or (",
         "if (",
         "the workers of a group ask for one that does not answer, again and again",
         _GROUPS,
