@@ -13,9 +13,9 @@ import numpy as np
 from distkeras.ps.errors import ConfigurationError
 
 
-def invalid(name: str, value: Any, expected: str) -> ConfigurationError:
-    """Return the error for a bad argument; ``expected`` follows "must be"."""
-    return ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}")
+def invalid(name: str, value: Any, expected: str, **where: Any) -> ConfigurationError:
+    """Return the error for a bad argument; ``expected`` follows "must be", ``where`` are keywords of the error."""
+    return ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}", **where)
 
 
 def require_integer(name: str, value: Any, low: int = 1, high: int | None = None) -> int:

@@ -28,6 +28,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.validate import invalid
 from distkeras.settings import GROUPS
 from distkeras.spark.cluster import context_of
 from distkeras.spark.failures import short_errors
@@ -65,10 +66,8 @@ def config_of(value: Any, name: str) -> Any:
         config = keras.saving.serialize_keras_object(value)
         if json.loads(json.dumps(config)) == config:
             return config
-    raise ConfigurationError(
-        f"`{name}` must be what Keras can describe, to be saved: decorate your own classes and functions with "
-        f"`keras.saving.register_keras_serializable()`. Received: {name}={value!r}"
-    )
+    expected = "what Keras can describe, to be saved: decorate your own classes and functions with "
+    raise invalid(name, value, f"{expected}`keras.saving.register_keras_serializable()`")
 
 
 def object_of(config: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import invalid
 
 if TYPE_CHECKING:
     import keras
@@ -89,10 +90,7 @@ def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
         names = [columns] if isinstance(columns, str) else list(columns) if isinstance(columns, Iterable) else []
         checked = tuple(names)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigurationError(
-            f"`{argument}` must be a column name, several, or a mapping: name of an input or output to column. "
-            f"Received: {argument}={columns!r}"
-        )
+        raise invalid(argument, columns, "a column name, several, or a mapping: name of an input or output to column")
     return checked
 
 

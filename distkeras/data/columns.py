@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
+from distkeras.ps.errors import BadValueError, ColumnTypeError, ShapeError
+from distkeras.ps.validate import invalid
 
 
 @dataclass(frozen=True)
@@ -41,24 +42,17 @@ class Column:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"`name` must be the name of a column. Received: name={self.name!r}")
+            raise invalid("name", self.name, "the name of a column")
         if not isinstance(self.shape, tuple) or not all(isinstance(n, int) and n > 0 for n in self.shape):
-            raise ConfigurationError(
-                f"`shape` must be a tuple of positive integers. Received: shape={self.shape!r}",
-                column=self.name,
-            )
+            raise invalid("shape", self.shape, "a tuple of positive integers", column=self.name)
         try:
             numeric = isinstance(self.dtype, str) and np.dtype(self.dtype).kind in "biuf"
         except TypeError:
             numeric = False
         if not numeric:
-            raise ConfigurationError(
-                f"`dtype` must name a numpy number type. Received: dtype={self.dtype!r}", column=self.name
-            )
+            raise invalid("dtype", self.dtype, "the name of a numpy number type", column=self.name)
         if self.classes is not None and self.classes < 1:
-            raise ConfigurationError(
-                f"`classes` must be a positive integer, or None. Received: classes={self.classes!r}", column=self.name
-            )
+            raise invalid("classes", self.classes, "a positive integer, or None", column=self.name)
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, ShapeError
+from distkeras.ps.validate import require_integer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,8 +144,7 @@ def write_parquet(
     import pyarrow.parquet as pq
 
     folder = Path(directory)
-    if files < 1:
-        raise ConfigurationError(f"`files` must be positive. Received: files={files}")
+    files = require_integer("files", files)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"`directory` must be new or empty. Received: directory={str(folder)!r}")
     _check(x, y)

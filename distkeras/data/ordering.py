@@ -16,6 +16,7 @@ from distkeras.data.schema import quoted, ready_columns
 from distkeras.data.spec import DataSpec
 from distkeras.ps.checkpoint.snapshot import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError
+from distkeras.ps.validate import require_integer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,8 +50,7 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
         MissingColumnError, ColumnTypeError: a column is missing, or its type holds no numbers.
         ConfigurationError: `workers` is below 1, or a column's name is ambiguous.
     """
-    if workers < 1:
-        raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers!r}")
+    workers = require_integer("workers", workers)
     ready = df.select(*ready_columns(df.schema.fields, spec))
     if ROW_HASH.casefold() in (name.casefold() for name in ready.columns):
         raise ConfigurationError(f"no column may have the name {ROW_HASH!r}. Received: columns={ready.columns}")

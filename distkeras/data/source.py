@@ -41,7 +41,7 @@ from distkeras.ps.errors import (
     LocalProtocolError,
     MissingColumnError,
 )
-from distkeras.ps.validate import require_integer
+from distkeras.ps.validate import invalid, require_integer
 from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ class Prefetcher(Generic[T]):
         what: str = "the next item",
         worker: int | None = None,
     ) -> None:
-        if depth < 1:
-            raise ConfigurationError(f"`depth` must be at least 1. Received: depth={depth!r}")
+        depth = require_integer("depth", depth)
         # Items change hands in bulk: a switch of threads costs more than a small batch. What the consumer holds and
         # what lies ready are together `depth` at most.
         self._most_ready = (depth + 1) // 2
@@ -347,10 +346,7 @@ class BatchSource:
 
     def _prefetcher_from(self, start: tuple[int, int], checksum: int | None) -> Prefetcher[Batch]:
         if min(start) < 0 or start > (self._spec.epochs, 0):
-            raise ConfigurationError(
-                f"`start` must lie between (0, 0) and ({self._spec.epochs}, 0), the end. Received: start={start!r}",
-                worker=self._worker,
-            )
+            raise invalid("start", start, f"from (0, 0) to ({self._spec.epochs}, 0), the end", worker=self._worker)
         return Prefetcher(
             self._batches(*start, checksum),
             self._depth,

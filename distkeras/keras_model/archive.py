@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.ps.errors import ConfigurationError, headline
-from distkeras.ps.validate import invalid
+from distkeras.ps.validate import invalid, require_choice
 
 if TYPE_CHECKING:
     import keras
@@ -206,8 +206,7 @@ def ensure_backend(name: str) -> str:
     Raises:
         ConfigurationError: ``name`` is no backend, or Keras runs on another one in this process.
     """
-    if name not in BACKENDS:
-        raise ConfigurationError(f"`name` must be one of {BACKENDS}. Received: name={name!r}")
+    require_choice("name", name, BACKENDS)
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
         return name

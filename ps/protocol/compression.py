@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 from ml_dtypes import bfloat16
 
-from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
+from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit
 from distkeras.ps.rules.base import BLOCK, Rule, Vector
-from distkeras.ps.validate import require_choice
+from distkeras.ps.validate import invalid, require_choice
 
 
 class Codec(ABC):
@@ -212,9 +212,7 @@ def require_format(wire_format: str, rule: Rule) -> None:
         why = "sends parameters, whose small ones a coarse format loses"
     else:
         return
-    raise ConfigurationError(
-        f"`wire_format` must be 'float32': rule {rule.name!r} {why}. Received: wire_format={wire_format!r}"
-    )
+    raise invalid("wire_format", wire_format, f"'float32': rule {rule.name!r} {why}")
 
 
 class WorkerFormat:

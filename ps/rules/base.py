@@ -271,9 +271,7 @@ class Rule(ABC):
         }
         for reason, applies in reasons.items():
             if applies:
-                raise ConfigurationError(
-                    f"`window` must be a number: rule {self.name!r} {reason}. Received: window={self.window!r}"
-                )
+                raise invalid("window", self.window, f"a number: rule {self.name!r} {reason}")
         if self.window_by_speed == 1 and self.window_max is None:
             raise ConfigurationError(
                 f"`window_max` must be given: rule {self.name!r} has no default window above 1 for the fastest worker. "
