@@ -221,7 +221,7 @@ COLUMNS = "a name, distinct names, or a mapping: name of an input or output of t
 BATCH_BYTES = 64 << 20
 
 
-class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):
+class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # type: ignore[misc]  # the first one reads
     """Add a Keras model's predictions to each row, and keep all other columns, the rows and their order.
 
     ::

@@ -55,7 +55,7 @@ class Predictor:
         raise refusal(f"{type(self).__name__}.predict", "write it, or use `distkeras.transformers.ModelPredictor`")
 
 
-class ModelPredictor(new.ModelPredictor, Predictor):
+class ModelPredictor(new.ModelPredictor, Predictor):  # type: ignore[misc]  # as there
     """`distkeras.transformers.ModelPredictor` with flat outputs as dense vectors.
 
     Args:
