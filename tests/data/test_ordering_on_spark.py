@@ -185,7 +185,7 @@ def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark: SparkSe
         .add("mask", T.ArrayType(T.ArrayType(T.BooleanType())))
         .add("n", "byte"),
     )
-    table = arrow_ready(df, df.columns).toArrow()
+    (table,) = arrow_ready(df, df.columns).toArrow().combine_chunks().to_batches()
     assert to_numpy(table["vector"], Column("vector", (3,))).tolist() == [[1, 2, 3], [0, 5, 0]]
     assert table["vector"].type.value_type == pa.float32()
     assert to_numpy(table["flag"], Column("flag")).tolist() == [1, 0]
