@@ -200,8 +200,8 @@ class GroupPartition:
         if now != before:
             raise LedgerError(
                 f"the input has not returned the same rows as before: {now[0]} rows with checksum {now[1]:#018x} of "
-                f"group {key_text(group.key, key_columns(self._task.schema))}, which was trained with {before[0]} rows and "
-                f"checksum {before[1]:#018x}",
+                f"group {key_text(group.key, key_columns(self._task.schema))}, which was trained with {before[0]} rows "
+                f"and checksum {before[1]:#018x}",
                 worker=self._number,
             )
 
