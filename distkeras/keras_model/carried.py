@@ -27,6 +27,7 @@ _HISTORY = {
     "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
     "_trainable_variables_indices", "_exclude_from_weight_decay_cache", "_distribution_strategy",
     "_initial_seed",
+    "training",  # the mode of PyTorch's modules in their last call
     "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
     "optimizer",
     "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker", "_compile_config", "_initial_epoch",

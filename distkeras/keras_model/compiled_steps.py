@@ -41,7 +41,10 @@ def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight:
 
 
 def losses_of_outputs(model: keras.Model) -> list[keras.metrics.Mean]:
-    """Return the means of the losses of single outputs, if there are several: means over batches of any size."""
+    """Return the means of the losses of single outputs, if there are several.
+
+    They are means over rows where a step knows the number of its rows, and means over batches in TensorFlow's graphs.
+    """
     compiled = getattr(model, "_compile_loss", None)
     return [] if compiled is None else [metric for metric in compiled.metrics if metric is not None]
 

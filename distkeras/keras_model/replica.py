@@ -268,15 +268,15 @@ class KerasReplica:
         found = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
         values = {name: float(value) for name, value in found.items()}
         whole, rest = divmod(batch.size, batch_size)
-        if not whole or not rest:
+        means = [mean for mean in losses_of_outputs(self.model) if float(mean.count) != batch.size]
+        if not means or not whole or not rest:
             return values
-        # Keras counts the last, shorter batch like the others in the losses of single outputs.
+        # TensorFlow's graphs count the last, shorter batch like the others in the losses of single outputs.
         last_x, last_y = (tuple(array[-rest:] for array in side) for side in (batch.x, batch.y))
         x, y, weight = model_inputs(self.model, last_x, last_y, None if weight is None else weight[-rest:])
-        names = [mean.name for mean in losses_of_outputs(self.model)]
         self.model.reset_metrics()
-        last = self.model.test_on_batch(x, y, sample_weight=weight, return_dict=True) if names else {}
-        for name in names:
+        last = self.model.test_on_batch(x, y, sample_weight=weight, return_dict=True)
+        for name in (mean.name for mean in means):
             of_whole = values[name] * (whole + 1) - float(last[name])
             values[name] = (of_whole * batch_size + float(last[name]) * rest) / batch.size
         return values

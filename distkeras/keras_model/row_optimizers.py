@@ -22,6 +22,8 @@ def reason_against_rows(optimizer: Any) -> str | None:
 
     from distkeras.keras_model.lazy_optimizers import LAZY
 
+    if keras.config.backend() == "torch":
+        return "Keras' optimizers for PyTorch step whole tables; TensorFlow would work"
     inner = inner_optimizer(optimizer)
     kind = type(inner)
     if kind not in (keras.optimizers.SGD, keras.optimizers.Adagrad, *LAZY.values()):

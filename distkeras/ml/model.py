@@ -149,12 +149,13 @@ def heads_of(model: keras.Model) -> list[Head]:
 def metric_states(model: keras.Model, batch: Batch) -> np.ndarray:
     """Return the states of a compiled model's loss and metrics over one mini-batch, float64, flat.
 
-    The mean of the loss of one of several outputs counts rows, so that states add up; in Keras, it counts batches.
+    The mean of the loss of one of several outputs counts rows, so that states add up; in TensorFlow's graphs, it
+    counts batches.
     """
     x, y, weight = model_inputs(model, batch.x, batch.y, batch.weight)
     model.reset_metrics()
     model.test_on_batch(x, y, sample_weight=weight)
-    rows = {id(variable): len(batch.x[0]) for mean in losses_of_outputs(model) for variable in mean.variables}
+    rows = {id(v): len(batch.x[0]) / float(mean.count) for mean in losses_of_outputs(model) for v in mean.variables}
     states = [np.ravel(variable) * rows.get(id(variable), 1.0) for variable in _metric_variables(model)]
     return np.concatenate(states, dtype=np.float64)
 
@@ -442,7 +443,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         """Return loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` does: in one pass, on executors.
 
         A metric of each class, such as an ``F1Score`` without an average, is an array; all others are floats. The loss
-        of one of several outputs is a mean over rows, where Keras counts a shorter batch like the others.
+        of one of several outputs is a mean over rows, also where Keras counts a shorter batch like the others.
         The columns are ``label_col`` and ``sample_weight_col``, if that is set; the batches have
         ``prediction_batch_size`` rows.
 

@@ -97,6 +97,7 @@ def test_a_successor_goes_on_with_what_is_kept_of_rows(optimizer: Any, vectors: 
     assert not np.array_equal(forgetful, expected)
 
 
+@on_tensorflow
 def test_a_state_that_does_not_fit_is_not_taken() -> None:
     case, data = adagrad(), batches_of(two_id_inputs, 6)
     _, state = trained(case, data, case.small())
@@ -125,6 +126,7 @@ def test_a_state_that_does_not_fit_is_not_taken() -> None:
     assert "checksum" in str(case.small().load_optimizer(damaged, example))
 
 
+@on_tensorflow
 def test_plain_sgd_has_no_state() -> None:
     case = CutCase.of(one_table())
     replica = case.small()

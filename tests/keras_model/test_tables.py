@@ -35,6 +35,8 @@ from distkeras.keras_model.tables import LEAST_BYTES, WORTH, cut
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
+pytestmark = pytest.mark.skipif(keras.backend.backend() == "torch", reason="tables stay dense on PyTorch")
+
 
 def embedded(table: Callable[[Any], Any], *, before: Callable[[Any], Any] = lambda ids: ids) -> keras.Model:
     keras.utils.set_random_seed(1)

@@ -48,6 +48,10 @@ def with_an_ordinary_table() -> keras.Model:
     return keras.Model(ids, layers.Dense(1)(layers.Concatenate()([layers.Flatten()(part) for part in parts])))
 
 
+travels = pytest.mark.skipif(keras.backend.backend() == "torch", reason="tables stay dense on PyTorch")
+
+
+@travels
 @pytest.mark.parametrize("model", [sequential, dot, with_an_ordinary_table])
 def test_a_worker_has_a_small_embedding_in_its_place(model: Callable[[], keras.Model]) -> None:
     case = CutCase.of(compiled(model()))
@@ -60,6 +64,7 @@ def test_a_worker_has_a_small_embedding_in_its_place(model: Callable[[], keras.M
     assert (small.input_dim, small.output_dim) == (shape.most, WIDTH)
 
 
+@travels
 def test_what_keeps_it_from_travelling() -> None:
     ids = keras.Input((4,), dtype="int64")
     within = keras.Model(ids, layers.Flatten()(keras.Sequential([keras.Input((4,), dtype="int64"), wide()])(ids)))
