@@ -40,6 +40,7 @@ class Case:
         missing: what this machine lacks to measure it; empty: nothing.
         echo: of an exchange: one timed run of a server that only sends back what it received.
         once: a run takes minutes and holds its own repetitions: a single round is taken, which has no spread.
+        rounds: most rounds, for runs that take long.
     """
 
     section: str
@@ -55,6 +56,7 @@ class Case:
     missing: str = ""
     echo: Run | None = None
     once: bool = False
+    rounds: int = ROUNDS
 
 
 #: Builds what a case needs (servers, processes, Spark), yields it or several that share it, and tears it down.
@@ -115,7 +117,7 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     """
     sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive, "echo": case.echo}
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
-    runs = (1 if case.once else runs) if present else 0
+    runs = (1 if case.once else min(runs, case.rounds)) if present else 0
     rates: dict[str, list[float]] = {name: [] for name, _ in present}
     for turn in range(runs * case.turns):
         start = turn % len(present)

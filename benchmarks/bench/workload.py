@@ -98,11 +98,15 @@ def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> fl
     return len(x) / clock.seconds
 
 
-def steady_rate(trainer: Trainer) -> float:
-    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
+def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
+    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last.
+
+    Nothing counts before ``since``, seconds since the epoch.
+    """
     history: Any = trainer.history.toPandas()
     stamps = history["timestamp"]
     begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
+    begin = max(begin, begin.fromtimestamp(since))  # both are in local time
     end = stamps.groupby(history["worker"]).max().min()
     counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
     return float(counted / (end - begin).total_seconds())

@@ -34,7 +34,7 @@ class RowBatch(Batch):
     rows: tuple[Ids, ...] = ()
 
 
-class _Touched(NamedTuple):
+class TouchedRows(NamedTuple):
     """The rows that a window touches, of one table.
 
     They are numbered in the order in which the mini-batches name them: then those of one step are neighbors, and stay
@@ -96,7 +96,7 @@ class WindowRows:
     def _window_of(self, group: Sequence[Batch]) -> Window:
         pieces = list(_pieces(group))
         ids = [self._ids.of(piece.x) for piece in pieces]
-        found: list[_Touched] = [_Touched(*[np.empty(0, np.int64)] * 3)] * len(self._rows.tables)
+        found: list[TouchedRows] = [TouchedRows(*[np.empty(0, np.int64)] * 3)] * len(self._rows.tables)
         inputs: list[list[np.ndarray]] = [[piece.x[number] for number in self._rows.inputs] for piece in pieces]
         for lookup in self._rows.lookups:
             rows, local = self._looked_up(lookup, pieces, ids)
@@ -114,7 +114,7 @@ class WindowRows:
 
     def _looked_up(
         self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
-    ) -> tuple[_Touched, list[list[np.ndarray]]]:
+    ) -> tuple[TouchedRows, list[list[np.ndarray]]]:
         """Return the rows of a lookup, and for each piece and tensor the numbers of the ids."""
         own = [[arrays[source] for source in lookup.sources] for arrays in ids]
         flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
@@ -126,11 +126,7 @@ class WindowRows:
             self._require_rows(lookup, shape, pieces, own)
         if negative:  # as Keras counts from the end
             every = np.where(every < 0, every + shape.rows, every)
-        touched, first, ranks = np.unique(every, return_index=True, return_inverse=True)
-        appears = np.zeros(every.size, np.bool_)
-        appears[first] = True
-        places = (np.cumsum(appears) - 1)[first]
-        numbers = places[ranks]
+        touched, numbers = numbered(every)
         local: list[list[np.ndarray]] = []
         at = int(lookup.keeps_zero)
         for arrays in own:
@@ -140,7 +136,7 @@ class WindowRows:
                 copy.reshape(-1)[...] = numbers[at : at + array.size]
                 at += array.size
                 local[-1].append(copy)
-        return _Touched(touched.astype(np.int64), places, every[appears].astype(np.int64)), local
+        return touched, local
 
     def _require_rows(
         self, lookup: Lookup, table: TableShape, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
@@ -220,6 +216,29 @@ class _IdMaker:
         specs = [tf.TensorSpec((None, *(None for _ in tensor.shape[1:])), tensor.dtype) for tensor in model.inputs]
         compiled = tf.function(call, input_signature=specs, autograph=False)
         return lambda *arrays: [array.numpy() for array in compiled(*arrays)]
+
+
+def numbered(ids: np.ndarray) -> tuple[TouchedRows, np.ndarray]:
+    """Return the rows among ``ids``, which are not negative, and for each id the number of its row, int64."""
+    bits = max(1, ids.size - 1).bit_length()
+    if int(ids.max()) >> (63 - bits):  # an id and its place do not fit into one number
+        rows, first, ranks = np.unique(ids, return_index=True, return_inverse=True)
+        rows = rows.astype(np.int64)
+    else:  # NumPy sorts numbers several times as fast as it finds their order
+        keys = ids.astype(np.int64)
+        keys <<= bits
+        keys |= np.arange(ids.size)
+        keys.sort()
+        at = keys & ((1 << bits) - 1)
+        keys >>= bits
+        begins = np.concatenate([[True], keys[1:] != keys[:-1]])
+        rows, first = keys[begins], at[begins]
+        ranks = np.empty(ids.size, np.int64)
+        ranks[at] = np.cumsum(begins) - 1
+    appears = np.zeros(ids.size, np.bool_)
+    appears[first] = True
+    places = (np.cumsum(appears) - 1)[first]
+    return TouchedRows(rows, places, ids[appears].astype(np.int64)), places[ranks]
 
 
 def _whole(ids: np.ndarray) -> np.ndarray:

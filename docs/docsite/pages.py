@@ -11,6 +11,8 @@ from types import ModuleType
 
 import distkeras
 import distkeras.job_server
+import distkeras.layers
+import distkeras.optimizers
 import distkeras.ps
 import distkeras.transformers
 from distkeras.ps import rules
@@ -121,6 +123,8 @@ def reference() -> dict[str, str]:
     own = [name for name, value in vars(distkeras.transformers).items() if inspect.isclass(value)]
     found["reference/transformers.md"] = _module("distkeras.transformers", distkeras.transformers, own)
     found["reference/jobs.md"] = _module("distkeras.job_server", distkeras.job_server)
+    for module in (distkeras.layers, distkeras.optimizers):
+        found[f"reference/{module.__name__.rpartition('.')[2]}.md"] = _module(module.__name__, module, module.__all__)
     return found
 
 
@@ -137,7 +141,7 @@ def _module(title: str, module: ModuleType, members: Sequence[str] = ()) -> str:
     name = module.__name__
     lines = [f"# {title} {{#{name}}}", "", f"::: {name}", "    options:", "      show_root_heading: false"]
     lines += ["      show_root_toc_entry: false"]
-    if hasattr(module, "__path__"):
+    if members or hasattr(module, "__path__"):
         lines += [f"      members: [{', '.join(members or module.__all__)}]"]
     return "\n".join([*lines, ""])
 

@@ -31,6 +31,7 @@ from support.training.table_models import (
 from distkeras.data.batches import Batch
 from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
+from distkeras.keras_model.window_rows import numbered
 from distkeras.ps.errors import BadValueError
 
 if keras.backend.backend() == "torch":
@@ -235,3 +236,13 @@ def test_columns_are_found_by_their_places() -> None:
     data[1] = Batch(0, 1, False, (data[1].x[0], bad), data[1].y, None)
     with pytest.raises(BadValueError, match=r"ids of 'wide' .*column 'column_1'"):
         next(TWO.windows(data, spec=columns_of(data[0])))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100_000, 2**48, 2**62])
+def test_rows_are_numbered_as_they_appear(rows: int) -> None:
+    ids = np.random.default_rng(rows % 97).integers(0, rows, 20_000)
+    touched, places = numbered(ids)
+    np.testing.assert_array_equal(touched.touched, np.unique(ids))
+    np.testing.assert_array_equal(touched.by_number, list(dict.fromkeys(ids.tolist())))
+    np.testing.assert_array_equal(touched.by_number[touched.places], touched.touched)
+    np.testing.assert_array_equal(touched.by_number[places], ids)

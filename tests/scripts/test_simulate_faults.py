@@ -38,6 +38,7 @@ SOON = {
     "a-reply-is-sent-before-its-slot-is-written": 6,
     "a-payload-is-the-one-before": 6,
     "payloads-take-no-turns": 35,
+    "rows-of-a-reply-are-those-of-the-window-before": 103,
     "a-sum-counts-for-its-sender-alone": 3,
     "a-lost-relay-has-done-its-work": 217,
     "a-sum-is-as-stale-as-its-sender": 291,

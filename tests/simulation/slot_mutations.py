@@ -96,3 +96,33 @@ def _a_member_is_sent_half_a_vector() -> list[Patch]:
         return slot
 
     return [(SharedSlots, "slot_of", half)]
+
+
+@mutation
+def _rows_of_a_reply_are_those_of_the_window_before() -> list[Patch]:
+    """A worker finds in a slot of rows what its server had written there the time before."""
+    read = SharedSlots.read
+
+    def late(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
+        found = read(self, slot, dtype, size)
+        if self.server or not slot % self._sizes.per_area:
+            return found
+        before = vars(self).setdefault("mutant", {})
+        rows, before[slot] = before.get(slot, found), self._vectors[slot].copy()
+        return np.asarray(rows[:size])
+
+    return [(SharedSlots, "read", late)]
+
+
+@mutation
+def _rows_are_looked_for_at_the_end_of_their_slot() -> list[Patch]:
+    """A server takes what an earlier and longer commit has left there."""
+    read = SharedSlots.read
+
+    def end(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
+        if not self.server or not slot % self._sizes.per_area or dtype != np.float32:
+            return read(self, slot, dtype, size)
+        vector = self._vectors[slot]
+        return vector[vector.size - size :]
+
+    return [(SharedSlots, "read", end)]
