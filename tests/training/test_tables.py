@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.training.spark_jobs import once_at_step, servers, step_callback_lay
 
 from distkeras import Callback, EarlyStopping, Executors, Network, Trainer
 from distkeras.callbacks import CallbackContext
+from distkeras.optimizers import LazyAdam, LazyMomentum
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import BadValueError, ConfigurationError
 from distkeras.ps.protocol import tables as table_shapes
@@ -113,9 +115,21 @@ def area(scores: np.ndarray, liked: np.ndarray) -> float:
     return float((ranks[liked].sum() - count * (count + 1) / 2) / (count * (len(liked) - count)))
 
 
+#: Optimizers of tables by rows, and of the same tables as a part of the center: lazy ones are other algorithms.
+PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "adagrad": (lambda: keras.optimizers.Adagrad(0.2, 1e-5), lambda: keras.optimizers.Adagrad(0.2, 1e-5)),
+    "adam": (lambda: LazyAdam(0.01), lambda: keras.optimizers.Adam(0.01)),
+    "momentum": (lambda: LazyMomentum(0.5), lambda: keras.optimizers.SGD(0.5, momentum=0.9)),
+}
+
+
 @pytest.mark.slow
-def test_two_workers_learn_a_planted_factorization_by_rows_as_well_as_dense(spark: SparkSession) -> None:
-    """The order of two workers' commits differs from run to run, and so do the areas: by about 0.004, of 0.79."""
+@pytest.mark.parametrize("pair", PAIRS)
+def test_two_workers_learn_a_planted_factorization_by_rows_as_well_as_dense(spark: SparkSession, pair: str) -> None:
+    """The order of two workers' commits differs from run to run, and so do the areas: by about 0.004, of 0.79.
+
+    Those of the lazy optimizers were 0.008 above Adam's, and 0.012 below momentum's.
+    """
     users, items, count = 300, 1000, 60_000
     draw, layers = np.random.default_rng(4), keras.layers
     tastes, kinds = draw.normal(size=(users, 2)), draw.normal(size=(items, 2))
@@ -126,7 +140,7 @@ def test_two_workers_learn_a_planted_factorization_by_rows_as_well_as_dense(spar
     data = pd.DataFrame({"user": user, "item": item, "label": liked.astype(np.float32)})[~held_out]
     df = spark.createDataFrame(data)
 
-    def trained(tables: Any) -> float:
+    def trained(optimizer: Any, tables: Any) -> float:
         keras.utils.set_random_seed(1)
         inputs = [keras.Input((1,), dtype="int32", name=name) for name in ("user", "item")]
         normal = keras.initializers.RandomNormal(stddev=0.3, seed=2)
@@ -136,15 +150,17 @@ def test_two_workers_learn_a_planted_factorization_by_rows_as_well_as_dense(spar
         ]
         model = keras.Model(inputs, layers.Activation("sigmoid")(layers.Flatten()(layers.Dot(2)(rows))))
         trainer = Trainer(
-            model, make("downpour", window=4), worker_optimizer=keras.optimizers.Adagrad(0.2, 1e-5),
+            model, make("downpour", window=4), worker_optimizer=optimizer,
             loss="binary_crossentropy", features_col=["user", "item"], num_workers=2, batch_size=64, num_epoch=6,
             tables=tables,
         )  # fmt: skip
         scores = trainer.train(df).predict([user[held_out], item[held_out]], batch_size=1000, verbose=0)
         return area(scores[:, 0], liked[held_out])
 
-    best, by_rows, dense = area(planted[held_out], liked[held_out]), trained(["users", "items"]), trained("dense")
-    assert by_rows == pytest.approx(dense, abs=0.015)
+    for_rows, whole = PAIRS[pair]
+    by_rows, dense = trained(for_rows(), ["users", "items"]), trained(whole(), "dense")
+    best = area(planted[held_out], liked[held_out])
+    assert by_rows == pytest.approx(dense, abs=0.015 if pair == "adagrad" else 0.025)
     assert best - 0.06 < by_rows < best + 0.005
 
 
