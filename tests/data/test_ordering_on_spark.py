@@ -199,7 +199,7 @@ def test_decimals_beyond_what_a_double_holds_stay_the_ids_that_they_are(spark: S
     ids = [2**53 + 1, 2**63 - 1]
     df = spark.createDataFrame([(Decimal(i), [Decimal(i)]) for i in ids], "id decimal(20,0), ids array<decimal(20,0)>")
     columns = Column("id", (), "int64"), Column("ids", (1,), "int64")
-    table = partitioned(df, DataSpec(columns), 1).toArrow()
+    table = partitioned(df, DataSpec(columns), 1).toArrow().combine_chunks().to_batches()[0]
     assert sorted(to_numpy(table["id"], columns[0]).tolist()) == ids
     assert sorted(to_numpy(table["ids"], columns[1]).ravel().tolist()) == ids
 

@@ -88,7 +88,7 @@ def test_the_successor_of_a_killed_worker_begins_with_the_state_that_was_sent(
     assert second[:size] in had[1:]  # the first one is that of a new optimizer
     (event,) = trainer.events.where("kind = 'optimizer'").collect()
     numbers = re.match(
-        r"attempt (\d+) goes on after commit (\d+) with the optimizer of attempt (\d+) after commit (\d+)",
+        r"attempt (\d+) continues after commit (\d+) with the optimizer of attempt (\d+) after commit (\d+)",
         event["text"],
     )
     assert numbers is not None

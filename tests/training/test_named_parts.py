@@ -181,7 +181,7 @@ def test_integer_columns_for_one_input_stay_integers(spark: SparkSession, kind: 
 def test_vectors_of_integers_stay_integers_in_training(spark: SparkSession) -> None:
     ids = spark.createDataFrame([(Vectors.dense([ID, ID + 2]),)], ["ids"])
     column = Column("ids", (2,), "int32")
-    rows = partitioned(ids, DataSpec((column,)), 1).toArrow()
+    rows = partitioned(ids, DataSpec((column,)), 1).toArrow().combine_chunks().to_batches()[0]
     np.testing.assert_array_equal(to_numpy(rows["ids"], column), [[ID, ID + 2]])
 
 

@@ -74,5 +74,5 @@ def test_who_was_evicted_is_not_admitted() -> None:
     admission = AdmissionControl()
     connection = admission.arrive("a", lambda: None)
     admission.evict_oldest()
-    with pytest.raises(RemoteProtocolError, match="its end"):
+    with pytest.raises(RemoteProtocolError, match="to make room for newer ones"):
         admission.admit(connection)
