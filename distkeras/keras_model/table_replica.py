@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from distkeras.keras_model.variables import hand_over, numpy_value
 from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.protocol.touched_rows import RowIndex, grown, put_rows
+from distkeras.ps.rules.base import all_finite
 
 if TYPE_CHECKING:
     import keras
@@ -130,7 +130,7 @@ class TableReplica(KerasReplica):
         self._take_back()
         pieces = [state.content]
         for kept in self._kept_rows():
-            if not _are_finite(kept.values):
+            if not all_finite(kept.values.reshape(-1)):
                 return None
             arrays = np.array([len(kept)], np.int64), kept.ids, kept.values
             pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
@@ -210,13 +210,6 @@ class TableReplica(KerasReplica):
         return self._kept
 
 
-def _are_finite(values: np.ndarray) -> bool:
-    """Return whether each number of a contiguous array is finite."""
-    flat = values.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):  # the squares of large finite numbers overflow too
-        return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
-
-
 def _fill(kept: Sequence[RowValues], content: np.ndarray) -> str:
     """Set rows from the bytes that `TableReplica.read_optimizer` adds for them; return what is wrong with these."""
     at = 0
@@ -229,7 +222,7 @@ def _fill(kept: Sequence[RowValues], content: np.ndarray) -> str:
             return f"its {content.nbytes} bytes of rows must be whole ones. Received: {count} of them"
         ids = content[at + 8 : middle].copy().view(np.int64)
         values = content[middle:end].copy().view(np.float32).reshape(count, width)
-        if len(np.unique(ids)) < len(ids) or not _are_finite(values):
+        if len(np.unique(ids)) < len(ids) or not all_finite(values.reshape(-1)):
             return "its rows are not finite, or there twice"
         rows.set(ids, values)
         at = end

@@ -439,7 +439,7 @@ def total_of(vectors: Sequence[Vector], out: Vector | None = None) -> Vector:
 
 def all_finite(vector: Vector) -> bool:
     """Return whether there is no NaN or infinity in ``vector``."""
-    with np.errstate(over="ignore"):  # the squares of large numbers: then each of them is looked at
+    with np.errstate(over="ignore", invalid="ignore"):  # the squares of large numbers: then each of them is looked at
         finite = bool(np.isfinite(np.dot(vector, vector)))
     return finite or bool(np.isfinite(vector).all())
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.rules import make
 from distkeras.ps.rules.adag import ADAG
+from distkeras.ps.rules.base import all_finite
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -73,3 +76,10 @@ def test_nothing_to_train_has_a_scale_and_a_gap(algorithm: int) -> None:
     job = ToyJob(make("adag", window=1, algorithm=algorithm), [], [[np.empty(0)]], measure_gap=True)
     job.commit(0)
     assert job.center.log.commits()[["scale", "gap"]].tolist() == [(0.0 if algorithm == 13 else 1.0, 0.0)]
+
+
+@given(st.lists(st.floats(width=32), max_size=40).map(lambda values: np.array(values, np.float32)))
+@example(np.array([3e38, -3e38], np.float32))
+@example(np.array([0x7FA00000], np.uint32).view(np.float32))  # a signaling NaN
+def test_all_finite_is_what_a_look_at_each_number_says(vector: np.ndarray) -> None:
+    assert all_finite(vector) == np.isfinite(vector).all()
