@@ -3,17 +3,17 @@
 A file is written under another name and then moved, so that it is there whole or not at all. A checksum over all of
 its bytes finds damage by a broken disk::
 
-    magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | BLAKE2b 16
+    magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | CRC-32 4
 
 The JSON object has the caller's ``header`` and the table of the arrays (name, dtype, shape).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
@@ -26,9 +26,9 @@ from distkeras.ps.validate import check_field, invalid, require_integer, require
 from distkeras.ps.world.world import REAL, World
 
 #: The digits are the format's version: what is in the headers counts as well.
-_MAGIC = b"DKSTORE5"
+_MAGIC = b"DKSTORE6"
 _LENGTH = struct.Struct(">Q")
-_DIGEST = 16
+_CHECKSUM = struct.Struct(">I")
 _SUFFIX, _DRAFT = ".dks", ".dks.part"
 _DTYPES = ("|u1", "<i8", "<f4", "<f8")
 
@@ -156,7 +156,7 @@ class Store:
         draft = name + _DRAFT
         self._stray.add(draft)
         try:
-            self._files.write(draft, _with_digest(pieces))
+            self._files.write(draft, _with_checksum(pieces))
             # A move that survives a power cut must not survive the bytes that it names.
             self._files.sync(draft)
             self._files.move(draft, name + _SUFFIX)
@@ -183,12 +183,15 @@ class Store:
             raise DamagedError(f"there is no {name} in {self.uri!r}: {error}") from error
         except OSError as error:
             raise SnapshotError(f"{name} in {self.uri!r} cannot be read: {error}") from error
-        body, digest = memoryview(content)[:-_DIGEST], bytes(memoryview(content)[-_DIGEST:])
-        if hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
-            raise DamagedError(f"{name} in {self.uri!r} is damaged: its {len(content)} bytes have another checksum")
+        body, checksum = memoryview(content)[: -_CHECKSUM.size], bytes(content[-_CHECKSUM.size :])
         if body[: len(_MAGIC)] != _MAGIC:
             magic = bytes(body[: len(_MAGIC)])
-            raise DamagedError(f"{name} in {self.uri!r} must be of the format {_MAGIC!r}. Received: {magic!r}")
+            raise DamagedError(
+                f"{name} in {self.uri!r} is damaged, or of another version: it must begin with {_MAGIC!r}. "
+                f"Received: {magic!r}"
+            )
+        if _CHECKSUM.pack(zlib.crc32(body)) != checksum:
+            raise DamagedError(f"{name} in {self.uri!r} is damaged: its {len(content)} bytes have another checksum")
         start = len(_MAGIC) + _LENGTH.size
         (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
         header = json.loads(bytes(body[start : start + length]))
@@ -245,10 +248,10 @@ class Store:
         return True
 
 
-def _with_digest(pieces: Iterable[Any]) -> Iterator[Any]:
+def _with_checksum(pieces: Iterable[Any]) -> Iterator[Any]:
     """Yield ``pieces``, and the checksum over them."""
-    digest = hashlib.blake2b(digest_size=_DIGEST)
+    checksum = 0
     for piece in pieces:
-        digest.update(piece)
+        checksum = zlib.crc32(piece, checksum)
         yield piece
-    yield digest.digest()
+    yield _CHECKSUM.pack(checksum)
