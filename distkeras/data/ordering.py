@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from distkeras.data.schema import quoted, ready_columns
 from distkeras.data.spec import DataSpec
-from distkeras.ps.checkpoint.snapshot import SUM_BITS, SUM_SHIFT, checksum_of
+from distkeras.ps.checkpoint.snapshots import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError
 from distkeras.ps.validate import require_integer
 
@@ -85,7 +85,7 @@ class RowChecksum:
     """A checksum over the row hashes of a partition as they arrive, kept for the end of each block.
 
     Its lower 32 bits are a CRC, which depends on the order; the others the sum of what the hashes begin with, which
-    does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.snapshot`.
+    does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.snapshots`.
     """
 
     def __init__(self, block_rows: int) -> None:

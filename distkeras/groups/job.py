@@ -36,8 +36,8 @@ from distkeras.groups.task import GroupTask
 from distkeras.keras_model.recipe import Recipe, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import numpy_value
-from distkeras.ps.checkpoint.directory import require_same_job
-from distkeras.ps.checkpoint.snapshot import rule_json
+from distkeras.ps.checkpoint.snapshots import rule_json
+from distkeras.ps.checkpoint.store import require_same_job
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, EmptyDataError, Origin
 from distkeras.ps.rules import Rule
 from distkeras.settings import TrainSettings

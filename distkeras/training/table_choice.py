@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.tables import CutModel, cut, embedding_names
 from distkeras.keras_model.variables import has_rows_at_server
-from distkeras.ps.checkpoint.directory import saved_job
+from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
 from distkeras.ps.settings import ServerSettings, WorkerSettings

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
 from distkeras.ps.center.leases import KeptState
-from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
-from distkeras.ps.checkpoint.snapshot import capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, Saved, SnapshotDirectory, capture
 from distkeras.ps.checkpoint.store import SavePlace
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
@@ -154,7 +153,10 @@ class Checkpointer:
         self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
         self._optimizer_files = OptimizerFiles(directory, center, {} if saved is None else saved.optimizer_files, world)
-        self._table_files = TableFiles(directory, center, changed, () if saved is None else saved.row_files)
+        #: None where the center has no tables.
+        self._table_files: TableFiles | None = None
+        if center.tables:
+            self._table_files = TableFiles(directory, center, changed, () if saved is None else saved.row_files)
         #: For each worker, the number of its last commit that a snapshot covers: one that this server took, for the one
         #: that it started from may be lost again.
         self.durable: dict[int, int] = {}
@@ -267,17 +269,20 @@ class Checkpointer:
                     return
                 rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
                 if self._log_files.commits + len(rows.commits) == len(center.log):
-                    self._table_files.begin()
+                    if self._table_files is not None:
+                        self._table_files.begin()
                     state, durable, taken = capture(center), _sequences(center), self._world.monotonic()
                     break
             self._log_files = self._directory.save_log(rows, self._log_files)
         try:
             self._log_files = self._directory.save_log(rows, self._log_files)
             files = self._optimizer_files.save(state.optimizers, now=closing)
-            self._directory.save(state, self._log_files, files, self._table_files.save())
+            rows_saved = () if self._table_files is None else self._table_files.save()
+            self._directory.save(state, self._log_files, files, rows_saved)
         finally:
             state.drop()
-            self._table_files.end()
+            if self._table_files is not None:
+                self._table_files.end()
         names = self._directory.require_owned()
         if self.failure is not None:
             report(log, "snapshot", "snapshots are written again")
@@ -288,7 +293,8 @@ class Checkpointer:
         self._directory.prune(self._checkpoint.keep, self._log_files, names)
         if not closing:
             self._merge()
-            self._table_files.merge()
+            if self._table_files is not None:
+                self._table_files.merge()
 
     def _merge(self) -> None:
         """Make one of several log files, where it is time; the next snapshot names it in place of them."""

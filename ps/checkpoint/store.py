@@ -5,7 +5,8 @@ its bytes finds damage by a broken disk::
 
     magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | CRC-32 4
 
-The JSON object has the caller's ``header`` and the table of the arrays (name, dtype, shape).
+The JSON object has the caller's ``header`` and the table of the arrays (name, dtype, shape). What a header says of its
+job is compared with what the present one says (`require_same_job`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from distkeras.ps.errors import SnapshotError
+from distkeras.ps.errors import DifferentJobError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import check_field, invalid, require_integer, require_text
 from distkeras.ps.world.world import REAL, World
@@ -135,7 +136,6 @@ class Store:
             all_names = self._files.names()
         except OSError as error:
             raise SnapshotError(f"the directory {self.uri!r} cannot be read: {error}") from error
-        self._record_activity()
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
@@ -255,3 +255,41 @@ def _with_checksum(pieces: Iterable[Any]) -> Iterator[Any]:
         checksum = zlib.crc32(piece, checksum)
         yield piece
     yield _CHECKSUM.pack(checksum)
+
+
+#: Differences that an error names, and characters of each value.
+_NAMED, _LONGEST_TEXT = 3, 120
+
+
+def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
+    """Raise a DifferentJobError that names what differs, unless ``own`` and ``saved`` describe the same job.
+
+    Both are JSON-ready; what only ``saved`` has does not count. ``where`` is the saved job's directory, for the error.
+    """
+    differing = list(differences(own, {name: saved.get(name) for name in own}))
+    if differing:
+        path, ours, theirs = differing[0]
+        others = [f"`{path}`" for path, _, _ in differing[1:_NAMED]]
+        if len(differing) > _NAMED:
+            others.append(f"{len(differing) - _NAMED} more")
+        also = f"; also different: {', '.join(others)}" if others else ""
+        raise DifferentJobError(
+            f"`{path}` must be {_short(theirs)}, as in the job that {where!r} holds. Received: {_short(ours)}{also}"
+        )
+
+
+def differences(own: Any, saved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each place in which two JSON values differ: its path, and both values."""
+    if isinstance(own, Mapping) and isinstance(saved, Mapping):
+        for name in {**own, **saved}:
+            yield from differences(own.get(name), saved.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+        for number, (ours, theirs) in enumerate(zip(own, saved, strict=True)):
+            yield from differences(ours, theirs, f"{path}.{number}")
+    elif own != saved:
+        yield path, own, saved
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -15,7 +15,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.center.tables import Table
-from distkeras.ps.checkpoint.directory import RowFile, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import RowFile, SnapshotDirectory
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.tables import Ids
@@ -71,18 +71,16 @@ class TableFiles:
     def save(self) -> tuple[RowFile, ...]:
         """Write the rows; return the files that have all rows as they were at `begin`."""
         new = [file for number, table in enumerate(self._tables) for file in self._save_table(number, table)]
-        if self._tables:
-            with self._changed:
-                for table in self._tables:
-                    table.changes.end(saved=True)
+        with self._changed:
+            for table in self._tables:
+                table.changes.end(saved=True)
         self.files = needed((*self.files, *new))
         return self.files
 
     def end(self) -> None:
         """End a snapshot that could not be saved: the next one has its rows. One that was saved has ended."""
-        if self._tables:
-            with self._changed:
-                self._end()
+        with self._changed:
+            self._end()
 
     def merge(self) -> None:
         """Make one file of many small ones, which are read again for it; the next snapshot names it in their place."""

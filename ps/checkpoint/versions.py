@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distkeras.ps.checkpoint.directory import require_same_job
-from distkeras.ps.checkpoint.store import DamagedError, SavePlace, Store, retried
+from distkeras.ps.checkpoint.store import DamagedError, SavePlace, Store, require_same_job, retried
 from distkeras.ps.errors import DeadlineError, DifferentJobError, NoVersionError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World

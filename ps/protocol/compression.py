@@ -216,7 +216,10 @@ def require_format(wire_format: str, rule: Rule) -> None:
 
 
 class WorkerFormat:
-    """A worker's end of a wire format, one of `FORMATS`: encodes commits, decodes replies."""
+    """A worker's end of a wire format, one of `FORMATS`: encodes commits, decodes replies.
+
+    A format without `nbytes` has nothing to encode.
+    """
 
     def __init__(self, wire_format: str, size: int) -> None:
         self._codec = codec_of(wire_format, size)
@@ -232,13 +235,12 @@ class WorkerFormat:
         self._residuals = ()
 
     def encode(self, parts: tuple[Vector, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
-        """Return the parts of the next commit, encoded until the next call; none if they are sent as they are.
+        """Return the parts of the next commit, encoded until the next call.
 
         They are written to ``memory``, which has an array of `nbytes` for each part, if there is one.
         """
         codec = self._codec
-        if codec is None:
-            return ()
+        assert codec is not None, "vectors of this format are sent as they are"
         if memory:
             self._encoded, self._borrowed = memory, True
         elif self._borrowed or len(self._encoded) != len(parts):
@@ -286,18 +288,17 @@ class WorkerFormat:
 
 
 class PeerFormat:
-    """The server's end, for one peer: decodes its commits, encodes replies; without a codec both are as they are."""
+    """The server's end, for one peer: decodes its commits, encodes replies."""
 
-    def __init__(self, codec: Codec | None) -> None:
+    def __init__(self, codec: Codec) -> None:
         self.codec = codec
         #: What the peer has, to the bit, with a format that needs error feedback; None: nothing yet.
         self._known: Vector | None = None
 
     def decode(self, commit: Commit, out: Sequence[Vector]) -> None:
         """Write the parts of an encoded ``commit``, whose shapes are right, into ``out``."""
-        if self.codec is not None:
-            for data, part in zip(commit.packed, out, strict=True):
-                self.codec.decode(data, part)
+        for data, part in zip(commit.packed, out, strict=True):
+            self.codec.decode(data, part)
 
     def encode(self, reply: CenterReply, take: Callable[[], np.ndarray], *, whole: bool) -> CenterReply:
         """Return ``reply``, which has the center as a vector, as it is sent.
@@ -308,8 +309,6 @@ class PeerFormat:
             whole: do not send a change of what the peer has.
         """
         codec, center = self.codec, reply.center
-        if codec is None:
-            return reply
         if not codec.needs_error_feedback:
             encoded = take()
             codec.encode(center, encoded)

@@ -28,8 +28,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Claim, Owner, owner_of
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import (
     ERRORS,
     ConfigurationError,

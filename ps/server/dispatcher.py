@@ -21,7 +21,7 @@ from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before,
 from distkeras.ps.center.schedulers import Scheduler, scheduler_for
 from distkeras.ps.center.tables import Table, check_wants, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
-from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
     DifferentJobError,
     DistkerasError,
@@ -78,12 +78,11 @@ from distkeras.ps.protocol.messages import (
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, block_bytes, most_state_bytes, row_elements
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.server.connections import LeaseConnections, Peer
+from distkeras.ps.server.job_state import JobCondition, LeaseConnections, Peer
 from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
 from distkeras.ps.server.relay_groups import RelayGroups
 from distkeras.ps.server.rendezvous import Rendezvous
 from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows, rows_to_inspect
-from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.sharing import map_slots
 from distkeras.ps.world.world import REAL, World
@@ -97,7 +96,8 @@ class PeerVectors:
     """
 
     def __init__(self, states: StateMemory | None = None) -> None:
-        self._format = PeerFormat(None)
+        #: The wire format of vectors; None: they are sent as they are.
+        self._format: PeerFormat | None = None
         self._states = states
         self._center_pool: Pool | None = None
         self._encoded_pool = Pool(0, np.uint8)
@@ -124,16 +124,16 @@ class PeerVectors:
     @property
     def codec(self) -> Codec | None:
         """The codec of the wire format; None for float32."""
-        return self._format.codec
+        return None if self._format is None else self._format.codec
 
     def agree(self, codec: Codec | None, pool: Pool) -> None:
         """Use ``pool``, and the format of ``codec``, from now on; the peer begins again, with nothing."""
-        self._format, self._center_pool = PeerFormat(codec), pool
+        self._format, self._center_pool = None if codec is None else PeerFormat(codec), pool
         self._encoded_pool = Pool(codec.nbytes if codec else 0, np.uint8)
 
     def take_parts(self, commit: Commit, pool: Pool) -> list[Buffer]:
         """Return the parts of ``commit``, whose shapes are right, as vectors of ``pool``; the caller owns them."""
-        if self._format.codec is not None:
+        if self._format is not None:
             parts = [pool.take() for _ in commit.packed]
             self._format.decode(commit, [part.array for part in parts])
             return parts
@@ -158,11 +158,13 @@ class PeerVectors:
 
     def known_finite(self, commit: Commit) -> bool:
         """Return whether the vectors of ``commit`` are finite without a look at each number."""
-        codec = self._format.codec
+        codec = self.codec
         return codec is not None and all(map(codec.known_finite, commit.packed))
 
     def encode(self, reply: CenterReply, *, whole: bool) -> CenterReply:
         """Return ``reply`` in the wire format: see `PeerFormat.encode`."""
+        if self._format is None:
+            return reply
         return self._format.encode(reply, lambda: self.hold_until_sent(self._encoded_pool.take()).array, whole=whole)
 
     def hold_until_sent(self, buffer: Buffer) -> Buffer:
@@ -268,6 +270,7 @@ class Dispatcher:
             self._checkpointer = self._make_checkpointer(self.center, saved)
         #: Digest of what the driver has published, and the model file; empty before it has.
         self._published, self._model = b"", np.empty(0, np.uint8)
+        self._limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self._began = world.monotonic()
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Read without the lock, which commits hold or wait for.
@@ -319,14 +322,14 @@ class Dispatcher:
         peer that has not proved the key yet costs a thread, and less than a kilobyte. Each partition has at most one
         kept state of its optimizer in addition (with peers: two), and another one while that arrives.
         """
-        center, shapes = self.center, self._settings.tables
-        arrays = Limits.arrays + 3 * len(shapes)
-        if center is None or not self._published:
-            return Limits(body=self._settings.max_body, arrays=arrays)
+        return self._limits
+
+    def _limits_of(self, center: Center) -> Limits:
+        shapes = self._settings.tables
         vectors = center.traits.parts * center.current.array.nbytes
         commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES + bytes_of_rows(shapes)
         blocks = [block_bytes(shape) for shape in shapes]
-        return Limits(body=max(commit, most_state_bytes(center.size, shapes), *blocks), arrays=arrays)
+        return replace(self._limits, body=max(commit, most_state_bytes(center.size, shapes), *blocks))
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
@@ -475,7 +478,7 @@ class Dispatcher:
         """Return the sender's own commit and its companions, with the shapes of their histories checked."""
         if self._settings.relays is None and commit.grouped:
             raise RemoteProtocolError("a job without groups must have a commit for each worker", worker=commit.worker)
-        return split(commit)
+        return split(commit) if commit.companions.size else (commit, [])
 
     def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:
@@ -541,7 +544,7 @@ class Dispatcher:
                 center = self._publish(message.center, message.moving_statistics)
                 if message.names.size:
                     self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
-                self._model, self._published = message.model, digest
+                self._model, self._published, self._limits = message.model, digest, self._limits_of(center)
                 self.changed.notify_all()
         return self._acknowledge()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.errors import RemoteProtocolError
@@ -19,11 +18,8 @@ from distkeras.ps.protocol.messages import (
     Message,
     OptimizerTaken,
 )
-from distkeras.ps.server.waiting import JobCondition
+from distkeras.ps.server.job_state import JobCondition, Peer
 from distkeras.ps.world.world import World
-
-if TYPE_CHECKING:
-    from distkeras.ps.server.connections import Peer
 
 log = logging.getLogger(__name__)
 

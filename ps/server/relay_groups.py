@@ -15,8 +15,8 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, RelayLostError
 from distkeras.ps.protocol.messages import Announce, Members
+from distkeras.ps.server.job_state import JobCondition
 from distkeras.ps.server.rendezvous import Waiter
-from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 
 

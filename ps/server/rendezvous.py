@@ -21,7 +21,7 @@ from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, MemberLostError
 from distkeras.ps.protocol.messages import Announce, Commit, Members, fault_of
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.server.waiting import JobCondition
+from distkeras.ps.server.job_state import JobCondition
 from distkeras.ps.settings import ServerSettings
 
 #: Memberships in a row that the same attempts may lose before they have ended a round.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
     DeadlineError,
     DistkerasError,

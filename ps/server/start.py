@@ -12,8 +12,7 @@ from typing import Any
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.checkpointer import StartMode
-from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.checkpoint.snapshot import rule_json, sum_of_rows
+from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory, rule_json, sum_of_rows
 from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError
 from distkeras.ps.server.dispatcher import make_center
 from distkeras.ps.server.server import ParameterServer

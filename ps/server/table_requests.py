@@ -11,7 +11,7 @@ from distkeras.ps.center.tables import PartialTable, Table, make_table
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.messages import Inspect, InspectRows, Message, PublishRows, RowsPublished, TableRows
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, block_rows
-from distkeras.ps.server.waiting import JobCondition
+from distkeras.ps.server.job_state import JobCondition
 
 
 class TableRequests:

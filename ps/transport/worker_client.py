@@ -452,10 +452,9 @@ class WorkerClient(Client):
         if not self.incarnation:
             self.join()
         sequence = self.sequence + 1
-        slots = self._slots
-        packed = self._format.encode(
-            record.parts, () if slots is None else slots.packed_payload()
-        )  # once: a commit that is sent again is the same
+        slots, packed = self._slots, tuple[np.ndarray, ...]()
+        if self._format.nbytes:  # once: a commit that is sent again is the same
+            packed = self._format.encode(record.parts, () if slots is None else slots.packed_payload())
         commit = Commit.of(
             record,
             worker=self.worker,

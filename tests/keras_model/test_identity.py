@@ -14,7 +14,7 @@ from keras import layers
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import layout_identity, model_identity, recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.checkpoint.directory import differences
+from distkeras.ps.checkpoint.store import differences
 
 
 def branched(activation: str = "relu", units: int = 3, name: str | None = None, rate: float = 0.5) -> keras.Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-STORE, DIRECTORY, SNAPSHOT = "ps/checkpoint/store.py", "ps/checkpoint/directory.py", "ps/checkpoint/snapshot.py"
+STORE, SNAPSHOTS = "ps/checkpoint/store.py", "ps/checkpoint/snapshots.py"
 CHECKPOINTER, OWNERSHIP, FILES = "ps/checkpoint/checkpointer.py", "ps/checkpoint/ownership.py", "ps/world/files.py"
 _OF_SNAPSHOT = ("tests/ps/checkpoint/test_snapshot.py",)
 _STORE = ("tests/ps/checkpoint/test_store.py",)
@@ -94,7 +94,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "a claim is not looked at once it is written",
-        DIRECTORY,
+        SNAPSHOTS,
         "        names = self._patiently(self.require_owned, patience)\n",
         "        names = self._names()\n",
         "of two servers that begin at the same moment, both serve until one of them saves",
@@ -103,7 +103,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "snapshots that the owner has deleted since are the only ones",
-        DIRECTORY,
+        SNAPSHOTS,
         "                if snapshots == before or not backoff.pause():\n",
         "                if True:\n",
         "a server does not start where another one takes snapshots at the same time",
@@ -111,7 +111,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "snapshots that come while a directory is claimed are overlooked",
-        DIRECTORY,
+        SNAPSHOTS,
         "        if eligible != snapshots:\n",
         "        if False:\n",
         "what the server before acknowledged last is lost",
@@ -119,7 +119,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "another job's snapshots",
-        "ps/checkpoint/directory.py",
+        "ps/checkpoint/snapshots.py",
         "    if differing:\n        path",
         "    if len(differing) > 99:\n        path",
         "a job goes on from another model's weights",
@@ -127,7 +127,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "a fresh job among old snapshots",
-        DIRECTORY,
+        SNAPSHOTS,
         "        if snapshots:\n            raise ConfigurationError(",
         "        if not snapshots:\n            raise ConfigurationError(",
         "a new job mixes its snapshots with an old one's",
@@ -135,7 +135,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "a damaged snapshot ends the search",
-        DIRECTORY,
+        SNAPSHOTS,
         '                report(log, "snapshot", "a damaged snapshot is skipped: %s", error)\n'
         "                damage = error\n",
         "                raise\n",
@@ -144,7 +144,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "a damaged log costs the snapshot",
-        DIRECTORY,
+        SNAPSHOTS,
         '                report(log, "records", text, file.commits, error)\n                continue\n',
         "                raise\n",
         "one flipped bit in the records costs the weights",
@@ -152,7 +152,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "one snapshot fewer is kept",
-        DIRECTORY,
+        SNAPSHOTS,
         "snapshots[-keep:], snapshots[:-keep]",
         "snapshots[1 - keep :], snapshots[: 1 - keep]",
         "the one before the latest is not there when the latest is damaged",
@@ -160,7 +160,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "log files are removed that a snapshot needs",
-        DIRECTORY,
+        SNAPSHOTS,
         "if name.kind in _NEEDED and str(name) not in needed]",
         "if name.kind in _NEEDED and str(name) not in files.names]",
         "the snapshot before the latest has lost its records",
@@ -200,7 +200,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "sequence numbers are not saved",
-        SNAPSHOT,
+        SNAPSHOTS,
         '"finished", "sequence", "epoch"',
         '"finished", "epoch"',
         "after a restart a commit counts twice",
@@ -208,7 +208,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "the rule's counters are not saved",
-        SNAPSHOT,
+        SNAPSHOTS,
         '    center.counters = dict(header["counters"])\n',
         "",
         "OrMo and SMEGA² go on from another place",
@@ -216,7 +216,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "the rule's vectors are not saved",
-        SNAPSHOT,
+        SNAPSHOTS,
         '        vector[...] = arrays[f"model/{number}"]\n',
         "        pass\n",
         "a server's momentum begins with zeros",
@@ -224,7 +224,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "what the rule keeps for a worker goes on while it is written",
-        SNAPSHOT,
+        SNAPSHOTS,
         'f"worker/{worker}/{number}": vector.copy()',
         'f"worker/{worker}/{number}": vector',
         "a snapshot is of two moments",
@@ -232,7 +232,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "an unfinished round is not saved",
-        SNAPSHOT,
+        SNAPSHOTS,
         '    if "round" in arrays:\n',
         '    if "rounds" in arrays:\n',
         "contributions are lost that the ledger has",
@@ -240,7 +240,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "attempts of an earlier driver hold their leases",
-        SNAPSHOT,
+        SNAPSHOTS,
         'values["attempt"] if same_attempts else NO_ATTEMPT',
         'values["attempt"]',
         "a resumed job's tasks wait for tasks that are dead",
@@ -273,7 +273,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "other workers begin with the epoch of the one ahead",
-        SNAPSHOT,
+        SNAPSHOTS,
         """ or header["ends_early"])""",
         ")",
         "rows of a job that a callback had ended are never trained on",
@@ -281,7 +281,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "an earlier number of workers is forgotten",
-        SNAPSHOT,
+        SNAPSHOTS,
         "    center.began = began_clock, began_epoch\n",
         "",
         "a job that is resumed twice ends with a LedgerError",
@@ -289,7 +289,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "rows that no worker has read count as compared",
-        SNAPSHOT,
+        SNAPSHOTS,
         """lease["epoch"] < 1 or """,
         "",
         "a resumed job ends with a LedgerError, though the rows are the same",
@@ -297,7 +297,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "an empty partition makes the sum of the rows unknown",
-        SNAPSHOT,
+        SNAPSHOTS,
         '    with_rows = [lease for lease in header["leases"].values() if _has_rows(lease, header)]\n',
         '    with_rows = list(header["leases"].values())\n',
         "a job that is resumed with another number of workers trains on other rows",

@@ -52,7 +52,7 @@ OPTIMIZERS = (
     ),
     Mutant(
         "a damaged state is an error",
-        "ps/checkpoint/directory.py",
+        "ps/checkpoint/snapshots.py",
         '        except DamagedError as error:\n            report(log, "optimizer"',
         '        except KeyError as error:\n            report(log, "optimizer"',
         "a job cannot be resumed because of it",
@@ -60,7 +60,7 @@ OPTIMIZERS = (
     ),
     Mutant(
         "files of old states stay",
-        "ps/checkpoint/directory.py",
+        "ps/checkpoint/snapshots.py",
         '_NEEDED = ("log", "optimizer", "table")',
         '_NEEDED = ("log", "table")',
         "the checkpoint grows without end",

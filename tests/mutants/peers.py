@@ -94,7 +94,7 @@ PEERS = (
     ),
     Mutant(
         "a worker that has joined again is in an earlier sum",
-        "ps/server/connections.py",
+        "ps/server/job_state.py",
         "if not holds or self._newest.get((worker, attempt)) != connection:",
         "if not holds:",
         "a movement counts twice: in the sum that is late, and in the next one",

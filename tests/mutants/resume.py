@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 LEASES, CENTER_FILE, ROUNDS = "ps/center/leases.py", "ps/center/center.py", "ps/center/center.py"
-SNAPSHOT, DIRECTORY, OWNERSHIP = "ps/checkpoint/snapshot.py", "ps/checkpoint/directory.py", "ps/checkpoint/ownership.py"
+SNAPSHOTS, OWNERSHIP = "ps/checkpoint/snapshots.py", "ps/checkpoint/ownership.py"
 _OF_SNAPSHOT, _OWNERSHIP = ("tests/ps/checkpoint/test_snapshot.py",), ("tests/ps/checkpoint/test_ownership.py",)
 _CENTER = ("tests/ps/center",)
 #: What a run in virtual time finds within a second or two.
@@ -46,7 +46,7 @@ RESUME = (
     ),
     Mutant(
         "a second attempt has an epoch of its own",
-        DIRECTORY,
+        SNAPSHOTS,
         "            self._require_first(names)\n",
         "            pass\n",
         "a late attempt of a dead driver takes the job from the next driver",
@@ -70,7 +70,7 @@ RESUME = (
     ),
     Mutant(
         "a round's moving statistics are not restored",
-        SNAPSHOT,
+        SNAPSHOTS,
         '    current.moving_statistics = np.array(arrays["round/moving_statistics"])\n',
         "",
         "after a restart a mean over a round's steps lacks what was contributed before",
@@ -78,7 +78,7 @@ RESUME = (
     ),
     Mutant(
         "drafts of newer owners are removed",
-        DIRECTORY,
+        SNAPSHOTS,
         "if name and name.claim < self._ownership.claim)",
         "if name and name.claim != self._ownership.claim)",
         "a server that was replaced removes its successor's snapshot while that is written",
@@ -94,7 +94,7 @@ RESUME = (
     ),
     Mutant(
         "a partition with more epochs keeps what had left the sum",
-        SNAPSHOT,
+        SNAPSHOTS,
         "            lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left\n"
         "            continue\n",
         "            lease.move(LeaseState.FREE)\n",
@@ -128,7 +128,7 @@ RESUME = (
     ),
     Mutant(
         "steps of the latest commits are not saved",
-        SNAPSHOT,
+        SNAPSHOTS,
         '"checksum", "steps", "skipped", "refusals")\n_KEPT',
         '"checksum", "skipped", "refusals")\n_KEPT',
         "after a restart the first worker's moving statistics are everybody's",
@@ -136,7 +136,7 @@ RESUME = (
     ),
     Mutant(
         "what a worker keeps for its momentum is another's",
-        SNAPSHOT,
+        SNAPSHOTS,
         '            vector[...] = arrays[f"worker/{worker}/{number}"]\n',
         '            vector[...] = arrays[f"worker/{min(leases)}/{number}"]\n',
         "after a restart every worker has the first one's momentum",
@@ -161,7 +161,7 @@ RESUME = (
     ),
     Mutant(
         "rows that two partitions compared count once",
-        "ps/checkpoint/snapshot.py",
+        "ps/checkpoint/snapshots.py",
         "    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)\n",
         "    return sum({checksum >> _CRC_BITS for checksum in checksums}) % (1 << SUM_BITS)\n",
         "a job over partitions of the same rows is not resumed",
@@ -169,7 +169,7 @@ RESUME = (
     ),
     Mutant(
         "a claim that is not served under stays",
-        DIRECTORY,
+        SNAPSHOTS,
         "            self._ownership.withdraw()  # no server uses it, and it must not block another one\n",
         "",
         "two drivers that begin together both give up",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/connections.py", "ps/server/waiting.py"
+DISPATCHER, JOB_STATE = "ps/server/dispatcher.py", "ps/server/job_state.py"
 _SUPERSEDED, _JOINING = ("tests/ps/server/test_superseded.py",), ("tests/ps/server/test_joining.py",)
 _SERVER = ("tests/ps/server/test_server.py",)
 _RESTART = "tests/ps/server/test_restart.py"
@@ -23,7 +23,7 @@ SERVER = (
     ),
     Mutant(
         "what arrives late over an older connection is accepted",
-        HOLDERS,
+        JOB_STATE,
         "        if self.get(worker) is not peer:",
         "        if worker not in self:",
         "a late pull makes a stale commit count as fresh",
@@ -31,7 +31,7 @@ SERVER = (
     ),
     Mutant(
         "a late Hello is accepted",
-        HOLDERS,
+        JOB_STATE,
         "        if hello.connection < newest:",
         "        if hello.connection < 0:",
         "a connection that is dead takes the lease from the one that lives",
@@ -159,7 +159,7 @@ SERVER = (
     ),
     Mutant(
         "the last fault is the one that is reported",
-        WAITING,
+        JOB_STATE,
         "            if self.fault is None:\n",
         "            if fault is not None:\n",
         "a job's error is what came of the error",
@@ -167,7 +167,7 @@ SERVER = (
     ),
     Mutant(
         "a waiting peer's end is not noticed",
-        WAITING,
+        JOB_STATE,
         "        if hung_up():\n            raise",
         "        if hung_up() and self.closing:\n            raise",
         "threads wait for workers that are dead",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 CHANGES = "ps/center/table_changes.py"
-WRITER, DIRECTORY = "ps/checkpoint/table_files.py", "ps/checkpoint/directory.py"
+WRITER, SNAPSHOTS = "ps/checkpoint/table_files.py", "ps/checkpoint/snapshots.py"
 _TESTS = ("tests/ps/checkpoint/test_table_files.py",)
 _DRAWN = ("tests/ps/checkpoint/test_table_sequences.py",)
 _PARTIAL = ("tests/ps/center/test_partial_tables.py",)
@@ -127,7 +127,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "files of tables are never removed",
-        DIRECTORY,
+        SNAPSHOTS,
         '_NEEDED = ("log", "optimizer", "table")',
         '_NEEDED = ("log", "optimizer")',
         "a long job's checkpoint fills the disk",
@@ -135,7 +135,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "files with rows that a kept snapshot needs are removed",
-        DIRECTORY,
+        SNAPSHOTS,
         "*optimizers.values(), *(file.name for file in rows)))",
         "*optimizers.values()))",
         "no snapshot can be read",
@@ -143,7 +143,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "only some of the files with rows are read",
-        DIRECTORY,
+        SNAPSHOTS,
         "        for file in files:\n            _, arrays",
         "        for file in files[:-1]:\n            _, arrays",
         "a restarted server goes on from old rows",
@@ -151,7 +151,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "the rows of a snapshot are not given to the center",
-        "ps/checkpoint/snapshot.py",
+        "ps/checkpoint/snapshots.py",
         "        table.restore(rows, ids)\n",
         "        pass\n",
         "a restarted server's tables are zero",
@@ -159,7 +159,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "another job's tables",
-        "ps/checkpoint/snapshot.py",
+        "ps/checkpoint/snapshots.py",
         "        before[partial:] != now[partial:] for before,",
         "        before[2:] != now[2:] for before,",
         "a job goes on with tables of another size",

@@ -8,10 +8,10 @@ from typing import Any
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
-from distkeras.ps.checkpoint import snapshot, store
+from distkeras.ps.checkpoint import snapshots, store
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
 from distkeras.ps.server import process
@@ -138,7 +138,7 @@ def _other_partitions_go_on_where_these_were() -> list[Patch]:
             lease = center.leases.add(worker, NO_ATTEMPT)
             lease.epoch, lease.batch, lease.state = epoch, 1, LeaseState.FREE
 
-    return [(snapshot, "_begin_epoch", begin)]
+    return [(snapshots, "_begin_epoch", begin)]
 
 
 @mutation

@@ -10,8 +10,8 @@ from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader, Seal
 from distkeras.ps.server import dispatcher, waiting
-from distkeras.ps.server.connections import LeaseConnections
 from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.server.job_state import LeaseConnections
 from distkeras.ps.server.process import GOODBYE
 from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client

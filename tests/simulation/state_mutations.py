@@ -11,10 +11,10 @@ from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
-from distkeras.ps.checkpoint import checkpointer, directory, ownership, snapshot
+from distkeras.ps.checkpoint import checkpointer, ownership, snapshots
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import parsed
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.gradient import DanaZero
 from distkeras.ps.server import announced
@@ -40,12 +40,12 @@ def _iterations_are_not_restored() -> list[Patch]:
 @mutation
 def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
     """What workers had contributed to the average of a round that a restart interrupts counts as nothing."""
-    restore = snapshot._restore_round  # noqa: SLF001 - a fault within
+    restore = snapshots._restore_round  # noqa: SLF001 - a fault within
 
     def forgetful(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
         restore(center, values, arrays | {"round/moving_statistics": np.zeros_like(center.moving_statistics)})
 
-    return [(snapshot, "_restore_round", forgetful)]
+    return [(snapshots, "_restore_round", forgetful)]
 
 
 @mutation
@@ -70,9 +70,11 @@ def _residuals_are_not_kept() -> list[Patch]:
     """What int8 rounds off a commit is lost."""
     encode = WorkerFormat.encode
 
-    def forgetful(self: WorkerFormat, parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    def forgetful(
+        self: WorkerFormat, parts: tuple[np.ndarray, ...], memory: tuple[np.ndarray, ...] = ()
+    ) -> tuple[np.ndarray, ...]:
         self.forget_residuals()
-        return encode(self, parts)
+        return encode(self, parts, memory)
 
     return [(WorkerFormat, "encode", forgetful)]
 
@@ -133,8 +135,8 @@ def _moving_statistics_are_averaged_by_workers() -> list[Patch]:
 @mutation
 def _steps_are_not_restored() -> list[Patch]:
     """After a restart, moving statistics are those of the first worker that commits."""
-    kept = tuple(name for name in snapshot._KEPT if name != "steps")  # noqa: SLF001 - a fault within
-    return [(snapshot, "_KEPT", kept)]
+    kept = tuple(name for name in snapshots._KEPT if name != "steps")  # noqa: SLF001 - a fault within
+    return [(snapshots, "_KEPT", kept)]
 
 
 @mutation
@@ -180,10 +182,10 @@ def _other_workers_begin_with_the_first_rate() -> list[Patch]:
 
 
 def _capture_with(zeroed: Any) -> Any:
-    """`snapshot.capture` with zeros in place of some arrays."""
-    capture = snapshot.capture
+    """`snapshots.capture` with zeros in place of some arrays."""
+    capture = snapshots.capture
 
-    def forgetful(center: Center) -> snapshot.State:
+    def forgetful(center: Center) -> snapshots.State:
         state = capture(center)
         arrays = {name: np.zeros_like(array) if zeroed(name) else array for name, array in state.arrays.items()}
         return replace(state, arrays=arrays)
@@ -258,12 +260,12 @@ def _a_restart_forgets_the_epochs() -> list[Patch]:
 @mutation
 def _partitions_that_have_ended_stay_so() -> list[Patch]:
     """A job that is resumed with more epochs has none for those who had ended."""
-    restore = snapshot.restore
+    restore = snapshots.restore
 
     def forgetful(center: Center, state: Any, *, same_attempts: bool, epochs: int | None = None) -> bool:
         return restore(center, state, same_attempts=same_attempts)
 
-    return [(directory, "restore", forgetful)]
+    return [(snapshots, "restore", forgetful)]
 
 
 @mutation

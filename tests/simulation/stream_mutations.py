@@ -8,7 +8,7 @@ from typing import Any
 from distkeras.ps.center import micro_batches
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.micro_batches import MicroBatch, begin_micro_batch, number_of
-from distkeras.ps.checkpoint import checkpointer, snapshot
+from distkeras.ps.checkpoint import checkpointer, snapshots
 from distkeras.ps.server import dispatcher
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
@@ -20,9 +20,9 @@ from simulation.planting import Patch, mutation, nothing
 @mutation
 def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
     """A server that is started again knows what is learned, and not how far the stream has come."""
-    capture = snapshot.capture
+    capture = snapshots.capture
 
-    def forgetful(center: Center) -> snapshot.State:
+    def forgetful(center: Center) -> snapshots.State:
         state = capture(center)
         return replace(state, header={name: value for name, value in state.header.items() if name != "micro_batch"})
 
@@ -32,9 +32,9 @@ def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
 @mutation
 def _a_snapshot_has_the_micro_batch_before() -> list[Patch]:
     """A server that is started again takes the micro-batch that its snapshot covers for one that is to come."""
-    capture = snapshot.capture
+    capture = snapshots.capture
 
-    def behind(center: Center) -> snapshot.State:
+    def behind(center: Center) -> snapshots.State:
         state = capture(center)
         if "micro_batch" not in state.header:
             return state

@@ -231,11 +231,10 @@ class AccountedFormat(WorkerFormat):
     def encode(self, parts: tuple[np.ndarray, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
         """See `WorkerFormat`."""
         encoded, codec = super().encode(parts, memory), self._codec
-        if codec is not None and not self.due:
+        assert codec is not None
+        if not self.due:
             raise Finding("residual", "a commit must be encoded once, however often it is sent. Received: once more")
         self.due = False
-        if codec is None:
-            return encoded
         self.read = [np.empty_like(part) for part in parts]
         self._owed = self._owed or [np.zeros(part.size) for part in parts]
         for number, (part, data) in enumerate(zip(parts, encoded, strict=True)):

@@ -19,8 +19,8 @@ from support.present import present
 from support.ps.clocks import LateWorld
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Name, owner_of
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import Events

@@ -16,8 +16,8 @@ import pytest
 from support.patience import PATIENT, patience, until
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress, find, parsed
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ERRORS, OwnershipLostError, ServerLostError
 from distkeras.ps.protocol.framing import encode

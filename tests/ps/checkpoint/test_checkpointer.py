@@ -15,8 +15,8 @@ from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Claim
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import (
     ConfigurationError,
     DifferentJobError,

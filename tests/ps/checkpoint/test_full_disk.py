@@ -14,7 +14,7 @@ from support.patience import patience, until
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import LocalFiles

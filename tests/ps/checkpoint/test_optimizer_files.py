@@ -17,8 +17,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import KeptState
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
-from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
-from distkeras.ps.checkpoint.snapshot import capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.rules import make

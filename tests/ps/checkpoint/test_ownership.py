@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from support.ps.toy_model import ToyJob
 
-from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
-from distkeras.ps.checkpoint.snapshot import capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import OwnershipLostError
 from distkeras.ps.rules import make

@@ -12,7 +12,7 @@ from support.patience import patience, until
 from support.ps.saved_tables import SavedTables, small_files
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import DistkerasError
 
 

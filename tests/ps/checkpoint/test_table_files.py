@@ -13,7 +13,7 @@ from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
 from distkeras.ps.checkpoint import table_files
-from distkeras.ps.checkpoint.directory import RowFile, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import RowFile, SnapshotDirectory
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 
 

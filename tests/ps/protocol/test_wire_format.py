@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from support.ps.frames import some_commit
 
+from distkeras.ps.center.buffers import Pool
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat
 from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply
+from distkeras.ps.server.dispatcher import PeerVectors
 
 SIZE = 7
 
@@ -32,11 +34,10 @@ def take_bytes() -> np.ndarray:
 
 
 def test_vectors_are_sent_as_they_are() -> None:
-    worker, peer, center = WorkerFormat("float32", SIZE), PeerFormat(None), vector(0)
-    assert worker.nbytes is None
-    assert worker.encode((center,)) == ()
-    answer = reply(center)
-    assert peer.encode(answer, take_bytes, whole=False) is answer
+    assert WorkerFormat("float32", SIZE).nbytes is None
+    vectors, answer = PeerVectors(), reply(vector(0))
+    vectors.agree(None, Pool(SIZE))
+    assert vectors.encode(answer, whole=False) is answer
 
 
 def test_a_first_reply_is_whole_and_the_next_ones_are_changes_of_it() -> None:

@@ -19,8 +19,8 @@ from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress, owner_of
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import ERRORS, DeadlineError, OwnershipLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make

@@ -8,7 +8,7 @@ import pytest
 
 from distkeras.ps.errors import JobStoppedError, LocalProtocolError, ServerLostError
 from distkeras.ps.protocol.messages import Fault, fault_of
-from distkeras.ps.server.waiting import FOLLOWS, JobCondition, ServerState
+from distkeras.ps.server.job_state import FOLLOWS, JobCondition, ServerState
 
 
 def fault() -> Fault:

@@ -17,7 +17,7 @@ from support.ps.toy_tables import TableBatch, TableJob, ToyTables, gradient_of, 
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess

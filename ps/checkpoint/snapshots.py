@@ -1,14 +1,17 @@
-"""A job's snapshots in their directory: what belongs together, what is kept, what is read again.
+"""A job's snapshots: a center's whole state as JSON and arrays, and back; and the directory that keeps it.
 
-The commit log only grows, so it is saved in files of its own, each with the commits between two snapshots. A snapshot
-names the log files before it, but can be restored without them: weights, clock and leases are in the snapshot. The rows
-of tables are in files of their own as well, without which the snapshots that name them cannot be restored.
+What a worker was last sent is left out: after a restart every worker begins with a pull, which sets it.
+
+The commit log only grows, so a snapshot has its totals alone, and the log is saved in files of its own, each with the
+commits between two snapshots. A snapshot names the log files before it, but can be restored without them: weights,
+clock and leases are in the snapshot. The rows of tables are in files of their own as well (`table_files` writes those
+that have changed), without which the snapshots that name them cannot be restored.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,42 +20,237 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
-from distkeras.ps.center.leases import KeptState
+from distkeras.ps.center.leases import NO_ATTEMPT, KeptState, LeaseState
+from distkeras.ps.center.micro_batches import MicroBatch
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
-from distkeras.ps.checkpoint.snapshot import State, restore
-from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError, Store, retried
+from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError, Store, require_same_job, retried
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import NO_IDS, Ids
+from distkeras.ps.rules import Rule
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
+
+#: Bits of the sum, and how far a hash is shifted to the right for it.
+SUM_BITS, SUM_SHIFT = 31, 33
+_CRC_BITS = 32
+
+
+def checksum_of(total: int, crc: int) -> int:
+    """Return the checksum of rows whose hashes' first 31 bits add up to ``total``: at least 0, below 2⁶³."""
+    return (total % (1 << SUM_BITS)) << _CRC_BITS | crc
+
+
+def sum_of(checksums: Iterable[int]) -> int:
+    """Return the sum over the rows that these checksums are of, modulo 2³¹."""
+    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)
+
+
+#: Attributes of a `PartitionLease` that are kept as they are, and of a `Round`.
+_KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
+_KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
+
+
+@dataclass(frozen=True)
+class State:
+    """What `capture` took of a center: JSON-ready values and arrays. `drop` it once it is written.
+
+    ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned. ``optimizers``
+    are the kept states by partition, which have files of their own. ``tables`` are the numbers and the rows of the
+    center's tables once they were read: `capture` does not take them, for they are written little by little.
+    """
+
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    metrics: str = ""
+    log_totals: dict[str, Any] = field(default_factory=dict)
+    held: Buffer | None = None
+    optimizers: dict[int, KeptState] = field(default_factory=dict)
+    tables: tuple[Rows, ...] = ()
+
+    def drop(self) -> None:
+        """Let go of the center's version."""
+        if self.held is not None:
+            self.held.drop()
+
+
+def rule_json(rule: Rule) -> dict[str, Any]:
+    """Return a rule and its hyper-parameters, JSON-ready."""
+    return {"name": rule.name, "hyper_parameters": rule.config()}
+
+
+def capture(center: Center) -> State:
+    """Return the state of ``center`` now; the caller holds the lock.
+
+    A published version of the center is only held on to. Vectors that change in place are copied: those of the rule
+    and of its workers, an unfinished round, and the center itself under a rule with a view. Of tables, which change in
+    place too, only the shapes are taken.
+    """
+    held = None if center.traits.view else center.current.hold()
+    arrays = {
+        "center": center.current.array.copy() if held is None else held.array,
+        "moving_statistics": center.moving_statistics,
+    }
+    arrays |= {f"model/{number}": vector.copy() for number, vector in enumerate(center.model)}
+    leases = {}
+    for worker, lease in center.leases.items():
+        leases[str(worker)] = {name: getattr(lease, name) for name in _KEPT}
+        arrays |= {f"worker/{worker}/{number}": vector.copy() for number, vector in enumerate(lease.vectors)}
+    current = center.round
+    if current.total is not None:
+        arrays["round"] = current.total.array.copy()
+    arrays["round/moving_statistics"] = current.moving_statistics.copy()
+    header = {
+        "rule": rule_json(center.rule),
+        "workers": center.workers,
+        "incarnation": center.incarnation,
+        "clock": center.clock,
+        "began": center.began,
+        "ends_early": center.stopping is not None,
+        "counters": dict(center.counters),
+        "leases": leases,
+        "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
+        "progress": {str(worker): number for worker, number in center.scheduler.progress().items()},
+    }
+    if center.tables:
+        header["tables"] = _shapes(center)
+    if center.micro_batch is not None:
+        header["micro_batch"] = list(center.micro_batch)
+    optimizers = {worker: lease.optimizer for worker, lease in center.leases.items() if lease.optimizer is not None}
+    return State(header, arrays, center.metrics, center.log.totals(), held, optimizers)
+
+
+def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | None = None) -> bool:
+    """Put ``center``, which is new, where ``state`` was taken.
+
+    With another number of workers the partitions are others too. The center then keeps its parameters, clock and
+    statistics; an unfinished round ends with its contributions, and what the rule holds back reaches the center; every
+    partition begins with the first epoch that some partition had not ended; what the rule keeps in addition to the
+    center starts again.
+
+    Args:
+        center: a new one, of the same rule, size and tables; it takes over the rows.
+        state: what `capture` returned, with the rows of the tables.
+        same_attempts, epochs: see `checkpointer.StartMode`.
+
+    Returns:
+        Whether every partition goes on exactly where it was: False with another number of workers.
+
+    Raises:
+        DifferentJobError: the snapshot is another job's.
+    """
+    header, arrays = state.header, state.arrays
+    if header["rule"] != rule_json(center.rule) or arrays["center"].size != center.size:
+        raise DifferentJobError(
+            f"the snapshot must be of rule {rule_json(center.rule)} and {center.size} elements. "
+            f"Received: {header['rule']} and {arrays['center'].size}"
+        )
+    _restore_tables(center, state)
+    center.current.array[...] = arrays["center"]
+    center.moving_statistics = np.array(arrays["moving_statistics"])
+    center.clock = header["clock"]
+    center.counters = dict(header["counters"])
+    if "micro_batch" in header:
+        center.micro_batch = MicroBatch(*header["micro_batch"])
+    for number, vector in enumerate(center.model):
+        vector[...] = arrays[f"model/{number}"]
+    _restore_round(center, header["round"], arrays)
+    if header["workers"] != center.workers:
+        center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
+        _begin_epoch(center, _first_open_epoch(header))
+        return False
+    leases = {int(worker): values for worker, values in header["leases"].items()}
+    began_clock, began_epoch = header["began"]
+    center.began = began_clock, began_epoch
+    for worker, values in leases.items():
+        lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
+        lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE  # its attempt is not connected
+        for name in _KEPT:
+            if name not in ("attempt", "finished"):
+                setattr(lease, name, values[name])
+        if lease.finished and epochs is not None and lease.epoch < epochs:
+            lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left
+            continue
+        for number, vector in enumerate(lease.vectors):
+            vector[...] = arrays[f"worker/{worker}/{number}"]
+    active = {worker for worker, lease in center.leases.items() if not lease.finished}
+    center.scheduler.restore(
+        {int(worker): number for worker, number in header["progress"].items()},
+        seen=set(center.leases) if same_attempts else set(center.leases) - active,
+        active=active,
+    )
+    return True
+
+
+def _restore_tables(center: Center, state: State) -> None:
+    saved, expected = state.header.get("tables", []), _shapes(center)
+    # Of a table whose touched rows alone are kept, there may be any number of rows.
+    free = [table.shape.partial for table in center.tables]
+    if len(saved) != len(free) or any(
+        before[partial:] != now[partial:] for before, now, partial in zip(saved, expected, free, strict=True)
+    ):
+        raise DifferentJobError(
+            f"the snapshot must have tables of these rows and widths: {expected}. Received: {saved}"
+        )
+    for table, (ids, rows) in zip(center.tables, state.tables, strict=True):
+        table.restore(rows, ids)
+
+
+def _shapes(center: Center) -> list[list[int]]:
+    return [[table.count, table.shape.width] for table in center.tables]
+
+
+def sum_of_rows(state: State) -> int | None:
+    """Return the sum over the job's rows; None if some partition was not read to its end."""
+    header = state.header
+    if len(header["leases"]) < header["workers"]:
+        return None
+    with_rows = [lease for lease in header["leases"].values() if _has_rows(lease, header)]
+    if any(lease["epoch"] < 1 or lease["checksum"] < 0 for lease in with_rows):
+        return None
+    return sum_of(lease["checksum"] for lease in with_rows)
+
+
+def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
+    """Return whether a partition has rows, or may have."""
+    # Only an empty one leaves without a commit; but a job that ended early may have ended before the partition began.
+    return bool(lease["sequence"] or not lease["finished"] or header["ends_early"])
+
+
+def _first_open_epoch(header: dict[str, Any]) -> int:
+    leases = list(header["leases"].values())
+    if len(leases) < header["workers"]:
+        return 0
+    with_rows = [lease for lease in leases if _has_rows(lease, header)]
+    epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
+    return min(epochs) if with_rows else max(epochs)
+
+
+def _begin_epoch(center: Center, epoch: int) -> None:
+    center.began = center.clock, epoch
+    for worker in range(center.workers):
+        lease = center.leases.add(worker, NO_ATTEMPT)
+        lease.epoch, lease.state = epoch, LeaseState.FREE
+
+
+def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
+    current = center.round
+    for name in _KEPT_OF_ROUND:
+        setattr(current, name, values[name])
+    current.moving_statistics = np.array(arrays["round/moving_statistics"])
+    if "round" in arrays:
+        current.total = center.pool.take()
+        current.total.array[...] = arrays["round"]
+
 
 #: Kinds of files that only snapshots need, which name them; and no such file.
 _NEEDED = ("log", "optimizer", "table")
 NO_FILES: Mapping[int, str] = MappingProxyType({})
-#: Differences that an error names, and characters of each value.
-_NAMED, _LONGEST_TEXT = 3, 120
-
-
-def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise a DifferentJobError that names what differs, unless ``own`` and ``saved`` describe the same job.
-
-    Both are JSON-ready; what only ``saved`` has does not count. ``where`` is the saved job's directory, for the error.
-    """
-    differing = list(differences(own, {name: saved.get(name) for name in own}))
-    if differing:
-        path, ours, theirs = differing[0]
-        others = [f"`{path}`" for path, _, _ in differing[1:_NAMED]]
-        if len(differing) > _NAMED:
-            others.append(f"{len(differing) - _NAMED} more")
-        also = f"; also different: {', '.join(others)}" if others else ""
-        raise DifferentJobError(
-            f"`{path}` must be {_short(theirs)}, as in the job that {where!r} holds. Received: {_short(ours)}{also}"
-        )
 
 
 def saved_job(uri: str) -> dict[str, Any] | None:
@@ -68,23 +266,6 @@ def saved_job(uri: str) -> dict[str, Any] | None:
             continue
         return job
     return None
-
-
-def differences(own: Any, saved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each place in which two JSON values differ: its path, and both values."""
-    if isinstance(own, Mapping) and isinstance(saved, Mapping):
-        for name in {**own, **saved}:
-            yield from differences(own.get(name), saved.get(name), f"{path}.{name}" if path else name)
-    elif isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
-        for number, (ours, theirs) in enumerate(zip(own, saved, strict=True)):
-            yield from differences(ours, theirs, f"{path}.{number}")
-    elif own != saved:
-        yield path, own, saved
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
 #: Files that become one, and bytes of the largest one.
@@ -197,7 +378,7 @@ class SnapshotDirectory:
         uri: a directory, or a URI that Arrow's filesystems open; made if it is not there.
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
-        record_activity: called after each piece that was read, and while there is no room.
+        record_activity: called after each list and each piece that was read to restore, and while there is no room.
 
     Raises:
         ConfigurationError, SnapshotError: the directory cannot be used.
@@ -229,7 +410,7 @@ class SnapshotDirectory:
         """
 
         def listed() -> list[Name]:
-            return _snapshots(self._patiently(self._names))
+            return _snapshots(self._listed())
 
         return self._with_log(self._newest(listed(), listed))
 
@@ -255,13 +436,13 @@ class SnapshotDirectory:
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE if fresh else _PATIENCE_TO_RESUME
-        names = self._patiently(self._names, patience)
+        names = self._listed(patience)
         if attempt is not None and not epoch:
             self._require_first(names)
         snapshots = self._eligible(names, fresh, epoch)
 
         def listed() -> list[Name]:
-            return self._eligible(self._patiently(self._names, patience), fresh, epoch)
+            return self._eligible(self._listed(patience), fresh, epoch)
 
         if epoch:
             self._ownership.require_own(names, epoch)
@@ -277,6 +458,7 @@ class SnapshotDirectory:
         self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
+            self._record_activity()
         except DistkerasError:
             self._ownership.withdraw()  # no server uses it, and it must not block another one
             raise
@@ -301,11 +483,11 @@ class SnapshotDirectory:
 
     def own_epoch(self) -> int:
         """Return the epoch of this job's claims; 0: it has none, or no longer."""
-        return self._ownership.own_epoch(self._patiently(self._names))
+        return self._ownership.own_epoch(self._listed())
 
     def is_superseded(self) -> bool:
         """Return whether another job has taken the directory from this one, as its claim says."""
-        return self._ownership.is_superseded(self._patiently(self._names))
+        return self._ownership.is_superseded(self._listed())
 
     def announce(self, place: Mapping[str, Any]) -> None:
         """Write down where this server is to be reached, JSON-ready; `ownership.find` reads it."""
@@ -313,7 +495,7 @@ class SnapshotDirectory:
         self._patiently(lambda: store.save(str(Name("server", self._ownership.claim)), place, {}))
 
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
-        """Put ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`."""
+        """Put ``center``, which is new, where ``saved`` was taken: see `restore` of this module."""
         exact = restore(center, saved.state, same_attempts=same_attempts, epochs=epochs)
         center.log, center.metrics = saved.log, saved.state.metrics
         if exact:
@@ -462,6 +644,12 @@ class SnapshotDirectory:
 
     def _patiently(self, call: Callable[[], _T], patience: float = PATIENCE) -> _T:
         return retried(call, patience, world=self._world, record_activity=self._record_activity)
+
+    def _listed(self, patience: float = PATIENCE) -> list[Name]:
+        """Return all files there, for a server that has not begun to save."""
+        names = self._patiently(self._names, patience)
+        self._record_activity()
+        return names
 
     def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
         """Write some commits to a file; they are part of the log once a snapshot names it.
