@@ -255,8 +255,7 @@ class Dispatcher:
         restored: tuple[Center, Saved] | None = None,
         world: World = REAL,
     ) -> None:
-        self._settings = settings
-        self._deadlines = settings.deadlines
+        self._settings, self._deadlines = settings, settings.deadlines
         self._incarnation = incarnation
         self._snapshots = snapshots
         self._world = world

@@ -119,7 +119,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "another job's snapshots",
-        "ps/checkpoint/snapshots.py",
+        STORE,
         "    if differing:\n        path",
         "    if len(differing) > 99:\n        path",
         "a job goes on from another model's weights",

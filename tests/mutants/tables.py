@@ -208,8 +208,8 @@ TABLES = (
     Mutant(
         "a server has room for few tables",
         DISPATCHER,
-        "        arrays = Limits.arrays + 3 * len(shapes)\n",
-        "        arrays = Limits.arrays\n",
+        "arrays=Limits.arrays + 3 * len(settings.tables))\n",
+        "arrays=Limits.arrays)\n",
         "a commit of three tables is refused",
         _SOCKETS,
     ),

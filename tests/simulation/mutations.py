@@ -9,7 +9,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader, Seal
-from distkeras.ps.server import dispatcher, waiting
+from distkeras.ps.server import dispatcher, job_state
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.job_state import LeaseConnections
 from distkeras.ps.server.process import GOODBYE
@@ -216,7 +216,7 @@ def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
 @mutation
 def _waits_run_out_while_the_server_stands_still() -> list[Patch]:
     """A server that wakes gives up at once what it could not hear of."""
-    return [(waiting, "_SLOWEST_LOOK", math.inf)]
+    return [(job_state, "_SLOWEST_LOOK", math.inf)]
 
 
 @mutation

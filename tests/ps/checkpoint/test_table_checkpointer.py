@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.patience import patience, until
+from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
@@ -25,8 +26,14 @@ def files_are_small() -> Iterator[None]:
 class Running(SavedTables):
     """Tables whose snapshots a checkpointer takes, every two commits."""
 
-    def __init__(self, folder: Path, token: str = "0000000a", keep: int = 99) -> None:
-        super().__init__(folder, [(40, 3), (7, 3)], token=token)
+    def __init__(
+        self,
+        folder: Path,
+        token: str = "0000000a",
+        keep: int = 99,
+        shapes: Sequence[tuple[int, int]] = ((40, 3), (7, 3)),
+    ) -> None:
+        super().__init__(folder, shapes, token=token)
         #: The rows by the clock.
         self.history = {self.center.clock: self.rows}
         self.lost: list[DistkerasError] = []
@@ -107,3 +114,12 @@ def test_a_server_that_is_started_again_and_again_goes_on_exactly(tmp_path: Path
     ((clock, rows),) = snapshots(tmp_path)
     assert clock == 8
     assert [table.tobytes() for table in rows] == [table.tobytes() for table in running.history[8]]
+
+
+def test_a_center_without_tables_leaves_what_it_always_left(tmp_path: Path) -> None:
+    with Running(tmp_path, shapes=()) as running:
+        running.covered()
+    assert running.table_files() == set()
+    newest = present(SnapshotDirectory(str(tmp_path)).latest())
+    assert "tables" not in newest.state.header
+    assert b"row_files" not in (tmp_path / f"{newest.name}.dks").read_bytes()

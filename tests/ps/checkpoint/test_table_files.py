@@ -13,7 +13,7 @@ from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
 from distkeras.ps.checkpoint import table_files
-from distkeras.ps.checkpoint.snapshots import RowFile, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import RowFile
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 
 
@@ -288,16 +288,3 @@ def test_a_snapshot_of_other_tables_is_refused(tmp_path: Path) -> None:
         SavedTables(tmp_path, [(20, 4)])
     with pytest.raises(DifferentJobError, match=r"rows and widths: \[\]. Received: \[\[20, 3\]\]"):
         SavedTables(tmp_path, [])
-
-
-def test_a_center_without_tables_leaves_what_it_always_left(tmp_path: Path) -> None:
-    saved = SavedTables(tmp_path, [])
-    saved.snapshot()
-    holds = saved.lock.holds
-    assert saved.files.save() == ()
-    saved.files.end()
-    assert saved.lock.holds == holds
-    assert saved.table_files() == set()
-    newest = present(SnapshotDirectory(str(tmp_path)).latest())
-    assert "tables" not in newest.state.header
-    assert b"row_files" not in (tmp_path / f"{newest.name}.dks").read_bytes()
