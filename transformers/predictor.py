@@ -48,6 +48,9 @@ from distkeras.transformers.params import (
 if TYPE_CHECKING:
     import keras
 
+    from distkeras.data.spec import DataSpec
+    from distkeras.keras_model.recipe import Recipe
+
 
 #: Spark's functions over Arrow arrays, as PySpark has them from 4.1 on; None before.
 arrow_udf: Any
@@ -384,6 +387,7 @@ class PackedModel:
         # Two notebook classes of one name may differ, which their bytes do not show.
         self.key = digest.hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
         self._maps = mapped_tables.has_wide_tables(model)
+        self._maps_losses = self._maps and not mapped_tables.has_activity_losses(model)
         self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
     def archive_reader(self, spark: SparkSession) -> Callable[[], bytes]:
@@ -391,6 +395,14 @@ class PackedModel:
         if spark not in self._sent:
             self._sent[spark] = _sent(spark, f"{self.key}.keras", self.data)
         return self._sent[spark]
+
+    def loader(self, spark: SparkSession, recipe: Recipe, spec: DataSpec) -> Callable[[], keras.Model | MappedModel]:
+        """Return what makes tasks of ``spark`` the compiled model: with its wide tables in files where that can be."""
+        if self._maps_losses:
+            columns = [", ".join(column.parts) or column.name for column in spec.features]
+            return partial(self._table_mapper(spark), columns, self.objects, recipe.build)
+        read = self.archive_reader(spark)
+        return lambda: recipe.build(read())
 
     def _table_mapper(self, spark: SparkSession) -> Callable[..., MappedModel]:
         """Return what makes tasks of ``spark`` the model with its wide tables in files, one a table and machine."""
@@ -471,11 +483,12 @@ def _mapped_model(
     names: Sequence[str],
     columns: Sequence[str],
     objects: archive.CustomObjects,
+    build: Callable[[bytes], keras.Model] | None = None,
 ) -> MappedModel:
     from pyspark.core.files import SparkFiles
 
     files = [Path(SparkFiles.get(name)) for name in names]
-    return MappedModel(replace(parts, rest=read_rest()), files, columns, objects)
+    return MappedModel(replace(parts, rest=read_rest()), files, columns, objects, build)
 
 
 def _artifact_bytes(name: str) -> bytes:

@@ -275,7 +275,8 @@ def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
         if plan.map_tables is None:
             model = from_bytes(plan.read_archive(), plan.objects)
         else:
-            model = plan.map_tables([column.name for column in plan.inputs], plan.objects)
+            columns = [", ".join(column.parts) or column.name for column in plan.inputs]
+            model = plan.map_tables(columns, plan.objects)
         MODELS[key] = model
         if len(MODELS) > MODELS_KEPT:
             MODELS.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Prediction with tables in files: no process holds one, and all of a machine share the pages of its file.
+"""Prediction and evaluation with tables in files: no process holds one, and all of a machine share its file's pages.
 
 A model is cut behind its wide Embeddings. One part makes the ids, where they are no inputs themselves; the rows are
 taken from the files; the rest of the model is built without the tables. The numbers are those of the whole model.
@@ -7,7 +7,7 @@ taken from the files; the rest of the model is built without the tables. The num
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +77,12 @@ def has_wide_tables(model: keras.Model) -> bool:
     return bool(_calls(model))
 
 
+def has_activity_losses(model: keras.Model) -> bool:
+    """Return whether a layer adds a penalty of its table or of its output to the loss, which may need the table."""
+    named = ("activity_regularizer", "embeddings_regularizer")
+    return any(getattr(layer, name, None) is not None for layer in functional_of(model).layers for name in named)
+
+
 def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | WideEmbedding]]:
     """Return a model's parts and its wide tables: float32 ``(rows, width)``, or the layer of one that no process holds.
 
@@ -106,7 +112,8 @@ def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | Wide
     ids = b""
     if made:
         ids = to_bytes(keras.Model(_alone([functional.inputs[number] for number in of_ids]), made))
-    rest = keras.Model(_alone([*embedded, *(functional.inputs[number] for number in kept)]), functional.outputs)
+    outputs = functional._outputs_struct  # noqa: SLF001 - the public list has no names of outputs
+    rest = keras.Model(_alone([*embedded, *(functional.inputs[number] for number in kept)]), outputs)
     return ModelParts(to_bytes(rest), kept, ids, of_ids, described, shapes), tables
 
 
@@ -190,10 +197,19 @@ class MappedModel:
         parts: from `split_tables`.
         files: of the tables, as `save_tables` returns them: one of a whole table, two of another.
         columns: the column of each of the whole model's inputs, for error texts.
+        build: makes a model of the archive of the rest, such as a compiled one; None: one that predicts.
+
+    Attributes:
+        rest: the model of the embedded values and of the inputs that are no ids.
     """
 
     def __init__(
-        self, parts: ModelParts, files: Sequence[Path], columns: Sequence[str], objects: CustomObjects
+        self,
+        parts: ModelParts,
+        files: Sequence[Path],
+        columns: Sequence[str],
+        objects: CustomObjects,
+        build: Callable[[bytes], keras.Model] | None = None,
     ) -> None:
         self._parts, self._columns = parts, tuple(columns)
         each = iter(files)
@@ -201,19 +217,25 @@ class MappedModel:
             np.load(next(each), mmap_mode="r") if shape is None else StoredRows(shape, next(each), next(each))
             for shape in parts.tables
         ]
-        self._rest = from_bytes(parts.rest, objects)
+        self.rest = from_bytes(parts.rest, objects) if build is None else build(parts.rest)
         self._ids = from_bytes(parts.ids, objects) if parts.ids else None
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return each output for the inputs, ``(n, …)``; raise BadValueError if an id is no row of its table."""
         import keras
 
+        found = self.rest.predict_on_batch(_alone(self.rest_inputs(inputs)))
+        return [np.asarray(output) for output in keras.tree.flatten(found)]
+
+    def rest_inputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the inputs of the `rest`, ``(n, …)``; raise BadValueError if an id is no row of its table."""
+        import keras
+
         made: list[Any] = []
         if self._ids is not None:
             own = [inputs[number] for number in self._parts.id_inputs]
             made = keras.tree.flatten(self._ids.predict_on_batch(_alone(own)))
-        values = list(self._embedded(inputs, made)) + [inputs[number] for number in self._parts.inputs]
-        return [np.asarray(output) for output in keras.tree.flatten(self._rest.predict_on_batch(_alone(values)))]
+        return list(self._embedded(inputs, made)) + [inputs[number] for number in self._parts.inputs]
 
     def _embedded(self, inputs: Sequence[np.ndarray], made: Sequence[Any]) -> Iterator[np.ndarray]:
         for call in self._parts.calls:

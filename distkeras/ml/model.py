@@ -32,7 +32,8 @@ from distkeras.data.spec import DataSpec
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive
 from distkeras.keras_model.compiled_steps import losses_of_outputs, model_inputs
-from distkeras.keras_model.recipe import Recipe, recipe_of
+from distkeras.keras_model.mapped_tables import MappedModel
+from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.results import JobResults
@@ -146,13 +147,13 @@ def heads_of(model: keras.Model) -> list[Head]:
     return heads
 
 
-def metric_states(model: keras.Model, batch: Batch) -> np.ndarray:
+def metric_states(model: keras.Model, batch: Batch, inputs: Sequence[np.ndarray] | None = None) -> np.ndarray:
     """Return the states of a compiled model's loss and metrics over one mini-batch, float64, flat.
 
-    The mean of the loss of one of several outputs counts rows, so that states add up; in TensorFlow's graphs, it
-    counts batches.
+    ``inputs`` replace those of the mini-batch, if they are given. The mean of the loss of one of several outputs counts
+    rows, so that states add up; in TensorFlow's graphs, it counts batches.
     """
-    x, y, weight = model_inputs(model, batch.x, batch.y, batch.weight)
+    x, y, weight = model_inputs(model, batch.x if inputs is None else inputs, batch.y, batch.weight)
     model.reset_metrics()
     model.test_on_batch(x, y, sample_weight=weight)
     rows = {id(v): len(batch.x[0]) / float(mean.count) for mean in losses_of_outputs(model) for v in mean.variables}
@@ -183,21 +184,24 @@ def _single_metrics(metrics: Any) -> Iterator[Any]:
             yield metric
 
 
-def _summed_states(df: DataFrame, spec: DataSpec, recipe: Recipe, read_archive: Callable[[], bytes]) -> np.ndarray:
-    """Return the states of loss and metrics over all rows, from one pass on executors."""
+def _summed_states(df: DataFrame, spec: DataSpec, load: Callable[[], keras.Model | MappedModel]) -> np.ndarray:
+    """Return the states of loss and metrics over all rows, from one pass on executors, which ``load`` the model."""
 
     def states_of(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the states of all metrics of one partition, one after the other; nothing for no rows."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        model: keras.Model | None = None
+        model: keras.Model | MappedModel | None = None
         states = np.zeros(())
         with BatchSource(records, spec, worker=context.partitionId() if context else 0) as source:
             for batch in source:
                 if model is None:
-                    model = recipe.build(read_archive())
-                states = states + metric_states(model, batch)
+                    model = load()
+                if isinstance(model, MappedModel):
+                    states = states + metric_states(model.rest, batch, model.rest_inputs(batch.x))
+                else:
+                    states = states + metric_states(model, batch)
         if model is not None:
             yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
 
@@ -470,7 +474,7 @@ class KerasModel(Model, PredictionParams, Saveable):
             ready = valid_rows(ready, spec)
         metric_states(model, example(spec))  # makes the metrics
         _require_additive(model)
-        states = _summed_states(ready, spec, recipe, packed.archive_reader(dataset.sparkSession))
+        states = _summed_states(ready, spec, packed.loader(dataset.sparkSession, recipe, spec))
         for variable in _metric_variables(model):
             size = int(np.prod(variable.shape))
             variable.assign(states[:size].reshape(variable.shape))

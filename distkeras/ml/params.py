@@ -237,7 +237,7 @@ class KeywordParams(Params):
         return self.getOrDefault(param) if self.isDefined(param) else None
 
 
-_SEVERAL = one_or_several, "a column name or several"
+_SEVERAL = one_or_several, "a column name, or several different ones"
 _POSITIVE = positive_float, "a positive number"
 
 

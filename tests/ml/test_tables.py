@@ -13,10 +13,11 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.sql import DataFrame, SparkSession
 
-from distkeras import KerasEstimator
+from distkeras import KerasEstimator, KerasModel
 from distkeras.keras_model import mapped_tables
 from distkeras.ps.errors import BadValueError
 from distkeras.ps.rules import make
+from distkeras.transformers.predictor import PackedModel
 
 USERS, ITEMS = 40, 30
 
@@ -79,3 +80,46 @@ def test_an_id_that_is_no_row_is_named_before_it_is_trained_on(rows: DataFrame) 
     bad = rows.limit(1).selectExpr("user_id", f"{ITEMS} AS item_id", "label")
     with pytest.raises(BadValueError, match=rf"ids of 'items' must be in \[0, {ITEMS}\).*Received: {ITEMS} in row 0"):
         estimator(model, features_col=["user_id", "item_id"]).fit(bad)
+
+
+def compiled_towers(penalty: str | None = None) -> keras.Model:
+    """A model with two named outputs, of which one is of classes, and losses and metrics by name."""
+    keras.utils.set_random_seed(2)
+    user, item = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="item")
+    user_rows = layers.Flatten()(layers.Embedding(USERS, 4, name="users", embeddings_regularizer=penalty)(user))
+    item_rows = layers.Flatten()(layers.Embedding(ITEMS, 3, name="items")(item % ITEMS))
+    both = layers.Concatenate()([user_rows, item_rows])
+    outputs = {"score": layers.Dense(1, name="dense_s")(both), "kind": layers.Dense(2, "softmax", name="dense_k")(both)}
+    model = keras.Model({"user": user, "item": item}, outputs)
+    model.compile(
+        "sgd",
+        loss={"score": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"score": 0.5, "kind": 2.0},
+        metrics={"score": ["mae"], "kind": ["accuracy"]},
+    )
+    return model
+
+
+@pytest.mark.parametrize("penalty", [None, pytest.param("l2", marks=pytest.mark.slow)])
+def test_a_model_is_evaluated_with_tables_in_files(
+    rows: DataFrame, monkeypatch: pytest.MonkeyPatch, penalty: str | None
+) -> None:
+    def evaluated(df: DataFrame) -> dict[str, Any]:
+        columns: dict[str, Any] = {
+            "features_col": {"user": "user_id", "item": "item_id"},
+            "label_col": {"score": "label", "kind": "kind"},
+        }
+        return KerasModel(compiled_towers(penalty), **columns, prediction_batch_size=8).evaluate(
+            df.withColumn("kind", df.label)
+        )
+
+    whole = evaluated(rows)
+    assert {"loss", "score_loss", "kind_loss", "score_mae", "kind_accuracy"} <= whole.keys()
+    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ITEMS * 3)
+    if penalty is None:  # no task loads the whole model
+        monkeypatch.setattr(PackedModel, "archive_reader", None)
+    assert evaluated(rows) == whole
+    if penalty is None:
+        with pytest.raises(BadValueError, match=rf"ids of 'users' must be in \[0, {USERS}\).*Received: 41") as caught:
+            evaluated(rows.selectExpr("user_id + 41 - user_id AS user_id", "item_id", "label"))
+        assert caught.value.column == "user_id"
