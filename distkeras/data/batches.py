@@ -1,4 +1,4 @@
-"""Mini-batches, and rows in blocks to cut them from."""
+"""Mini-batches, and the blocks of rows that they are cut from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from distkeras.data.columns import ColumnArrays
 
-#: Bytes: the strictest alignment that any build of TensorFlow asks for.
+#: Bytes: the strictest alignment that any build of TensorFlow requires.
 ALIGNMENT = 64
 
 
@@ -29,7 +29,7 @@ def is_aligned(array: np.ndarray) -> bool:
 
 
 class Stack:
-    """Mini-batches of one size, one after the other in memory that a backend can take over as it is.
+    """Mini-batches of one size, contiguous in memory that a backend can take over without a copy.
 
     Args:
         x: for each input, an `aligned` array `(batches, n, *column.shape)`, which must not be written to.
@@ -41,7 +41,7 @@ class Stack:
 
     def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: np.ndarray | None) -> None:
         self.x, self.y, self.weight = x, y, weight
-        #: What a loop is traced for, and the arrays as a backend has them: for all windows of it.
+        #: The signature that a loop is traced for, and the arrays as tensors: cached for all windows of this stack.
         self.tensors: Any = None
 
     def __len__(self) -> int:
@@ -59,8 +59,8 @@ class Batch:
         x: for each input, an array `(n, *column.shape)`.
         y: for each target, an array `(n, *column.shape)`.
         weight: sample weights `(n,)`, or None.
-        checksum: over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
-        stack: the stack that it is part of; None for a batch alone, as every result of `dataclasses.replace` is.
+        checksum: over the hashes of the partition's rows up to and including this batch's; 0 if rows have no hashes.
+        stack: the stack that it is part of; None for none, as for every result of `dataclasses.replace`.
         place: its number in the stack.
     """
 
@@ -82,7 +82,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Return the rows in this batch, n."""
+        """Return the number of rows, n."""
         return len(self.x[0])
 
     @property
@@ -99,7 +99,7 @@ class Batch:
 def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:
     """Yield the same rows in blocks of exactly ``rows``, except for the last.
 
-    The columns of a block are copies only where pieces, of any length, are not neighbors in memory.
+    The columns of a block are copies only if its pieces are not contiguous in memory.
     """
     held: list[ColumnArrays] = []
     missing = rows
@@ -122,7 +122,7 @@ def _concatenated_columns(pieces: list[ColumnArrays]) -> ColumnArrays:
 
 
 def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return one view of rows that are neighbors in one array, as in the spool; copy others."""
+    """Return one view of parts that are contiguous in one array, as in the spool; copy others."""
     base = parts[0].base
     if not isinstance(base, np.ndarray) or not all(part.base is base for part in parts):
         return np.concatenate(parts)

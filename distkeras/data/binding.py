@@ -1,8 +1,8 @@
-"""Which column feeds which part of a model: the only place that decides it, for inputs and outputs alike.
+"""The binding of columns to the inputs and outputs of a model, which only this module decides.
 
-Keras flattens dictionaries sorted by key, so the order in which a caller writes columns says nothing about a model
-whose inputs or outputs are named. There, a mapping says it, and a list is refused. Importing this module loads neither
-pyspark nor Keras.
+Keras flattens dictionaries sorted by key, so the order of a caller's columns does not identify inputs or outputs that
+are named. For these a mapping is required, and a list is refused. Importing this module loads neither pyspark nor
+Keras.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import keras
 
 GivenColumns = str | Sequence[str] | Mapping[str, str]
-"""What a caller names columns by: one name, several in the model's order, or a mapping from the names of its parts."""
+"""A caller's columns: one name, several in the model's order, or a mapping from the names of the model's parts."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Parts:
 
     Args:
         what: "inputs" or "outputs".
-        names: one for each. Of a dictionary its keys; else the names of input layers and of last layers.
-        named: they are several in a dictionary, so that no order can be assumed.
+        names: one for each part: its key in a dictionary, or else the name of its input layer or last layer.
+        named: there are several in a dictionary, so that no order can be assumed.
     """
 
     what: str
@@ -43,8 +43,7 @@ class Parts:
             argument: the name of the caller's argument.
 
         Raises:
-            ConfigurationError: a list for parts that are named, a mapping with other names than theirs, or another
-                number of columns.
+            ConfigurationError: a list for named parts, a mapping with other names, or another number of columns.
         """
         columns = names_of(columns, argument)
         if isinstance(columns, Mapping):
@@ -80,7 +79,7 @@ def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
     """Return one column name or several as a tuple, and a mapping from names of a model's parts as a dictionary.
 
     Raises:
-        ConfigurationError: something else, or an empty name.
+        ConfigurationError: ``columns`` is none of these, or a name is empty.
     """
     checked: tuple[str, ...] | dict[str, str]
     if isinstance(columns, Mapping):
@@ -95,7 +94,7 @@ def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
 
 
 def listed(columns: tuple[str, ...] | Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns of what `names_of` returned, in the order in which they were given."""
+    """Return the columns in a result of `names_of`, in the caller's order."""
     return tuple(columns.values()) if isinstance(columns, Mapping) else columns
 
 
@@ -111,7 +110,7 @@ def outputs_of(model: keras.Model) -> Parts:
 
 
 def _names(structure: Any, names: list[str]) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the parts, and whether any of them is found by the key of a dictionary."""
+    """Return the names of the parts, and whether there are several in a dictionary."""
     import keras
 
     paths = [] if structure is None else [path for path, _ in keras.tree.flatten_with_path(structure)]

@@ -1,6 +1,6 @@
-"""Columns as executors see them: `to_numpy` turns Arrow's arrays into numpy arrays.
+"""Columns on executors: `to_numpy` turns Arrow's arrays into numpy arrays.
 
-It refuses values that cannot be trained on, and touches whole buffers, never a row at a time. Importing the module
+It refuses values that cannot be trained on, and processes whole buffers, never a row at a time. Importing the module
 loads neither pyspark nor Keras. `distkeras.data.schema` prepares the columns on the driver.
 """
 
@@ -26,10 +26,10 @@ class Column:
         name: name of the DataFrame column, exactly as `DataFrame.columns` spells it.
         shape: shape of one row's value; `()` for a scalar.
         dtype: numpy name of an integer, floating or boolean type.
-        decode: makes an array of that shape from a row's value of any kind; None where it is numbers.
-        parts: the names of the columns of one number each that were put together in it; empty for a single column.
+        decode: makes an array of that shape from a row's value of any kind; None if the values are numbers.
+        parts: the names of the columns of one number each that it was assembled from; empty for a single column.
         classes: for a label that is a class number: it must be an integer in [0, classes).
-        loss: name of a label's loss, for error texts; "" where it is not known.
+        loss: name of a label's loss, for error texts; "" if it is unknown.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Column:
 
     @property
     def size(self) -> int:
-        """Return how many numbers one row's value has."""
+        """Return the number of elements of one row's value."""
         return math.prod(self.shape)
 
     @property
@@ -65,7 +65,7 @@ class Column:
         return self.size * np.dtype(self.dtype).itemsize
 
     def name_of(self, place: int) -> str:
-        """Return the name of the user's column that the number at ``place`` of a row's value comes from."""
+        """Return the name of the user's column from which the element at ``place`` of a row's value comes."""
         return self.parts[place % self.size] if len(self.parts) == self.size else self.name
 
 
@@ -86,7 +86,7 @@ def to_numpy(
 
     No copy is made when the type needs no conversion; the result is then a read-only view that keeps
     the Arrow buffer alive. Nested arrays must be nested like `column.shape` (axes of length 1 aside),
-    unless that is flat.
+    unless that shape has one axis.
 
     Args:
         values: numbers or (nested) lists of numbers; n rows.
@@ -100,9 +100,9 @@ def to_numpy(
 
     Raises:
         BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, one that an integer
-            `column.dtype` cannot hold exactly, or a label that is no class.
+            `column.dtype` cannot hold exactly, or a label that is not a class.
         ShapeError: rows of unequal length, or a count other than `column.size`.
-        ColumnTypeError: a type that holds no numbers.
+        ColumnTypeError: the type does not hold numbers.
     """
 
     def fail(
@@ -140,17 +140,17 @@ def to_numpy(
     flat = _flatten(values, column, fail)
     if pa.types.is_decimal(flat.type):
         flat = _decimals(flat, column, fail)
-    # Booleans are bits in Arrow, and bytes in numpy: they alone need a copy here.
+    # Only booleans need a copy here: they are bits in Arrow, and bytes in numpy.
     return converted(flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type)))
 
 
 _Fail = Callable[..., NoReturn]
-#: Characters of a row's other values in an error text, and of one of them.
+#: The most characters of a row's other values in an error text, and of one of these values.
 _ROW_MAX, _VALUE_MAX = 300, 40
 
 
 def _row_text(record: pa.RecordBatch, row: int) -> str:
-    """Return the row's single numbers and texts, by which its owner finds it; "" where it has none."""
+    """Return the row's single numbers and texts, by which its owner finds it; "" if it has none."""
     texts = []
     for name, values in zip(record.schema.names, record.columns, strict=True):
         kind = values.type
@@ -170,14 +170,14 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def innermost(values: pa.Array) -> pa.Array:
-    """Return the numbers within (nested) lists in one run; nulls are left out."""
+    """Return the numbers in (nested) lists as one flat array, without nulls."""
     while _is_list(values.type):
         values = values.flatten()
     return values
 
 
 def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
-    """Return the numbers of all rows in one run, after a check that each row holds `column.size` and no null."""
+    """Return the numbers of all rows as one flat array; each row must hold `column.size` of them and no null."""
     nesting: list[int] = []  # length of the lists at each level, the outermost first
     while True:
         if values.null_count:
@@ -190,7 +190,7 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
             lengths = np.full(len(values), values.type.list_size)
         else:
             lengths = np.diff(values.offsets.to_numpy())
-        # A flat array is compared with the model at once; the levels of a nested one first with themselves.
+        # A flat array must have the model's length; at each level of a nested one, all lists must be equally long.
         flat = not nesting and not _is_list(values.type.value_type)
         expected = column.size if flat else max(1, int(lengths[0]))
         odd = np.flatnonzero(lengths != expected)
@@ -209,7 +209,7 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
 
 
 def _decimals(flat: pa.Array, column: Column, fail: _Fail) -> pa.Array:
-    """Return decimals as doubles, or where the model wants integers as those, for a double rounds from 2**53 on."""
+    """Return decimals as doubles, or as integers if the model expects these: a double rounds from 2**53 on."""
     kind = np.dtype(column.dtype).kind
     if kind == "f":
         return flat.cast(pa.float64())
@@ -225,7 +225,7 @@ def _decimals(flat: pa.Array, column: Column, fail: _Fail) -> pa.Array:
 
 
 def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
-    """Return what `column.decode` makes of each value, in one run."""
+    """Return the results of `column.decode` for all values as one flat array."""
     assert column.decode is not None
     arrays = []
     for row, raw in enumerate(values.to_pylist()):
@@ -256,7 +256,7 @@ def _check_classes(values: np.ndarray, column: Column, classes: int, fail: _Fail
 
 def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:
     dtype = np.dtype(column.dtype)
-    # Overflow and NaN show in the result, where they are looked for; numpy's warnings would only repeat it.
+    # Overflow and NaN are found in the result below; numpy's warnings would only repeat them.
     with np.errstate(over="ignore", invalid="ignore"):
         values = raw.astype(dtype, copy=False)
     if dtype.kind == "f":

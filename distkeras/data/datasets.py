@@ -1,4 +1,4 @@
-"""Data to try the trainers on, and the way from numpy arrays into Spark."""
+"""Data to try the trainers on, and conversions of numpy arrays to Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Where Debian's package ``dataset-fashion-mnist`` puts its files.
 FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
 
-#: Rows of one Arrow batch or Parquet row group: wide rows move fastest through Spark in batches of 1000-4000.
+#: Rows of one Arrow batch or Parquet row group: Spark transfers wide rows fastest in batches of 1000-4000.
 BATCH_ROWS = 2000
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -78,7 +78,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     C order, big-endian. The array is in native byte order.
 
     Raises:
-        ConfigurationError: the file is not IDX, or holds more or fewer elements than it says.
+        ConfigurationError: the file is not IDX, or does not hold as many elements as its header says.
     """
     content = Path(path).read_bytes()
     if content[:2] == b"\x1f\x8b":
@@ -107,7 +107,7 @@ def to_dataframe(
     Args:
         spark: the session.
         x: shape ``(n, ...)``, flattened to one array a row. uint8 is taken for pixels and scaled to [0, 1]; any other
-            dtype is cast to float32 as it is.
+            dtype is cast to float32 without scaling.
         y: shape ``(n,)``; integers become int, anything else float.
         features_col: name of the column made of ``x``.
         label_col: name of the column made of ``y``.

@@ -1,4 +1,4 @@
-"""An order of rows that every attempt of a task sees again, and the checksum that tells whether it did.
+"""An order of rows that is the same for every attempt of a task, and the checksum that verifies it.
 
 `partitioned` runs on the driver, `RowChecksum` on the executors. Importing this module loads neither pyspark nor Keras.
 """
@@ -21,7 +21,7 @@ from distkeras.ps.validate import require_integer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The column that `partitioned` adds: a hash of the row's values, from which a worker knows the rows again.
+#: The column that `partitioned` adds: a hash of the row's values, by which a worker verifies the rows.
 ROW_HASH = "distkeras_row_hash"
 _LEAST_HASH = -(2**63)
 
@@ -29,11 +29,11 @@ _LEAST_HASH = -(2**63)
 def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_already: bool = False) -> DataFrame:
     """Return the columns of `spec` and `ROW_HASH` in `workers` partitions, whose rows always come in the same order.
 
-    A task that Spark runs again skips the mini-batches that its predecessor committed, so both must see
-    the same rows in the same order. Spark promises that neither after a shuffle nor for files. Here the
+    A task that Spark runs again skips the mini-batches that an earlier attempt committed, so both must see
+    the same rows in the same order. Spark guarantees this neither after a shuffle nor for files. Here the
     partition of a row and its place are functions of its values: rows go to a partition by their hash,
-    and are sorted there by the hash and, where two hashes are equal, by all values. Rows that still
-    compare equal are interchangeable. The order is as good as random with respect to the values.
+    and are sorted there by the hash and, if two hashes are equal, by all values. Rows that still
+    compare equal are interchangeable. The order is effectively random with respect to the values.
 
     Equal rows share a partition. Data with few distinct rows therefore fill the partitions unevenly, and
     may leave some empty.
@@ -42,12 +42,12 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
         df: any DataFrame whose multiset of rows is the same whenever it is computed.
         spec: columns to keep; its seed enters the hash.
         workers: number of partitions, at least 1.
-        partitioned_already: leave the rows where they are. This assumes that `df` has `workers`
+        partitioned_already: do not move the rows. This assumes that `df` has `workers`
             partitions, and that each yields the same rows in the same order whenever it is computed; it
             saves the shuffle and the sort.
 
     Raises:
-        MissingColumnError, ColumnTypeError: a column is missing, or its type holds no numbers.
+        MissingColumnError, ColumnTypeError: a column is missing, or its type does not hold numbers.
         ConfigurationError: `workers` is below 1, or a column's name is ambiguous.
     """
     workers = require_integer("workers", workers)
@@ -64,7 +64,7 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
     return hashed.repartition(workers, ROW_HASH).sortWithinPartitions(ROW_HASH, *values)
 
 
-#: What to do where Spark computes other rows each time.
+#: The advice if Spark computes other rows each time.
 SAVE_ROWS = "Save the rows before training if they come from rand(), from limit without an order, or from changing data"
 
 
@@ -72,7 +72,7 @@ def require_rows(df: DataFrame, expected: int) -> None:
     """Raise LedgerError unless the rows of ``df`` have the sum ``expected`` of an earlier job; one pass in Spark."""
     from pyspark.sql import functions as F
 
-    # Of more than four billion rows there is none.
+    # The sum of more than four billion rows overflows, and is null.
     (row,) = df.select(F.try_sum(F.shiftrightunsigned(ROW_HASH, SUM_SHIFT)).alias("sum")).collect()
     if row["sum"] is not None and (checksum := row["sum"] % (1 << SUM_BITS)) != expected:
         raise LedgerError(
@@ -82,28 +82,28 @@ def require_rows(df: DataFrame, expected: int) -> None:
 
 
 class RowChecksum:
-    """A checksum over the row hashes of a partition as they arrive, kept for the end of each block.
+    """A checksum over the row hashes of a partition in the order of arrival, stored for the end of each block.
 
-    Its lower 32 bits are a CRC, which depends on the order; the others the sum of what the hashes begin with, which
-    does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.snapshots`.
+    Its lower 32 bits are a CRC, which depends on the order. The upper bits are the sum of the leading bits of the
+    hashes, which depends neither on the order nor on the partitions: see `distkeras.ps.checkpoint.snapshots`.
     """
 
     def __init__(self, block_rows: int) -> None:
         self._block_rows = block_rows
-        #: The share of the partition that was read: hashes are as good as uniform, and rows come in their order. 0
-        #: where they do not, or have none.
+        #: The estimated share of the partition that was read: hashes are uniform, and rows come in their order. 0 if
+        #: they do not, or if rows have no hashes.
         self.share = 0.0
         self._in_order, self._last = True, _LEAST_HASH
         self._at_block_ends = array("q", [0])
         self._crc = self._sum = self._rows = 0
 
     def update(self, record: pa.RecordBatch) -> None:
-        """Add the hashes of the next rows, their column `ROW_HASH`; rows without that column are left out."""
+        """Add the hashes of the next rows, which are the column `ROW_HASH`; rows without it are not counted."""
         place = record.schema.get_field_index(ROW_HASH)
         if place < 0:
             return
         hashes = np.ascontiguousarray(record.column(place).to_numpy())
-        self._find_share(hashes)
+        self._update_share(hashes)
         first = 0
         while first < len(hashes):
             end = min(len(hashes), first + self._block_rows - self._rows % self._block_rows)
@@ -114,7 +114,7 @@ class RowChecksum:
                 self._at_block_ends.append(self._latest)
             first = end
 
-    def _find_share(self, hashes: np.ndarray) -> None:
+    def _update_share(self, hashes: np.ndarray) -> None:
         if not len(hashes) or not self._in_order:
             return
         self._in_order = bool(hashes[0] >= self._last and (hashes[1:] >= hashes[:-1]).all())

@@ -1,7 +1,7 @@
 """DataFrames on the driver: their columns, checked by type before any work, and bound to a model's inputs and outputs.
 
-Only JVM expressions are built here: what leaves Spark is numbers, or arrays of numbers. Importing this module loads
-neither pyspark nor Keras.
+Only JVM expressions are built here: Spark sends only numbers and arrays of numbers to Python. Importing this module
+loads neither pyspark nor Keras.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _Decoder = Callable[[Any], Any]
 
-#: What to do with a type that holds no numbers; by the beginning of its name.
+#: How to make numbers of a type that does not hold them; by the beginning of its name.
 _WAYS = {
     "string": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
     "varchar": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
@@ -45,7 +45,7 @@ _WAYS = {
     "variant": "extract its numbers with variant_get",
 }
 
-#: How what is no Spark DataFrame becomes one; by the beginning of its class's full name.
+#: How to make a Spark DataFrame of other objects; by the beginning of the class's full name.
 _CONVERSIONS = (
     ("pyspark.pandas.", "`{name}.to_spark()` makes one"),
     ("pandas.", "`spark.createDataFrame({name})` makes one"),
@@ -65,8 +65,8 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
     """Check that the argument ``name`` is a Spark DataFrame, classic or of Spark Connect, whose session runs.
 
     Raises:
-        ConfigurationError: it is something else, of which the text says how it becomes a DataFrame; its session has
-            ended; or it is a stream, and ``stream`` is false.
+        ConfigurationError: it is not a DataFrame (the text says how to make one of it), its session has ended, or it is
+            a stream and ``stream`` is false.
     """
     from pyspark.sql import DataFrame
 
@@ -87,7 +87,7 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
 
 
 def field_of(fields: Sequence[StructField], name: str) -> StructField:
-    """Return the column's field, spelled exactly so; MissingColumnError for none, ConfigurationError for several."""
+    """Return the field with exactly this name; MissingColumnError for none, ConfigurationError for several."""
     matches = [field for field in fields if field.name == name]
     if len(matches) > 1:
         raise ConfigurationError(
@@ -111,7 +111,7 @@ def is_vector(kind: DataType) -> bool:
 
 
 def known_length(field: StructField) -> int | None:
-    """Return the length of a column's vectors, as Spark ML's own stages note it; None where none has."""
+    """Return the length of a column's vectors from the metadata of Spark ML's stages; None if it is unknown."""
     length = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(field.dataType) else None
     return None if length is None else int(length)
 
@@ -124,7 +124,7 @@ def is_scalar(kind: DataType) -> bool:
 
 
 def require_numbers(name: str, kind: DataType) -> None:
-    """Raise ColumnTypeError, with the way to numbers, unless a column holds numbers, arrays of them or ML vectors."""
+    """Raise ColumnTypeError unless a column holds numbers, arrays of them or ML vectors; it says how to convert it."""
     from pyspark.sql.types import ArrayType
 
     element = kind
@@ -144,7 +144,7 @@ def require_numbers(name: str, kind: DataType) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return ``name`` as Spark parses it: dots, spaces and backticks belong to the name."""
+    """Return ``name`` in backticks, so that Spark takes dots, spaces and backticks as parts of the name."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -161,7 +161,7 @@ def map_in_arrow(
         return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
 
     run = function
-    if any("." in name or "`" in name for name in names):  # PySpark itself names columns to the JVM unquoted
+    if any("." in name or "`" in name for name in names):  # PySpark passes column names unquoted to the JVM
         df, run = df.toDF(*(f"column_{number}" for number in range(len(names)))), with_names
     with drivers_python(df):
         return df.mapInArrow(run, schema, profile=profile)
@@ -172,7 +172,7 @@ def column_types(fields: Sequence[StructField], names: Iterable[str], decoded: C
 
     Raises:
         MissingColumnError: there is no such column.
-        ColumnTypeError: its type holds no numbers.
+        ColumnTypeError: its type does not hold numbers.
         ConfigurationError: there are several columns of that name.
     """
     types = {name: field_of(fields, name).dataType for name in names}
@@ -183,15 +183,15 @@ def column_types(fields: Sequence[StructField], names: Iterable[str], decoded: C
 
 
 def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkColumn]:
-    """Return the columns of ``spec`` as numbers or (nested) arrays of numbers, those to be decoded as they are.
+    """Return the columns of ``spec`` as numbers or (nested) arrays of numbers, except for those that executors decode.
 
-    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 where float32 does not hold every
-    integer that the model wants; decimals become doubles, unless the model wants integers, and booleans bytes; nulls
-    stay null. A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they
-    work under Spark Connect as well.
+    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 if the model expects integers, which
+    float32 may round; decimals become doubles, unless the model expects integers, and booleans bytes; nulls stay null.
+    A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they work under
+    Spark Connect as well.
 
     Args:
-        fields: those of any DataFrame.
+        fields: the fields of any DataFrame.
         spec: the columns, in the order of the result.
 
     Raises:
@@ -211,22 +211,22 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
     return ready
 
 
-#: Key of a field's metadata: the names of the columns that were put together in it.
+#: Key of a field's metadata: the names of the columns that it was assembled from.
 PARTS = "distkeras_parts"
 
 
 def parts_of(field: StructField) -> tuple[str, ...]:
-    """Return the names of the columns that were put together in one; empty for a single column."""
+    """Return the names of the columns that a column was assembled from; empty for a single column."""
     return tuple(field.metadata.get(PARTS, ()))
 
 
 def numbers_of(name: str, kind: DataType, element: str = "float64") -> SparkColumn:
-    """Return a column whose ML vectors are arrays of ``element``; values of other types stay as they are."""
+    """Return a column with ML vectors converted to arrays of ``element``; values of other types do not change."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
-    # The conversion fails inside the JVM on a null, without naming the column: a null stays null.
+    # `vector_to_array` fails on a null, without naming the column: a null stays null here.
     return F.when(column.isNotNull(), vector_to_array(column, element)) if is_vector(kind) else column
 
 
@@ -241,10 +241,10 @@ def flattened(column: SparkColumn, kind: DataType) -> SparkColumn:
 
 
 def _number_type(kind: DataType, *, whole: bool) -> DataType:
-    """Return the type to cast numbers to, which is ``kind`` itself if Arrow brings it as such.
+    """Return the type to cast numbers to, which is ``kind`` itself if no cast is needed.
 
     Args:
-        whole: the model wants integers, of which a double does not hold all that a decimal does.
+        whole: the model expects integers: decimals are not cast to doubles, which would round them.
     """
     from pyspark.sql import types as T
 
@@ -257,7 +257,7 @@ def _number_type(kind: DataType, *, whole: bool) -> DataType:
 
 
 def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
-    """Return the argument ``decode`` by column; ConfigurationError unless it is functions or None."""
+    """Return the functions of the argument ``decode`` by column; ConfigurationError for an invalid argument."""
     if value is None:
         return {}
     if callable(value) and len(features) == 1:
@@ -270,7 +270,7 @@ def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
 
 
 def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
-    """Raise ShapeError if a row has one-hot labels where the loss needs a class number."""
+    """Raise ShapeError if the first row has one-hot labels, but the loss needs class numbers."""
     from pyspark.errors import PySparkException
 
     for column in spec.labels:
@@ -300,7 +300,7 @@ CLASS_WEIGHT = "distkeras_class_weight"
 
 
 def require_class_weight(value: Any) -> dict[int, float]:
-    """Return a weight of at least 0 for each of some classes; ConfigurationError for anything else."""
+    """Return the checked weights by class number; ConfigurationError for anything else than weights of at least 0."""
     if not isinstance(value, Mapping) or not value:
         raise invalid("class_weight", value, "a dictionary: class number to weight")
     try:
@@ -314,7 +314,7 @@ def require_class_weight(value: Any) -> dict[int, float]:
 
 
 def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
-    """Raise ConfigurationError unless labels are one class a row, and each weight is that of a class."""
+    """Raise ConfigurationError unless labels are one class a row, and each weight is for an existing class."""
     labels = spec.labels
     if len(labels) != 1:
         raise ConfigurationError(
@@ -343,11 +343,11 @@ def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
 
 
 def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weight: str | None) -> DataFrame:
-    """Return ``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 where it has none).
+    """Return ``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 if the class has none).
 
     Args:
-        label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element tells the class.
-        weight: column of sample weights, by which the others are multiplied, or None.
+        label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element is the class.
+        weight: column of sample weights, by which the class weights are multiplied, or None.
 
     Raises:
         ConfigurationError: ``df`` has a column `CLASS_WEIGHT`.
@@ -384,7 +384,7 @@ def data_spec(
     decode: Mapping[str, _Decoder] | None = None,
     **options: Any,
 ) -> DataSpec:
-    """Return the data plane's part of the job for a compiled ``model`` and the data's ``schema``.
+    """Return the `DataSpec` of a job for a compiled ``model`` and the data's ``schema``.
 
     ``features`` and ``labels`` are columns as the trainer takes them; see `binding`. A label
     column fills the shape of its output; for the sparse cross-entropy it holds class numbers in [0, classes).
@@ -392,10 +392,10 @@ def data_spec(
 
     Raises:
         MissingColumnError: a column is not in ``schema``.
-        ColumnTypeError: a column holds no numbers.
-        ConfigurationError: columns that do not name the model's inputs or outputs, an open shape, an input of text, or
-            a cross-entropy over classes on an output of one number.
-        ShapeError: a column of numbers, or of vectors whose size Spark knows, that does not fill its input or output.
+        ColumnTypeError: a column does not hold numbers.
+        ConfigurationError: the columns do not match the model's inputs or outputs; a shape is not fixed; an input is
+            text; or the loss is a cross-entropy over classes on an output of one number.
+        ShapeError: a column of numbers, or of vectors whose size Spark knows, does not fill its input or output.
     """
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if not inputs or not outputs:
@@ -426,7 +426,7 @@ def data_spec(
 
 
 def example(spec: DataSpec) -> Batch:
-    """Return a mini-batch of one row of zeros: enough to find out whether the loss and the metrics fit."""
+    """Return a mini-batch of one row of zeros, which suffices to check whether the loss and the metrics fit."""
 
     def zeros(column: Column) -> np.ndarray:
         return np.zeros((1, *column.shape), column.dtype)
@@ -467,7 +467,7 @@ def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) ->
         )
     if decode is None and length is not None and length != size:
         raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {length}", column=name)
-    # The model casts floats to its own precision; integers and booleans stay.
+    # The model casts floats to its own precision, but not integers and booleans.
     return Column(name, shape, "float32" if "float" in dtype else dtype, decode, parts_of(field))
 
 
@@ -482,7 +482,7 @@ def losses_of(model: keras.Model) -> list[Any]:
 
 
 def loss_name(loss: Any) -> str:
-    """Return the name of a loss: as given, or that of the object's class or of the function."""
+    """Return the name of a loss: the text itself, or the name of the function or of the object's class."""
     if isinstance(loss, str):
         return loss
     return getattr(loss, "__name__", type(loss).__name__)
@@ -516,7 +516,7 @@ def _target_column(field: StructField, output: Any, loss: Any, decode: _Decoder 
                 f"loss={loss_name(loss)!r}",
                 column=name,
             )
-        column = Column(name, loss=text)  # a loss of the user's own may take anything
+        column = Column(name, loss=text)  # a user's loss may accept any shape
     else:
         column = Column(name, shape, decode=decode, loss=text)
     length = known_length(field)

@@ -1,4 +1,4 @@
-"""Which rows make a mini-batch: a pure function of the seed, the worker and the epoch."""
+"""The rows of each mini-batch: a pure function of the seed, the worker and the epoch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from distkeras.data.batches import Batch, Stack, aligned, is_aligned
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.spec import DataSpec
 
-# A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.
+# A block of the first epoch: large enough to separate equal rows, which are adjacent; small enough to start soon.
 BLOCK_BYTES = 8 << 20
 BLOCK_ROWS = 1 << 16
 
-#: Shuffled batches are gathered several at a time, so that a worker's windows lie in one piece of memory.
+#: Shuffled batches are gathered several at a time, so that a worker's windows are contiguous in memory.
 GATHER_BYTES = 4 << 20
 
 
 class BatchRows(NamedTuple):
-    """The rows of one mini-batch, gathered when they are first wanted.
+    """The rows of one mini-batch, gathered on first use.
 
     Args:
-        gather: several mini-batches' rows, in their order.
-        rows: this one's place among them.
-        checksum: of all rows up to the end of the block or partition that it is cut from.
+        gather: the rows of several mini-batches, in their order.
+        rows: the place of this mini-batch's rows in ``gather``.
+        checksum: of all rows up to the end of the block or partition that the mini-batch is cut from.
     """
 
     gather: Gather
@@ -43,23 +43,23 @@ class BatchRows(NamedTuple):
 
 
 class Gather:
-    """Rows of several columns, gathered once, and only if they are asked for.
+    """Rows of several columns, gathered once, on first use.
 
     Args:
         spec: the columns, and how many rows a mini-batch has.
-        order: numbers of the rows to gather, in their order; None: all, as they are.
+        order: the numbers of the rows to gather, in the order of the result; None: all rows, without a copy.
     """
 
     def __init__(self, spec: DataSpec, columns: ColumnArrays, order: np.ndarray | None = None) -> None:
         self.spec = spec
         self._columns, self._order = columns, order
-        #: Its whole mini-batches, where they lie as a backend can take them over; of gathered ones, once they do.
+        #: The full mini-batches, if they are aligned for a backend; None until rows are gathered.
         self.stack: Stack | None = None
         if order is None and len(columns[0]) >= 2 * spec.batch_size and all(map(is_aligned, columns)):
             self.stack = self._stacked(columns)
 
     def columns(self) -> ColumnArrays:
-        """Return one array per column, aligned as TensorFlow needs it where rows were gathered."""
+        """Return one array per column; gathered arrays are aligned for TensorFlow."""
         if self._order is not None:
             self._columns, self._order = tuple(_take(array, self._order) for array in self._columns), None
             self.stack = self._stacked(self._columns)
@@ -77,12 +77,12 @@ class Gather:
 class EpochOrder:
     """Cuts rows into mini-batches, in the order of an epoch.
 
-    Without `DataSpec.shuffle` that is the order in which the rows come, always.
+    Without `DataSpec.shuffle` that is always the order of arrival.
 
     Args:
         spec, worker: columns, batch size, seed and the worker's id, of which the order is a function.
-        window: mini-batches that the worker is going to train on at a time: as many lie in one piece of memory, unless
-            that takes more than `GATHER_BYTES`.
+        window: mini-batches that the worker trains on at a time: as many are contiguous in memory, unless they take
+            more than `GATHER_BYTES`.
     """
 
     def __init__(self, spec: DataSpec, worker: int, window: int) -> None:
@@ -91,7 +91,7 @@ class EpochOrder:
         size = spec.batch_size
         most = max(1, GATHER_BYTES // (size * spec.row_bytes))
         self._gather_rows = size * (most - most % window or most)
-        #: Rows of a block of the first epoch, within which its rows are shuffled; whole mini-batches.
+        #: Rows of a block of the first epoch, within which rows are shuffled: a multiple of the batch size.
         self.block_rows = (
             size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // spec.row_bytes) // size) if spec.shuffle else size
         )
@@ -100,10 +100,10 @@ class EpochOrder:
         """Cut all rows of ``columns`` into mini-batches, of which the last may be shorter.
 
         Args:
-            columns: one array per column, each row once.
-            checksum: what the mini-batches carry.
+            columns: one array per column.
+            checksum: the checksum of all mini-batches.
             epoch: pass over the data.
-            block: number of the block that the rows are, or None for all rows of the partition.
+            block: number of the block that ``columns`` is, or None for all rows of the partition.
         """
         size, rows = self._spec.batch_size, len(columns[0])
         if not self._spec.shuffle:
@@ -120,10 +120,10 @@ class EpochOrder:
 
 
 def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | None = None) -> np.ndarray:
-    """Return int64 ``(rows,)``: which row is the first one in an epoch, which the second, and so on.
+    """Return the numbers of the rows in the order of an epoch, int64 ``(rows,)``.
 
     Args:
-        block: number of the block that the rows are, or None for all rows of the partition.
+        block: number of the block of these rows, or None for all rows of the partition.
     """
     if not spec.shuffle:
         return np.arange(rows)
@@ -133,4 +133,4 @@ def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | N
 
 def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     out = aligned((len(rows), *array.shape[1:]), array.dtype)
-    return array.take(rows, axis=0, out=out, mode="clip")  # `out` would be written by way of a copy if this could raise
+    return array.take(rows, axis=0, out=out, mode="clip")  # with a mode that can raise, `out` is buffered

@@ -1,15 +1,15 @@
-"""Mini-batches of one partition, made by a thread of their own while the model trains.
+"""Mini-batches of one partition, prepared by a separate thread while the model trains.
 
-The order is the heart of it. A task that Spark runs again learns how far its predecessor came, and continues there, so
-the batch at (epoch, index) must be the same for every attempt. It is a pure function of the rows in their order
-of arrival, the seed, the worker and the epoch; where Arrow's record batches begin and end plays no part.
+A task that Spark runs again continues where the earlier attempt stopped, so the batch at (epoch, index) must be the
+same for every attempt. It is a pure function of the rows in their order of arrival, the seed, the worker and the epoch;
+it does not depend on the boundaries of Arrow's record batches.
 
 * Epoch 0 trains while the rows arrive. They are shuffled within blocks of a fixed number of rows.
 * Later epochs are a permutation of the whole partition, from the spool.
 * Without shuffling, every epoch is the order of arrival.
 
-Whether the rows *are* the same shows in a rolling checksum over the hashes that they came with: a batch carries that of
-all rows up to the end of its block, and a successor that skips the batch compares.
+Whether the rows *are* the same is verified by a rolling checksum over their hashes: a batch carries that of all rows up
+to the end of its block, and a later attempt that skips the batch compares it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-#: Memory to ask for at first, if the budget allows: the system gives it only as it is filled.
+#: Bytes to allocate at first, if the budget allows: the system provides pages only as they are filled.
 _FIRST_BYTES = 256 << 20
 
 
@@ -56,10 +56,10 @@ class Spool:
     """Rows in the order of arrival: in memory up to a budget, beyond it in memory-mapped files.
 
     Either way a column is one contiguous array, so that picking rows at random is one `numpy.take` and not a search
-    through chunks. The files hold raw values, one file per column, and lose their names as soon as they are open: even
+    through chunks. The files hold raw values, one file per column, and are unlinked as soon as they are open: even
     a killed process leaves nothing on the disk.
 
-    Not for use by several threads at once.
+    Not thread-safe.
 
     Args:
         columns: shape and dtype of one row's values.
@@ -73,7 +73,7 @@ class Spool:
         row_bytes = sum(column.row_bytes for column in columns)
         self._memory_rows = budget // row_bytes
         self._first_rows = _FIRST_BYTES // row_bytes
-        self._arrays: ColumnArrays = self._allocate(0)  # in memory: with room to grow; on disk: the mapped files
+        self._arrays: ColumnArrays = self._allocate(0)  # in memory, with room to grow, or mapped files
         self._files: list[BinaryIO] | None = None
         self.rows = 0
 
@@ -89,7 +89,7 @@ class Spool:
             arrays: for each column, an array `(n, *column.shape)` of its dtype.
 
         Returns:
-            The same rows where they are kept, if that is in memory, so that `arrays` can be freed; else `arrays`.
+            Views of the stored rows if they are in memory, so that `arrays` can be freed; else `arrays`.
 
         Raises:
             OSError: the disk is full, or the directory cannot be written.
@@ -109,7 +109,7 @@ class Spool:
         return arrays
 
     def arrays(self) -> ColumnArrays:
-        """Return all rows appended so far, one array per column; later calls of `append` leave them alone."""
+        """Return all rows appended so far, one array per column; later calls of `append` do not change them."""
         if self._files is not None and len(self._arrays[0]) != self.rows:
             self._arrays = tuple(map(self._map, self._files, self._columns))
         return tuple(array[: self.rows] for array in self._arrays)
@@ -124,7 +124,7 @@ class Spool:
         return tuple(np.empty((rows, *column.shape), column.dtype) for column in self._columns)
 
     def _grow(self, rows: int) -> None:
-        # Fresh pages are not resident before they are written, so old and new together stay within the budget.
+        # New pages are not resident before they are written, so old and new arrays together stay within the budget.
         grown = self._allocate(min(max(rows, 2 * len(self._arrays[0]), self._first_rows), self._memory_rows))
         for new, old in zip(grown, self.arrays(), strict=True):
             new[: self.rows] = old
@@ -151,7 +151,7 @@ class Spool:
 
 
 def local_directory(worker: int) -> str:
-    """Return a directory for the files of a task: one of Spark's local ones, spread over the workers."""
+    """Return a directory for the files of a task: one of Spark's local ones, chosen by the worker's id."""
     spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path and Path(path).is_dir()]
     return spark[worker % len(spark)] if spark else tempfile.gettempdir()
 
@@ -162,16 +162,16 @@ T = TypeVar("T")
 class Prefetcher(Generic[T]):
     """Yields the items of `items`, which a thread computes up to `depth` ahead from `start` on.
 
-    The end of the items ends the iteration, and what the thread raises is raised to the consumer with its traceback,
-    after the items before it. Either side can end the other: no wait goes on after the thread has ended or
+    The end of the items ends the iteration, and an error of the thread is raised to the consumer with its traceback,
+    after the items before it. Either side can end the other: no wait continues after the thread has ended or
     `close` was called. One thread at a time may consume.
 
     Args:
         items: consumed by the thread.
-        depth: items to hold ready, at least 1.
+        depth: items to prepare ahead, at least 1.
         timeout: seconds that the consumer waits for an item.
-        what: the item that is waited for, for error texts.
-        worker: the worker that consumes, for error texts.
+        what: a name for an item, for error texts.
+        worker: the consuming worker, for error texts.
 
     Raises:
         ConfigurationError: `depth` is below 1.
@@ -188,8 +188,8 @@ class Prefetcher(Generic[T]):
         worker: int | None = None,
     ) -> None:
         depth = require_integer("depth", depth)
-        # Items change hands in bulk: a switch of threads costs more than a small batch. What the consumer holds and
-        # what lies ready are together `depth` at most.
+        # Items are handed over in bulk: a switch of threads costs more than a small batch. The items that the consumer
+        # holds and those that are ready are together at most `depth`.
         self._most_ready = (depth + 1) // 2
         self._ready: deque[T] = deque()
         self._taken: deque[T] = deque()
@@ -206,7 +206,7 @@ class Prefetcher(Generic[T]):
         return self._closed
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
@@ -216,8 +216,8 @@ class Prefetcher(Generic[T]):
         """Return the next item.
 
         Raises:
-            JobStoppedError: `close` was called, which is no end of the data.
-            DeadlineError: nothing came.
+            JobStoppedError: `close` was called, before the end of the data.
+            DeadlineError: no item came in time.
             LocalProtocolError: `start` was not called.
         """
         if not self._taken:
@@ -237,7 +237,7 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def close(self, timeout: float) -> None:
-        """End the thread after its present item, from any thread, and again; raise DeadlineError if it does not end."""
+        """End the thread after its current item, or raise DeadlineError. Thread-safe and idempotent."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -279,39 +279,39 @@ _CLOSE_SECONDS = 60.0
 class BatchSource:
     """The mini-batches of one partition, over all epochs: an iterator and a context manager.
 
-    Within the context, a thread reads and prepares up to `depth` batches ahead. Leaving the context ends it, and drops
-    the spool. What goes wrong in the thread is raised by the iteration.
+    Within the context, a thread reads and prepares up to `depth` batches ahead. Leaving the context ends it, and
+    discards the spool. The iteration raises the errors of the thread.
 
-    Memory: the spool's budget, `depth` batches and 8 MB of further batches, two blocks of the first epoch and what
-    Spark sends at a time, and for shuffled later epochs eight bytes per row.
+    Memory: the spool's budget, `depth` batches and 8 MB of further batches, two blocks of the first epoch, one record
+    batch of Spark, and for shuffled later epochs eight bytes per row.
 
     Args:
         arrow: record batches with the columns of `spec`, under their names; consumed by the thread.
         worker: id of the worker and of its partition.
         start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
-        checksum: of the batch before `start`, as a predecessor saw it; None: not to be compared.
+        checksum: of the batch before `start`, as an earlier attempt saw it; None: it is not compared.
         depth: batches to prepare ahead, at least 1.
-        window: batches that the worker is going to train on at a time.
-        directory: where a spool over its budget is put; one of Spark's local directories by default.
+        window: batches that the worker trains on at a time.
+        directory: the folder for a spool over its budget; one of Spark's local directories by default.
         timeout: seconds to wait for Spark's next rows.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
 
     The iteration raises:
-        BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is no class.
+        BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is not a class.
         ShapeError: a ragged array, or values that do not fill the column's shape.
-        MissingColumnError: a column did not come.
-        ColumnTypeError: a column holds no numbers.
+        MissingColumnError: the rows lack a column.
+        ColumnTypeError: a column does not hold numbers.
         LedgerError: `start` lies beyond the end of its epoch, or the rows before it have another checksum: these are
-            not the rows that were counted.
+            not the rows that were committed.
         JobStoppedError: the source was closed.
         DeadlineError: no rows came within `timeout`.
         LocalProtocolError: the context was not entered.
     """
 
-    def __init__(  # noqa: PLR0913 - each by its keyword, all but the worker with a default
+    def __init__(  # noqa: PLR0913 - keywords, all but `worker` with a default
         self,
         arrow: Iterator[pa.RecordBatch],
         spec: DataSpec,
@@ -326,9 +326,9 @@ class BatchSource:
     ) -> None:
         worker = require_integer("worker", worker, 0)
         window, depth = require_integer("window", window), require_integer("depth", depth)
-        #: Rows read so far; those of the partition once the first epoch is over.
+        #: Rows read so far; after the first epoch, all rows of the partition.
         self.rows = 0
-        if spec.encoded:  # decoded rows are larger than what Spark sends at a time
+        if spec.encoded:  # decoded rows are larger than Spark's record batches
             size = spec.batch_size
             arrow = (record.slice(start, size) for record in arrow for start in range(0, record.num_rows, size))
         self._arrow = arrow
@@ -357,10 +357,10 @@ class BatchSource:
         )
 
     def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
-        """Continue from the batch at ``start``, before or after the present one, as if the source were new.
+        """Continue from the batch at ``start``, before or after the current one, as if the source were new.
 
         Raises:
-            ConfigurationError: the rows of a single epoch were not kept (`DataSpec.rewindable`).
+            ConfigurationError: the rows of a single epoch were not retained (`DataSpec.rewindable`).
             DeadlineError: the thread is still waiting for rows from Spark after a minute.
         """
         if self._spool is None:
@@ -370,15 +370,15 @@ class BatchSource:
         self._prefetcher.start()
 
     def read_to_end(self) -> None:
-        """Read the partition to its end, so that `rows` is right, and yield no more; DeadlineError as for `close`."""
+        """Read the partition to its end, which sets `rows`, and end the iteration; DeadlineError as in `close`."""
         self._prefetcher.close(_CLOSE_SECONDS)
         while self._read_record() is not None:
             pass
 
     def passed(self, batch: Batch) -> float:
-        """Return the share of its epoch that is over with ``batch``; 0 where it is not known.
+        """Return the share of its epoch that is complete after ``batch``; 0 if it is unknown.
 
-        In the first epoch that is an estimate, from the rows that came and where they stand in the order of hashes.
+        In the first epoch it is estimated from the rows that came and their place in the order of hashes.
         """
         rows = self.rows if self._ended else self.rows / self._checksum.share if self._checksum.share else 0.0
         done = (batch.index + 1) * self._spec.batch_size
@@ -386,7 +386,7 @@ class BatchSource:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Return the batches, full or short, in the rows read so far; those of an epoch once the first one is over."""
+        """Return the number of batches in the rows read so far; after the first epoch, that of an epoch."""
         return -(-self.rows // self._spec.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -405,7 +405,7 @@ class BatchSource:
         self.close()
 
     def close(self) -> None:
-        """End the thread and drop the spool; may be called from any thread, and again.
+        """End the thread and discard the spool. Thread-safe and idempotent.
 
         Raises:
             DeadlineError: the thread is still waiting for rows from Spark after a minute.
@@ -414,15 +414,15 @@ class BatchSource:
         if self._spool is not None:
             self._spool.close()
 
-    # What follows runs in the thread; `_read_record` also in `read_to_end`, when the thread has ended.
+    # The methods below run in the thread; `_read_record` also in `read_to_end`, after the thread has ended.
 
     def _batches(self, first_epoch: int, index: int, checksum: int | None) -> Iterator[Batch]:
         for epoch in range(first_epoch, self._spec.epochs):
             start = index if epoch == first_epoch else 0
             if epoch == first_epoch and epoch > 0:
-                for _ in self._remaining_rows():  # to the spool
+                for _ in self._remaining_rows():  # fills the spool
                     pass
-                if start == 0:  # otherwise the batch before it is compared on the way
+                if start == 0:  # otherwise `_numbered_batches` compares
                     self._check_checksum(epoch, 0, self._checksum.before(self.rows), checksum)
             batch_rows = self._first_epoch()
             if epoch > 0:
@@ -437,7 +437,7 @@ class BatchSource:
             yield from self._order.cut(block, self._checksum.before(end), 0, number)
 
     def _all_rows(self) -> Iterator[ColumnArrays]:
-        """Yield all rows in the order of arrival: those that were read before a `rewind`, then the others."""
+        """Yield all rows in the order of arrival: those read before a `rewind`, then the remaining ones."""
         if self._spool is not None and self._spool.rows:
             yield self._spool.arrays()
         yield from self._remaining_rows()
@@ -467,7 +467,7 @@ class BatchSource:
     def _numbered_batches(
         self, epoch: int, batch_rows: Iterator[BatchRows], start: int, checksum: int | None
     ) -> Iterator[Batch]:
-        """Yield the batches from number `start` on, each once it is known whether another one follows."""
+        """Yield the batches from number `start` on. Each waits for the next one, since the last is marked as such."""
         count = 0
         held: BatchRows | None = None
         for rows in batch_rows:
@@ -498,16 +498,16 @@ class BatchSource:
 
 
 def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step: int, first_row: int) -> ColumnArrays:
-    """Return the columns of ``spec`` as arrays, whose values can be trained on.
+    """Return the columns of ``spec`` as arrays, after a check that they can be trained on.
 
     Args:
         record: rows with the columns of ``spec``.
-        spec: which columns, and what their values must be.
-        worker, step, first_row: where the rows are, for error texts; see `to_numpy`.
+        spec: the columns, and the requirements on their values.
+        worker, step, first_row: the position of the rows, for error texts; see `to_numpy`.
 
     Raises:
         BadValueError, ShapeError, ColumnTypeError: see `to_numpy`.
-        MissingColumnError: a column did not come.
+        MissingColumnError: the rows lack a column.
     """
     arrays = []
     for column in spec.columns:
@@ -525,8 +525,8 @@ def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step
 def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch:
     """Return rows of a DataFrame on the driver as one mini-batch, checked as workers check them.
 
-    Of more than ``most`` rows it has that many, chosen as good as at random by their values and ``spec.seed``: the same
-    ones each time.
+    Of more than ``most`` rows it has that many, effectively a random sample: it depends only on the values of the rows
+    and on ``spec.seed``.
 
     ``spec`` must have one epoch, without shuffling.
 

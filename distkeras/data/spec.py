@@ -26,9 +26,9 @@ class DataSpec:
         epochs: passes over the data.
         seed: of the row order, not negative. It decides as well which rows share a partition.
         shuffle: use a new order for every epoch, or the order of arrival for all.
-        spool_bytes: memory that one worker may keep rows in for its later epochs. More than that goes to a
-            memory-mapped file.
-        rewindable: keep the rows of a single epoch too, for a worker may have to go back.
+        spool_bytes: memory in which one worker may keep rows for its later epochs. More rows go to a memory-mapped
+            file.
+        rewindable: keep the rows of a single epoch too, for a rewind of the worker.
     """
 
     features: tuple[Column, ...]
@@ -55,11 +55,11 @@ class DataSpec:
     def columns(self) -> tuple[Column, ...]:
         """Return every column once, in the order of first use: an autoencoder's target is its input."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
-        # Of equal ones the last, which is the label: it says what to check.
+        # Of equal columns the last one counts, which is the label: it says what to check.
         return tuple({column: column for column in self.features + self.labels + weight}.values())
 
     def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, np.ndarray | None]:
-        """Return inputs, targets and sample weights, of one array for each of `columns`."""
+        """Return inputs, targets and sample weights, from one array for each of `columns`."""
         by_column = dict(zip(self.columns, arrays, strict=True))
         weight = None if self.sample_weight is None else by_column[self.sample_weight]
         return tuple(by_column[c] for c in self.features), tuple(by_column[c] for c in self.labels), weight
@@ -71,7 +71,7 @@ class DataSpec:
 
     @property
     def whole(self) -> frozenset[str]:
-        """Return the names of the columns that hold integers for the model."""
+        """Return the names of the columns that the model expects as integers."""
         return frozenset(column.name for column in self.columns if np.dtype(column.dtype).kind != "f")
 
     @property

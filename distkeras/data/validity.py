@@ -1,4 +1,4 @@
-"""Rows that cannot be used, for example for a null, found by what training and prediction do with them."""
+"""Rows that cannot be used, for example because of a null, found by the checks of training and prediction."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The column of `with_reasons` in which the values are as training reads them.
+#: The column of `with_reasons` that holds the values as training reads them.
 _READY = "__distkeras_ready"
 #: The column of reasons, unless another name is given.
 REASON = "reason"
 
 
 def reasons(rows: int, convert: Callable[[int, int], Any]) -> list[str | None]:
-    """Return, for each of so many rows, the error that its conversion raises; None for a row that can be used.
+    """Return for each of ``rows`` rows the error that its conversion raises; None for a row that can be used.
 
     Args:
-        convert: converts the rows from a first one up to, not including, a last one. It raises BadValueError or
-            ShapeError if one of them cannot be used.
+        convert: converts the rows in ``[start, stop)``. It raises BadValueError or ShapeError if one of them cannot be
+            used.
     """
     texts: list[str | None] = [None] * rows
     pending = [(0, rows)] if rows else []
@@ -44,7 +44,7 @@ def reasons(rows: int, convert: Callable[[int, int], Any]) -> list[str | None]:
 
 
 def with_reasons(df: DataFrame, spec: DataSpec, name: str) -> DataFrame:
-    """Return the rows with a new column of text, ``name``: why the row cannot be trained on, or null."""
+    """Return the rows with a new column of text, ``name``: the reason why the row cannot be trained on, or null."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 

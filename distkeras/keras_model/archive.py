@@ -25,7 +25,7 @@ from distkeras.ps.validate import invalid, require_choice
 if TYPE_CHECKING:
     import keras
 
-#: Of Keras, that train; its others only predict.
+#: The backends of Keras that can train; its other ones only predict.
 BACKENDS = ("tensorflow", "jax", "torch")
 
 #: What Keras raises on an archive that it cannot write or read: a missing class, a refused lambda, damage.
@@ -68,9 +68,9 @@ def to_bytes(model: keras.Model, name: str = "model") -> bytes:
 
 
 def with_optimizer(model: keras.Model, name: str = "model") -> bytes:
-    """Return a model as a ``.keras`` archive, from which it can be loaded as it is compiled.
+    """Return a model as a ``.keras`` archive that can be loaded compiled.
 
-    An optimizer that has taken no step yet is built first: Keras cannot load the archive of one that is not.
+    An optimizer that has taken no step yet is built first: Keras cannot load an archive with an unbuilt one.
 
     Raises:
         ConfigurationError: not a model that Keras can save.
@@ -101,7 +101,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
     Raises:
         ConfigurationError: damaged bytes, an unknown class, or a lambda.
     """
-    from keras.src.saving import saving_lib  # the public function takes names of files only, which a kill would leave
+    from keras.src.saving import saving_lib  # the public function reads files only, which a killed process would leave
 
     from distkeras.keras_model import lazy_optimizers, wide_embedding  # noqa: F401 - they register classes with Keras
 
@@ -117,23 +117,23 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
                 "`model` must consist of Keras' classes and of registered ones: decorate your own with "
                 "`@keras.saving.register_keras_serializable()`, or name them in `custom_objects`"
             )
-        unknown = re.search(r"Could not locate (class|function) '[^']+'", str(error))  # deep in what Keras says
+        unknown = re.search(r"Could not locate (class|function) '[^']+'", str(error))  # deep in Keras' message
         reason = headline(str(error)) if unknown is None else unknown[0]
         raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
 
 
 def read_config(data: bytes) -> Any:
-    """Return the configuration in a ``.keras`` archive, as JSON has it."""
+    """Return the parsed JSON configuration in a ``.keras`` archive."""
     with zipfile.ZipFile(BytesIO(data)) as archive:
         return json.loads(archive.read("config.json"))
 
 
 def has_optimizer_state(model: keras.Model) -> bool:
-    """Return whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
+    """Return whether a model's compiled optimizer has taken steps on exactly the variables that are trainable now."""
     optimizer = model.optimizer if model.compiled else None
     if optimizer is None or not optimizer.built:
         return False
-    stepping = inner_optimizer(optimizer)  # under Keras 3.11, one that scales a loss knows no variables
+    stepping = inner_optimizer(optimizer)  # in Keras 3.11, a LossScaleOptimizer lists no variables
     if int(stepping.iterations) == 0:
         return False
     known = stepping._trainable_variables  # noqa: SLF001 - Keras has no public list of them
@@ -141,11 +141,11 @@ def has_optimizer_state(model: keras.Model) -> bool:
 
 
 def load_optimizer_state(model: keras.Model, data: bytes) -> None:
-    """Give a compiled model's optimizer the state in an archive of such a model; ConfigurationError if it has none."""
+    """Load a compiled model's optimizer state from an archive of such a model; ConfigurationError if it has none."""
     from keras.src.saving import saving_lib
 
     model.optimizer.build(model.trainable_variables)
-    troubles: dict[int, tuple[Any, Exception]] = {}  # which Keras 3.11 must be given
+    errors: dict[int, tuple[Any, Exception]] = {}  # Keras 3.11 requires this argument
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             weights = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")
@@ -157,9 +157,9 @@ def load_optimizer_state(model: keras.Model, data: bytes) -> None:
                 "optimizer",
                 visited_saveables=set(),
                 failed_saveables=set(),
-                error_msgs=troubles,
+                error_msgs=errors,
             )
-        for _, error in troubles.values():
+        for _, error in errors.values():
             raise error
     except _ARCHIVE_ERRORS as error:
         raise ConfigurationError(
@@ -170,8 +170,8 @@ def load_optimizer_state(model: keras.Model, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _asset_folder(data: bytes) -> Iterator[None]:
-    """Let Keras unpack what a layer has besides its weights, such as a vocabulary, in a folder that goes away."""
-    # In a task that is Spark's own folder, which goes with the application: a killed process leaves its files.
+    """Make Keras unpack a layer's assets, such as a vocabulary, in a folder that is deleted in any case."""
+    # In a task this is Spark's local folder: Spark deletes it with the application, even if the process was killed.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     with zipfile.ZipFile(BytesIO(data)) as archive:
         has_assets = any(name.startswith("assets/") for name in archive.namelist())
@@ -204,7 +204,7 @@ def ensure_backend(name: str) -> str:
     and would silently continue with the other backend.
 
     Raises:
-        ConfigurationError: ``name`` is no backend, or Keras runs on another one in this process.
+        ConfigurationError: ``name`` is not a backend, or Keras runs on another one in this process.
     """
     require_choice("name", name, BACKENDS)
     if "keras" not in sys.modules:
@@ -221,7 +221,7 @@ def ensure_backend(name: str) -> str:
     return name
 
 
-#: Settings of ``keras.config`` that a Python worker would have at their defaults, or as an earlier job left them.
+#: Settings of ``keras.config`` that are sent to tasks: a Python worker has the defaults, or those of an earlier job.
 _SETTINGS = ("floatx", "epsilon", "image_data_format")
 
 
@@ -233,7 +233,7 @@ def keras_settings() -> dict[str, Any]:
 
 
 def use_settings(settings: Mapping[str, Any]) -> None:
-    """Give Keras in this process what `keras_settings` returned in another one."""
+    """Apply the settings that `keras_settings` returned in another process."""
     import keras
 
     for name, value in settings.items():

@@ -18,7 +18,7 @@ from distkeras.ps.errors import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: Attributes that say what was done with an object so far, or where it is, and not what it does.
+#: Attributes that record an object's history or its place in a model, not its behavior.
 _HISTORY = {
     "built", "_built", "_called", "_tracker", "_tracked", "_lock", "_path", "_parent_path", "_name", "name",
     "_build_shapes_dict", "_losses", "_loss_ids", "_losses_override", "_metrics", "_seed_generators", "_layers",
@@ -40,7 +40,7 @@ _ABSENT = object()
 
 
 def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
-    """Return what the user's model says and the one from its archive does not, as a text; None if that is nothing."""
+    """Describe the first setting of the user's model that the one from its archive lacks; None if there is none."""
     seen: set[int] = set()
     layers = zip(given._flatten_layers(), rebuilt._flatten_layers(), strict=False)  # noqa: SLF001 - there is no public list
     for layer, copy in layers:
@@ -53,12 +53,12 @@ def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
 
 
 def lost(given: Any, rebuilt: Any) -> str | None:
-    """Return what an argument of ``compile`` says and the one made from its configuration does not; None if nothing."""
+    """Describe the first setting of an argument of ``compile`` that its rebuilt copy lacks; None if there is none."""
     return next(_differences(given, rebuilt, "", set()), None)
 
 
 def _differences(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
-    """Compare plain values, containers of them, and Keras objects by their attributes; leave all others."""
+    """Yield differences of plain values, containers of them, and Keras objects' attributes; skip all others."""
     if given is rebuilt:
         return
     if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
@@ -92,7 +92,7 @@ def _differences_of_attributes(given: Any, rebuilt: Any, where: str, seen: set[i
         if not isinstance(name, str) or name in _HISTORY or name.startswith("_self_"):
             continue
         if name == "_trainable" and not _has_own_variables(given):
-            continue  # the layers within say it themselves
+            continue  # the inner layers are compared themselves
         path = f"{where}.{name}".lstrip(".")
         if name not in attributes and inspect.isroutine(value) and hasattr(type(given), name):
             yield _difference(value, "the class's own", path)
@@ -101,7 +101,7 @@ def _differences_of_attributes(given: Any, rebuilt: Any, where: str, seen: set[i
 
 
 def _is_setting(owner: Any, name: str) -> bool:
-    """Return whether an attribute may say what its owner does: of classes of the user's own, arguments of theirs."""
+    """Return whether an attribute may be a setting: in a user's class, only if a constructor has such an argument."""
     kind = type(owner)
     if kind.__module__.partition(".")[0] == "keras":
         return True
@@ -111,7 +111,7 @@ def _is_setting(owner: Any, name: str) -> bool:
 
 def _parameters(kind: type) -> Sequence[str]:
     try:
-        return list(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]  # it is looked at, not called
+        return list(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]  # inspected, not called
     except (TypeError, ValueError):
         return []
 
@@ -124,7 +124,7 @@ def _is_object(value: Any) -> bool:
         keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
         keras.quantizers.Quantizer,
     )  # fmt: skip
-    if hasattr(keras.optimizers, "OptimizerMap"):  # newer than the oldest Keras that is supported
+    if hasattr(keras.optimizers, "OptimizerMap"):  # missing in the oldest supported Keras
         kinds = (*kinds, keras.optimizers.OptimizerMap)
     return isinstance(value, kinds)
 
@@ -134,11 +134,11 @@ def _has_own_variables(layer: Any) -> bool:
 
     if not isinstance(layer, keras.Layer):
         return True
-    return bool(layer._trainable_variables or layer._non_trainable_variables)  # noqa: SLF001 - the public lists have more
+    return bool(layer._trainable_variables or layer._non_trainable_variables)  # noqa: SLF001 - the public lists include inner layers
 
 
 def _is_state(value: Any) -> bool:
-    """Return whether a value is variables, which an object makes when it is first used."""
+    """Return whether a value is a variable or a list of them, which an object creates when it is first used."""
     import keras
 
     return isinstance(value, keras.Variable) or (_is_list(value) and all(map(_is_state, value)))
@@ -156,7 +156,7 @@ def _is_known(value: Any) -> bool:
 
 def _is_equal(given: Any, rebuilt: Any) -> bool:
     if _is_object(given) or _is_object(rebuilt):
-        return False  # of two classes, or one of them is no object
+        return False  # their classes differ
     if isinstance(given, np.ndarray) or isinstance(rebuilt, np.ndarray):
         return np.array_equal(given, rebuilt)
     if isinstance(given, list | tuple | Set) and isinstance(rebuilt, list | tuple | Set):
@@ -170,7 +170,7 @@ def _shown(value: Any) -> str:
 
 
 def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
-    """Raise ConfigurationError if workers cannot train the model, or would rebuild it with less than it has."""
+    """Raise ConfigurationError if workers cannot train the model, or would lose a setting when they rebuild it."""
     layers = given._flatten_layers()  # noqa: SLF001 - there is no public list
     stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
     if stateful and any(tensor.shape[0] not in (None, 1) for tensor in given.inputs or ()):

@@ -1,4 +1,4 @@
-"""The arguments of ``compile`` on their way to a worker, and what is wrong with them by name."""
+"""The arguments of ``compile``, packed for workers, and checks that name the invalid argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distkeras.keras_model.carried import lost
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import require_number
 
-#: The caller's name of an argument, where it differs.
+#: The trainer's name of an argument, if it differs from that of ``compile``.
 _KEYWORDS = {"optimizer": "worker_optimizer"}
 #: Metrics whose class Keras chooses when it sees labels.
 _SETTLED_LATER = ("accuracy", "acc", "crossentropy", "ce")
@@ -22,13 +22,13 @@ _KERAS_ERRORS = (TypeError, ValueError, KeyError, AttributeError, NotImplemented
 
 @dataclass(frozen=True)
 class PackedObject:
-    """A Keras object as its configuration: objects that have been used hold tensors, and do not travel."""
+    """A Keras object as its configuration: an object that has been used holds tensors, and cannot be sent."""
 
     config: dict[str, Any]
 
 
 def pack(name: str, value: Any) -> Any:
-    """Return an argument of ``compile`` with `PackedObject`s for Keras' objects; ConfigurationError for others."""
+    """Return an argument of ``compile`` with Keras' objects as `PackedObject`; ConfigurationError if it is invalid."""
     import keras
 
     keyword = _KEYWORDS.get(name, name)
@@ -62,7 +62,7 @@ def require_described(name: str, given: Any, packed: Any) -> None:
     """Raise ConfigurationError if ``given``, an argument of ``compile``, has an attribute that is not in ``packed``."""
     try:
         rebuilt = unpack(name, packed)
-    except ConfigurationError:  # the classes may be known to the workers only; building the model says more
+    except ConfigurationError:  # the classes may be known to the workers only; building the model raises a better error
         return
     keyword = _KEYWORDS.get(name, name)
     lost_properties = lost(given, rebuilt)
@@ -85,7 +85,7 @@ def classes_in(value: Any) -> Iterator[type]:
 
 
 def unpack(name: str, value: Any) -> Any:
-    """Return what `pack` was given; raise ConfigurationError for a class or name that Keras does not know."""
+    """Reverse `pack`; raise ConfigurationError for a class or name that Keras does not know."""
     if isinstance(value, Mapping):
         return {key: unpack(name, part) for key, part in value.items()}
     if isinstance(value, list):
@@ -97,7 +97,7 @@ def unpack(name: str, value: Any) -> Any:
     import keras
 
     try:
-        return keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes take it apart
+        return keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes modify it
     except _KERAS_ERRORS as error:
         raise ConfigurationError(
             f"`{_KEYWORDS.get(name, name)}` must be of Keras' classes and of registered ones: decorate your own with "

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
 
-#: Most bytes of mini-batches that one call stacks; more are cut.
+#: The most bytes of mini-batches that one call stacks; a longer run is split.
 MOST_BYTES_A_CALL = 64 * 2**20
 
 _CompiledLoop = Callable[..., Any]
-"""The first step and the end, and stacked arrays ``(batches, rows, ...)``, one an input, target or weight, to float64
-``(end - first, metrics)``."""
+"""A function of the bounds ``(first, end)`` and of arrays ``(batches, rows, ...)``, one each for inputs, targets and
+weights. It returns float64 ``(end - first, metrics)``."""
 
 
 def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
     """Return (x, y, sample weight) as ``train_step`` takes them, from an array or tensor for each input and output.
 
-    Inputs and targets are bare where there is one, a list in the model's order, or a dictionary by its names.
+    A single input or target is bare; several are a list in the model's order, or a dictionary by its names.
     """
     return _structured(model, "input", x), _structured(model, "output", y), weight
 
 
 def losses_of_outputs(model: keras.Model) -> list[keras.metrics.Mean]:
-    """Return the means of the losses of single outputs, if there are several.
+    """Return the metrics that average the loss of each output, if there are several outputs.
 
-    They are means over rows where a step knows the number of its rows, and means over batches in TensorFlow's graphs.
+    They average over rows if a step knows the number of its rows, and over batches in TensorFlow's graphs.
     """
     compiled = getattr(model, "_compile_loss", None)
     return [] if compiled is None else [metric for metric in compiled.metrics if metric is not None]
@@ -86,13 +86,13 @@ class CompiledSteps:
 
         Args:
             batches: at least one.
-            metrics: names of what ``train_step`` returns, the same at every call.
+            metrics: names of metrics that ``train_step`` returns, the same at every call.
 
         Returns:
             float64 array of shape ``(len(batches), len(metrics))``, of each step alone.
 
         Raises:
-            ConfigurationError: ``train_step`` returns less than ``metrics``.
+            ConfigurationError: ``train_step`` does not return all ``metrics``.
         """
         rows = [self._run_span(*span, metrics) for span in _spans(batches)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
@@ -155,7 +155,7 @@ def _bounds(first: int, steps: int) -> tf.Tensor:
 
 
 def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
-    """Yield neighbors together: the stack that they lie in, the place of the first, and their number."""
+    """Yield each contiguous run of mini-batches: their stack, the place of the first, and their number."""
     for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
         group = list(neighbors)
         if stack is None:
@@ -167,7 +167,7 @@ def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
 
 
 def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
-    """Yield stacks of batches that lie alone: of one size, and as many as `MOST_BYTES_A_CALL` allows."""
+    """Copy mini-batches without a stack into stacks of at most `MOST_BYTES_A_CALL`, and yield the runs."""
     for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), b.weight is None)):
         run = list(group)
         most = max(1, MOST_BYTES_A_CALL // max(1, sum(array.nbytes for array in arrays_of(run[0]))))

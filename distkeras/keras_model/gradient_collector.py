@@ -1,7 +1,7 @@
 """Gradients from a model's own training step, by an optimizer that keeps them instead of applying them.
 
-So compiled losses, sample weights, metrics, moving statistics and mixed precision count exactly as they do in training,
-on every Keras backend. Importing this module imports Keras: load it only once the backend is chosen.
+So compiled losses, sample weights, metrics, moving statistics and mixed precision act exactly as they do in training,
+on every Keras backend. Importing this module imports Keras: choose the backend before.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from distkeras.keras_model.variables import VariableVector, picked
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras' classes have no types
     """Stores each gradient in a variable of its own and leaves the weights alone.
 
-    ``apply`` is overridden as a whole, not only ``update_step``: Keras' own goes on to apply weight constraints, which
-    move weights, and leaves out variables without a gradient, whose stored value would then be an old one.
+    ``apply`` is overridden as a whole, not only ``update_step``: Keras' own also applies weight constraints, which
+    move weights, and skips variables without a gradient, whose stored value would then be stale.
 
     Args:
         like: optimizer whose gradient clipping and static loss scale are taken over. Both change the gradient itself;
-            momentum, weight decay and all else that moves weights is not taken over.
+            momentum, weight decay and all else that moves weights are not taken over.
     """
 
     gradients: list[Any]
@@ -46,7 +46,7 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
             self.gradients = [self.add_variable_from_reference(v, name="gradient") for v in variables]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Store ``grads`` (one a variable, None where the loss does not depend on it, which is stored as zeros)."""
+        """Store ``grads``, one for each variable; None, where the loss does not depend on it, is stored as zeros."""
         if not self.built:
             self.build(list(trainable_variables or ()))
         scale = self.loss_scale_factor
@@ -60,13 +60,13 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
 
 
 class CollectingOptimizer:
-    """An optimizer that takes the place of a model's own for a step, and leaves the gradient in variables.
+    """An optimizer that replaces a model's own for a step, and stores the gradient in variables.
 
-    It costs a vector of the model's size.
+    It takes the memory of a vector of the model's size.
 
     Args:
         model: compiled.
-        variables: its trainable ones, in its own order.
+        variables: the model's trainable variables, in its own order.
         order: for each place in the gradient's vector, the number of the variable; None: all, in the same order.
     """
 
@@ -94,17 +94,17 @@ class CollectingOptimizer:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Return its own state: counts, a loss's scale, the gradient."""
+        """Return its variables: step counts, the loss scale, the gradient."""
         return list(self._optimizer.variables)
 
     @property
     def steps(self) -> int | None:
-        """Return the steps whose gradient was kept; None where none is skipped, as one whose loss overflows is."""
+        """Return the number of steps that did not overflow; None without loss scaling, where no step is skipped."""
         return int(self._collector.iterations) if self._scales_loss else None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Give the model this optimizer for as long as the context lasts."""
+        """Install this optimizer in the model for the duration of the context."""
         model = self._model
         own = model.optimizer, model.train_function
         model.optimizer, model.train_function = self._optimizer, self._train_function
@@ -121,7 +121,7 @@ def _dense(gradient: Any, variable: Any) -> Any:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # Embeddings: assigning index slices would overwrite, not add up, rows that occur twice.
+        # The gradient of an Embedding: assigning index slices would overwrite duplicate rows instead of adding them up.
         if isinstance(gradient, tf.IndexedSlices):
             return tf.convert_to_tensor(gradient)
     return gradient

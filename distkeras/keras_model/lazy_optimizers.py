@@ -1,4 +1,4 @@
-"""Optimizers that leave the rows of a table alone that a step does not touch: see `distkeras.optimizers`."""
+"""Optimizers that change only the rows of a table that a step touches: see `distkeras.optimizers`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkeras.ps.validate import require_number
 
 
 class _Lazy:
-    """What lazy optimizers share, ahead of an optimizer of Keras: which rows a gradient names."""
+    """The common base of lazy optimizers, listed before a Keras optimizer: it finds the rows that a gradient names."""
 
     def __init__(self, **options: Any) -> None:
         backend = keras.backend.backend()
@@ -33,18 +33,18 @@ class _Lazy:
         import tensorflow as tf
 
         if not isinstance(gradient, tf.IndexedSlices):
-            super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]  # of the class of Keras
+            super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]  # defined by the Keras class
             return
         rows, places = tf.unique(gradient.indices)
         values = tf.math.unsorted_segment_sum(tf.cast(gradient.values, variable.dtype), places, tf.size(rows))
         self._update_rows(variable, rows, values, keras.ops.cast(learning_rate, variable.dtype))
 
     def _update_rows(self, variable: Any, rows: Any, gradient: Any, learning_rate: Any) -> None:
-        """Update the rows ``rows`` of a variable, each of which is there once, by their gradients."""
+        """Update the rows ``rows`` of a variable, which are unique, by their gradients."""
         raise NotImplementedError
 
     def _slot(self, slots: Any, variable: Any) -> Any:
-        """Return TensorFlow's variable for what the optimizer keeps of each element of ``variable``."""
+        """Return TensorFlow's variable of the slot of ``variable``."""
         return slots[self._get_variable_index(variable)].value  # type: ignore[attr-defined]  # Keras has no public one
 
 
@@ -68,8 +68,8 @@ class LazyAdam(_Lazy, keras.optimizers.Adam):  # type: ignore[misc]  # Keras' cl
     :math:`\alpha (1 - \beta_1) / \sqrt{1 - \beta_2}`, which is 3.2 learning rates. Variables whose gradient names no
     rows, such as the kernel of a Dense layer or a table with a regularizer, are trained by Adam.
 
-    This is another algorithm than Adam, which moves a row on after it was touched. It equals Adam, with the gradients
-    of an id added up first, if every step touches every row.
+    This is another algorithm than Adam, which continues to move a row after it was touched. It equals Adam, with the
+    gradients of an id added up first, if every step touches every row.
 
     Args:
         learning_rate: a number, or a schedule of Keras.
@@ -136,8 +136,8 @@ class LazyMomentum(_Lazy, keras.optimizers.SGD):  # type: ignore[misc]  # Keras'
     :math:`w` and :math:`u`, to the bit. Variables whose gradient names no rows, such as the kernel of a Dense layer or
     a table with a regularizer, are trained by SGD with momentum.
 
-    This is another algorithm than SGD with momentum, which moves a row on after it was touched. It equals SGD with
-    momentum if every step touches every row.
+    This is another algorithm than SGD with momentum, which continues to move a row after it was touched. It equals SGD
+    with momentum if every step touches every row.
 
     Args:
         learning_rate: a number, or a schedule of Keras.
@@ -172,5 +172,5 @@ class LazyMomentum(_Lazy, keras.optimizers.SGD):  # type: ignore[misc]  # Keras'
         self.assign_add(variable, tf.IndexedSlices(move, rows))
 
 
-#: The lazy optimizers, by their names in lower case, as Keras has its own.
+#: The lazy optimizers by their names in lower case, which is how Keras looks up its own.
 LAZY = {kind.__name__.lower(): kind for kind in (LazyAdam, LazyMomentum)}

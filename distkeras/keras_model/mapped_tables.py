@@ -1,7 +1,7 @@
-"""Prediction and evaluation with tables in files: no process holds one, and all of a machine share its file's pages.
+"""Prediction and evaluation with tables in files: no process loads one, and all of a machine share a file's pages.
 
-A model is cut behind its wide Embeddings. One part makes the ids, where they are no inputs themselves; the rows are
-taken from the files; the rest of the model is built without the tables. The numbers are those of the whole model.
+A model is cut behind its wide Embeddings. One part computes the ids, unless they are inputs; the rows are read from the
+files; the rest of the model is built without the tables. The result is that of the whole model.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class TableCall:
 
     Args:
         table: the number of its table.
-        layer: its name, for error texts.
-        inputs: the numbers of the model's inputs that the ids are made of.
-        output: the number of the ids among the outputs of the model that makes them; None: they are the input itself.
+        layer: the layer's name, for error texts.
+        inputs: the numbers of the model's inputs that the ids are computed from.
+        output: the number of the ids among the outputs of the model that computes them; None: they are an input.
     """
 
     table: int
@@ -53,8 +53,8 @@ class ModelParts:
     Args:
         rest: archive of the model of the embedded values, one input for each call, and then of the ``inputs``.
         inputs: the numbers of the whole model's inputs that the rest needs.
-        ids: archive of the model that makes ids; empty if they are all inputs themselves.
-        id_inputs: the numbers of the whole model's inputs that this one needs.
+        ids: archive of the model that computes ids; empty if they are all inputs.
+        id_inputs: the numbers of the whole model's inputs that the model of ``ids`` needs.
         tables: for each table, its shape if only the trained rows of it exist; None: it is whole.
     """
 
@@ -87,7 +87,7 @@ def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | Wide
     """Return a model's parts and its wide tables: float32 ``(rows, width)``, or the layer of one that no process holds.
 
     Args:
-        model: one that `has_wide_tables`. It is not to be used any more: the parts share its layers.
+        model: one that `has_wide_tables`. It must not be used afterwards: the parts share its layers.
     """
     import keras
 
@@ -99,26 +99,26 @@ def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | Wide
         needed = _needed(tensors, stops)
         return tuple(number for number, key in enumerate(inputs) if key in needed)
 
-    made = list({id(call.ids): call.ids for call in calls if id(call.ids) not in inputs}.values())
-    places = {id(tensor): place for place, tensor in enumerate(made)}
-    described = tuple(
+    computed = list({id(call.ids): call.ids for call in calls if id(call.ids) not in inputs}.values())
+    places = {id(tensor): place for place, tensor in enumerate(computed)}
+    table_calls = tuple(
         TableCall(layers.index(call.layer), call.layer.name, numbers([call.ids]), places.get(id(call.ids)))
         for call in calls
     )
     embedded = [call.embedded for call in calls]
-    kept, of_ids = numbers(functional.outputs, embedded), numbers(made)
+    kept, of_ids = numbers(functional.outputs, embedded), numbers(computed)
     tables = [layer if _is_wide(layer) else np.array(keras.ops.convert_to_numpy(layer.embeddings)) for layer in layers]
     shapes = tuple(layer.table() if _is_wide(layer) else None for layer in layers)
     ids = b""
-    if made:
-        ids = to_bytes(keras.Model(_alone([functional.inputs[number] for number in of_ids]), made))
+    if computed:
+        ids = to_bytes(keras.Model(_unwrapped([functional.inputs[number] for number in of_ids]), computed))
     outputs = functional._outputs_struct  # noqa: SLF001 - the public list has no names of outputs
-    rest = keras.Model(_alone([*embedded, *(functional.inputs[number] for number in kept)]), outputs)
-    return ModelParts(to_bytes(rest), kept, ids, of_ids, described, shapes), tables
+    rest = keras.Model(_unwrapped([*embedded, *(functional.inputs[number] for number in kept)]), outputs)
+    return ModelParts(to_bytes(rest), kept, ids, of_ids, table_calls, shapes), tables
 
 
 def save_tables(tables: Sequence[np.ndarray | WideEmbedding], folder: Path) -> list[Path]:
-    """Write tables to files in ``folder``, whose names are new, and return them as `MappedModel` takes them.
+    """Write tables to files with unique names in ``folder``, and return them as `MappedModel` takes them.
 
     Raises:
         ConfigurationError: the rows of a `WideEmbedding` cannot be read.
@@ -174,19 +174,19 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _needed(tensors: Iterable[Any], stops: Iterable[Any]) -> set[int]:
-    """Return the identities of the tensors that others are made of, and of these, up to ``stops``."""
-    needed, waiting, ends = set[int](), list(tensors), {id(tensor) for tensor in stops}
-    while waiting:
-        tensor = waiting.pop()
+    """Return the identities of ``tensors`` and of all tensors that they are computed from, up to ``stops``."""
+    needed, pending, ends = set[int](), list(tensors), {id(tensor) for tensor in stops}
+    while pending:
+        tensor = pending.pop()
         if id(tensor) in needed or id(tensor) in ends:
             continue
         needed.add(id(tensor))
         history = tensor._keras_history  # noqa: SLF001 - there is no public way
-        waiting += history.operation._inbound_nodes[history.node_index].input_tensors  # noqa: SLF001 - the same
+        pending += history.operation._inbound_nodes[history.node_index].input_tensors  # noqa: SLF001 - the same
     return needed
 
 
-def _alone(values: Sequence[Any]) -> Any:
+def _unwrapped(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else list(values)
 
 
@@ -195,12 +195,12 @@ class MappedModel:
 
     Args:
         parts: from `split_tables`.
-        files: of the tables, as `save_tables` returns them: one of a whole table, two of another.
+        files: of the tables, as `save_tables` returns them: one for a whole table, two for a `WideEmbedding`.
         columns: the column of each of the whole model's inputs, for error texts.
-        build: makes a model of the archive of the rest, such as a compiled one; None: one that predicts.
+        build: returns a model from the archive of the rest, such as a compiled one; None: not compiled.
 
     Attributes:
-        rest: the model of the embedded values and of the inputs that are no ids.
+        rest: the model of the embedded values and of the inputs that are not ids.
     """
 
     def __init__(
@@ -221,32 +221,32 @@ class MappedModel:
         self._ids = from_bytes(parts.ids, objects) if parts.ids else None
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return each output for the inputs, ``(n, …)``; raise BadValueError if an id is no row of its table."""
+        """Return each output for the inputs, ``(n, …)``; raise BadValueError if an id is not a row of its table."""
         import keras
 
-        found = self.rest.predict_on_batch(_alone(self.rest_inputs(inputs)))
+        found = self.rest.predict_on_batch(_unwrapped(self.rest_inputs(inputs)))
         return [np.asarray(output) for output in keras.tree.flatten(found)]
 
     def rest_inputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the inputs of the `rest`, ``(n, …)``; raise BadValueError if an id is no row of its table."""
+        """Return the inputs of `rest`, ``(n, …)``; raise BadValueError if an id is not a row of its table."""
         import keras
 
-        made: list[Any] = []
+        computed: list[Any] = []
         if self._ids is not None:
             own = [inputs[number] for number in self._parts.id_inputs]
-            made = keras.tree.flatten(self._ids.predict_on_batch(_alone(own)))
-        return list(self._embedded(inputs, made)) + [inputs[number] for number in self._parts.inputs]
+            computed = keras.tree.flatten(self._ids.predict_on_batch(_unwrapped(own)))
+        return list(self._embedded(inputs, computed)) + [inputs[number] for number in self._parts.inputs]
 
-    def _embedded(self, inputs: Sequence[np.ndarray], made: Sequence[Any]) -> Iterator[np.ndarray]:
+    def _embedded(self, inputs: Sequence[np.ndarray], computed: Sequence[Any]) -> Iterator[np.ndarray]:
         for call in self._parts.calls:
-            ids = inputs[call.inputs[0]] if call.output is None else np.asarray(made[call.output])
+            ids = inputs[call.inputs[0]] if call.output is None else np.asarray(computed[call.output])
             table = self._tables[call.table]
             if isinstance(table, StoredRows):
                 yield table.take(ids, column=self._columns_of(call))
                 continue
             if ids.dtype not in (np.int32, np.int64):
-                ids = ids.astype(np.int32)  # as Embedding does: a fraction is cut off
-            rows = np.where(ids < 0, ids + len(table), ids)  # as Keras counts from the end
+                ids = ids.astype(np.int32)  # truncated, as Embedding does
+            rows = np.where(ids < 0, ids + len(table), ids)  # Keras counts negative ids from the end
             bad = (rows < 0) | (rows >= len(table))
             if bad.any():
                 raise BadValueError(

@@ -1,4 +1,4 @@
-"""A functional model's configuration as a graph, the part of it that makes some outputs, and models within it."""
+"""A functional model's configuration as a graph, its sub-models, and the models nested in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(NamedTuple):
     """A tensor in a model.
 
     Args:
-        layer: name of the layer or operation that makes it.
+        layer: name of the layer or operation that outputs it.
         call: number of the layer's call within the model.
         output: number of the output of that call.
     """
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A tensor that a layer is given: where it comes from, its shape (None for what is not known), and its dtype."""
+    """An input tensor of a layer's call: its source, its shape (None for an unknown dimension), and its dtype."""
 
     source: Source
     shape: tuple[int | None, ...]
@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 
 class ModelGraph:
-    """The layers of a functional model, and what each of their calls is given.
+    """The layers of a functional model, and the inputs of each of their calls.
 
     Args:
         config: what the model's ``get_config`` returns.
@@ -49,23 +49,23 @@ class ModelGraph:
         self._layers: dict[str, Mapping[str, Any]] = {layer["name"]: layer for layer in config["layers"]}
 
     def calls(self, layer: str) -> list[list[Given]]:
-        """Return the tensors that each call of a layer is given."""
+        """Return the input tensors of each call of a layer."""
         return [
             [Given(Source(*t["keras_history"]), tuple(t["shape"]), str(t["dtype"])) for t in _tensors(node)]
             for node in self._layers[layer]["inbound_nodes"]
         ]
 
     def before(self, source: Source) -> list[str]:
-        """Return the layers that a tensor is computed by, the one that makes it among them, in the model's order."""
+        """Return the layers that compute a tensor, including the one that outputs it, in the model's order."""
         return self._needed([source.layer], {})
 
     def part(
         self, replaced: Mapping[str, Sequence[str]], inputs: Sequence[Mapping[str, Any]], kept: Sequence[str]
     ) -> Any:
-        """Return the configuration of the part behind new inputs, with the same outputs.
+        """Return the configuration of the sub-model from new inputs to the same outputs.
 
         Args:
-            replaced: for each layer that takes new inputs, the name of the one that each of its calls takes.
+            replaced: for each layer that takes new inputs, the name of the new input of each of its calls.
             inputs: configurations of the new input layers, as `input_layer` makes them.
             kept: the names of the model's own inputs.
 
@@ -89,18 +89,18 @@ class ModelGraph:
         }
 
     def _needed(self, layers: Sequence[str], replaced: Mapping[str, Any]) -> list[str]:
-        needed, waiting = set[str](), list(layers)
-        while waiting:
-            name = waiting.pop()
+        needed, pending = set[str](), list(layers)
+        while pending:
+            name = pending.pop()
             if name not in needed:
                 needed.add(name)
                 if name not in replaced:
-                    waiting += [given.source.layer for call in self.calls(name) for given in call]
+                    pending += [given.source.layer for call in self.calls(name) for given in call]
         return [name for name in self._layers if name in needed]
 
 
 def functional_of(model: Any) -> Any:
-    """Return a functional model, and a Sequential one as the functional that it is; None for all others."""
+    """Return a functional model itself, and the functional model inside a Sequential one; None for any other."""
     kind = type(model)
     if kind.__module__.partition(".")[0] != "keras":
         return None
@@ -113,14 +113,14 @@ def users_of(model: Any, embedding: Any) -> list[Any]:
     """Return the other layers of a model that hold an Embedding or its weights."""
     users = []
     for other in model._flatten_layers(include_self=False):  # noqa: SLF001 - there is no public list
-        own = [*other._layers, *other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists have more
+        own = [*other._layers, *other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists include inner layers
         if other is not embedding and any(part is embedding or part is embedding.embeddings for part in own):
             users.append(other)
     return users
 
 
 def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
-    """Return the configuration of an input; ``shape`` is that of a mini-batch, None for what is not known."""
+    """Return the configuration of an input; ``shape`` is that of a mini-batch, None for an unknown dimension."""
     config = {"batch_shape": list(shape), "dtype": dtype, "sparse": False, "ragged": False, "name": name}
     return {
         "module": "keras.layers",
@@ -170,16 +170,16 @@ def inner_models(model: keras.Model) -> list[Any]:
 
 @contextmanager
 def flattened(model: keras.Model) -> Iterator[Any]:
-    """Give a functional model that computes the same with the layers of the models within it, until this ends.
+    """Yield an equivalent functional model, in which the layers of nested models take the place of these models.
 
-    The layers are those of ``model`` themselves. Afterwards they do not know of it any more.
+    It shares the layers of ``model``, and is removed from their lists of nodes when the context ends.
 
     Args:
         model: functional.
 
     Raises:
-        ValueError: two layers have one name, or a model within it is given other shapes or types than it was built for;
-            or the order of the layers matters, which may become another one.
+        ValueError: two layers have the same name; a nested model is called with other shapes or dtypes than it was
+            built for; or the result depends on the order of the layers, which may change.
     """
     import keras
 
@@ -195,7 +195,7 @@ def flattened(model: keras.Model) -> Iterator[Any]:
 
 
 def _require_any_order(model: Any) -> None:
-    """Raise ValueError for what depends on the order of the layers: states, random numbers, sums of three gradients."""
+    """Raise ValueError if states, random numbers or sums of three gradients depend on the order of the layers."""
     import keras
 
     calls, uses = Counter[int](), Counter[int]()
@@ -212,7 +212,7 @@ def _require_any_order(model: Any) -> None:
 
 
 def _outputs(model: Any, inputs: list[Any]) -> Any:
-    """Return what the layers of a functional model make of symbolic tensors."""
+    """Return the outputs of a functional model for symbolic ``inputs``, computed by the layers of nested models."""
     import keras
 
     def operation(part: Any) -> Any:

@@ -1,7 +1,7 @@
 """Optimizers by name, and those that cannot train in several workers: they keep weights, or averages, in their state.
 
-After each exchange a worker takes over the center's weights. An optimizer that has stored weights goes on from those,
-and draws every following step back to the worker's own old ones.
+After each exchange a worker takes over the center's weights. An optimizer that has stored weights continues from those,
+and pulls every later step back to the worker's old weights.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from distkeras.ps.errors import ConfigurationError
 _SHAPES = ((3,), (3, 4), (2, 2, 3, 4))
 #: Steps of a trial: lookahead and the like store weights every few steps.
 _STEPS = 12
-#: A learning rate that moves no weight, and that may be divided by.
-_HARDLY_ANY = 1e-12
+#: A learning rate too small to move a weight; it is not zero, since an optimizer may divide by it.
+_TINY_RATE = 1e-12
 #: What to use instead.
 _ADVICE = "use an optimizer such as AdamW, and average the weights of the center if that is wanted"
 
@@ -30,7 +30,7 @@ def optimizer_of(given: Any) -> Any:
         given: an optimizer, the name of its class, or a mapping with ``class_name`` and the arguments as ``config``.
 
     Raises:
-        TypeError, ValueError: there is none of this name, or it does not take these arguments.
+        TypeError, ValueError: no optimizer has this name, or it does not take these arguments.
     """
     import keras
 
@@ -50,7 +50,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def require_independent(given: Any) -> None:
-    """Raise ConfigurationError for an optimizer with weights that a pull replaces, or with several learning rates."""
+    """Raise ConfigurationError for an optimizer that stores weights, or that has several learning rates."""
     import keras
 
     optimizer = keras.optimizers.get(given)
@@ -75,12 +75,12 @@ def require_independent(given: Any) -> None:
 
 
 def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
-    """Return how an optimizer's state depends on weights, as a text; None if a trial shows no such thing."""
+    """Describe how an optimizer's state depends on weights; None if a trial shows no dependence."""
     import keras
 
     try:
         states = [_state(_built(kind, config, _weights(value))) for value in (1.0, 2.0)]
-    except Exception:  # noqa: BLE001 - an optimizer of the user's own that is for other shapes: no trial is possible
+    except Exception:  # noqa: BLE001 - a user's optimizer may reject these shapes: no trial is possible
         return None
     for (name, of_ones), (_, of_twos) in zip(*states, strict=True):
         if not np.array_equal(of_ones, of_twos):
@@ -89,11 +89,11 @@ def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
 
 
 def _draws_back(kind: type, config: dict[str, Any]) -> str | None:
-    """Take steps without gradient, at hardly any rate, replace the weights, and see whether steps move them."""
+    """Take steps with zero gradients at a tiny rate, replace the weights, and describe how later steps move them."""
     import keras
 
     weights = _weights(1.0)
-    optimizer = _built(kind, {**config, "learning_rate": _HARDLY_ANY}, weights)
+    optimizer = _built(kind, {**config, "learning_rate": _TINY_RATE}, weights)
     gradients = [keras.ops.zeros(weight.shape) for weight in weights]
     for value in (1.0, 2.0):
         for weight in weights:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import keras
 
 
-#: Parts of a configuration that follow from others, or differ from one process to the next.
+#: Keys of a configuration whose values follow from others, or differ from one process to the next.
 _LEFT_OUT = {"build_config", "build_input_shape", "compile_config", "module", "seed", "shared_object_id"}
 #: Where a configuration refers to layers by their names.
 _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
@@ -38,8 +38,8 @@ _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 def model_identity(model_file: bytes) -> dict[str, Any]:
     """Return the configuration in a ``.keras`` archive, JSON-ready, with layers numbered instead of named.
 
-    Keras numbers the names that it gives by what a process has built before, so the same code makes "dense" once and
-    "dense_7" another time. What is None is left out: a later version of Keras may have more of it.
+    Keras numbers default names in the order in which a process builds layers, so the same code makes "dense" once and
+    "dense_7" another time. Keys with the value None are left out: a later version of Keras may add some.
     """
     config = read_config(model_file)
     names = {name: f"#{number}" for number, name in enumerate(dict.fromkeys(layer_names(config)))}
@@ -48,15 +48,15 @@ def model_identity(model_file: bytes) -> dict[str, Any]:
 
 
 def layout_identity(layout: Layout) -> list[list[Any]]:
-    """Return each variable's own name and shape, JSON-ready."""
+    """Return the last part of each variable's name, and its shape, JSON-ready."""
     return [[name.rsplit("/", 1)[-1], list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
 
 
 def layer_names(node: Any) -> Iterator[str]:
-    """Yield the names of layers in the order of their first appearance, of those within others too."""
+    """Yield the names of layers, at any depth, in the order of their first appearance."""
     if isinstance(node, Mapping):
         config = node.get("config")
-        # Other objects have names too, which are no accident: losses, dtype policies.
+        # Losses and dtype policies have names too, which are significant.
         if isinstance(config, Mapping) and not config.keys().isdisjoint(("trainable", "batch_shape", "layers")):
             yield str(config.get("name"))
         for value in node.values():
@@ -85,7 +85,7 @@ class Recipe:
     Args:
         arguments: the arguments of ``compile``: names, plain functions, which may come from a notebook, and
             configurations of Keras objects.
-        optimizer_state: the optimizer is the model's own and has taken steps: training goes on from its state.
+        optimizer_state: the optimizer is the model's own and has taken steps: training continues from its state.
         settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
     """
 
@@ -99,7 +99,7 @@ class Recipe:
         """Return the compiled model in this process.
 
         Args:
-            to_train: give the optimizer the state that the driver's model came with.
+            to_train: load the optimizer state of the driver's model.
 
         Raises:
             ConfigurationError: Keras already runs on another backend here, or a part cannot be rebuilt.
@@ -123,11 +123,11 @@ class Recipe:
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
-        """Return what a ``model`` of `build` is compiled with, JSON-ready; of the user's functions, the names."""
+        """Return the arguments that `build` compiles a ``model`` with, JSON-ready; a user's function is its name."""
         import keras
 
         optimizer = _as_json(keras.saving.serialize_keras_object(model.optimizer))
-        optimizer["config"].pop("name", None)  # which Keras numbers
+        optimizer["config"].pop("name", None)  # Keras numbers it
         return {name: _as_json(value) for name, value in self.arguments.items()} | {"optimizer": optimizer}
 
 
@@ -145,7 +145,7 @@ def recipe_of(
     """Return the recipe for ``model``; an argument that is None is taken from how the model itself was compiled.
 
     Raises:
-        ConfigurationError: no loss, neither given nor compiled in, or an argument that has no configuration.
+        ConfigurationError: there is no loss, or an argument has no configuration.
     """
     import keras
 
@@ -179,8 +179,8 @@ def recipe_of(
         for name, value in packed.items():
             require_described(name, arguments[name], value)
     packed.update(_flags(model, own_optimizer=optimizer is None))
-    goes_on = optimizer is None and has_optimizer_state(model)
-    return Recipe(running_backend(), classes, packed, goes_on, keras_settings())
+    continues = optimizer is None and has_optimizer_state(model)
+    return Recipe(running_backend(), classes, packed, continues, keras_settings())
 
 
 def _compile_config(model: keras.Model) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _compile_config(model: keras.Model) -> dict[str, Any]:
 
 
 def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
-    """Return what else the model was compiled with that changes how a worker trains, where it is not the default."""
+    """Return the other arguments of ``compile`` that change how a worker trains, if they are not the defaults."""
     import keras
 
     if not model.compiled:

@@ -49,7 +49,7 @@ def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def read_state(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> OptimizerState | None:
-    """Return the state of a built optimizer, less ``unsent``; None if there is none, or if a number is not finite."""
+    """Return a built optimizer's state, without ``unsent``; None if it is stateless, or if a number is not finite."""
     import keras
 
     if not has_state(optimizer):
@@ -71,12 +71,12 @@ def load_state(
     """Set the state of a built optimizer.
 
     Args:
-        optimizer: all of its variables are set, or none is.
+        optimizer: on failure, none of its variables is changed.
         state: from `read_state`, of an optimizer of the same kind for a model of the same kind; None: there is none.
-        unsent: the identities of variables that are not part of the state, and stay as they are.
+        unsent: the identities of variables that are not part of the state, and are not changed.
 
     Returns:
-        None if the optimizer has no state; "" if it has the given one now; else why not.
+        None if the optimizer is stateless; "" if the state was loaded; else the reason why not.
     """
     import keras
 
@@ -110,7 +110,7 @@ def state_bytes(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = 
 
 
 def layout_of(optimizer: keras.optimizers.Optimizer, unsent: Container[int] = ()) -> str:
-    """Return a text that two built optimizers share if one can go on from the other's state."""
+    """Return a text that two built optimizers share if one can continue from the other's state."""
     kinds = [type(part).__name__ for part in dict.fromkeys((optimizer, inner_optimizer(optimizer)))]
     variables = [(str(variable.dtype), list(variable.shape)) for variable in _sent(optimizer, unsent)]
     digest = hashlib.sha256(json.dumps([kinds, variables, sys.byteorder]).encode()).hexdigest()[:16]
@@ -151,7 +151,7 @@ class KerasReplica:
 
         _check_ready(model)
         self.model, self._order = model, order
-        #: As the model lists them, which is how an optimizer is given them.
+        #: In the model's own order, in which an optimizer is built.
         self._trainable = trainable_variables(model)
         statistics = moving_statistics(model)
         self._weights = VariableVector(self._trainable if order is None else picked(self._trainable, order.trainable))
@@ -163,10 +163,10 @@ class KerasReplica:
         self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
         self._training_steps = CompiledSteps(model)
         self._gradient_steps: CompiledSteps | None = None
-        self._collecting: CollectingOptimizer | None = None  # made when it is first needed, for it costs a vector
-        self._metric_names: tuple[str, ...] | None = None  # until `prepare`
+        self._collecting: CollectingOptimizer | None = None  # created on first use: it takes a vector's memory
+        self._metric_names: tuple[str, ...] | None = None  # set by `prepare`
         self._prepared_for: Any = None
-        self._next: keras.Model | None = None  # the model whose state is to be taken over by the first step
+        self._next: keras.Model | None = None  # the first step takes over this model's state
 
     @property
     def size(self) -> int:
@@ -175,7 +175,7 @@ class KerasReplica:
 
     @property
     def learning_rate(self) -> float:
-        """Return the compiled optimizer's learning rate at its present iteration, schedules evaluated."""
+        """Return the compiled optimizer's learning rate at its current iteration, schedules evaluated."""
         return scalar((self.model if self._next is None else self._next).optimizer.learning_rate)
 
     @property
@@ -183,8 +183,8 @@ class KerasReplica:
         """Return the names of the loss and the metrics, in the order of the columns of `train`.
 
         Raises:
-            LocalProtocolError: nothing was trained yet and `prepare` was not called: Keras settles what "accuracy"
-                means, and the names of per-output metrics, only when it sees labels.
+            LocalProtocolError: nothing was trained yet and `prepare` was not called: Keras chooses the class of
+                "accuracy", and the names of per-output metrics, only when it sees labels.
         """
         if self._metric_names is None:
             raise LocalProtocolError("`metric_names` must be asked for after `prepare` or the first step.")
@@ -207,7 +207,7 @@ class KerasReplica:
         import keras
 
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
-        # A recurrent layer draws its dropout, and moves its state, in inference mode too.
+        # Saved because a recurrent layer draws dropout, and moves its state, in inference mode too.
         before = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in layer_states(self.model)]
         try:
             predicted = self.model(x, training=False)
@@ -225,7 +225,7 @@ class KerasReplica:
         vectors = [name for name, value in logs.items() if np.ndim(value) != 0]
         if vectors:
             raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")
-        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 has it last
+        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 lists it last
         self._prepared_for = _kind(batch)
 
     def load(self, vector: np.ndarray) -> None:
@@ -271,7 +271,7 @@ class KerasReplica:
         means = [mean for mean in losses_of_outputs(self.model) if float(mean.count) != batch.size]
         if not means or not whole or not rest:
             return values
-        # TensorFlow's graphs count the last, shorter batch like the others in the losses of single outputs.
+        # For the losses of single outputs, TensorFlow's graphs weight the last, shorter batch like a whole one.
         last_x, last_y = (tuple(array[-rest:] for array in side) for side in (batch.x, batch.y))
         x, y, weight = model_inputs(self.model, last_x, last_y, None if weight is None else weight[-rest:])
         self.model.reset_metrics()
@@ -282,11 +282,11 @@ class KerasReplica:
         return values
 
     def gradient(self, batch: Batch, out: np.ndarray) -> np.ndarray:
-        """Compute the gradient of the compiled loss on one mini-batch; the weights stay as they are.
+        """Compute the gradient of the compiled loss on one mini-batch, without changing the weights.
 
         The optimizer's clipping is applied, for it changes the gradient; its momentum, weight decay and the weights'
-        constraints are not. Its iteration count rises by one, so that a schedule of `learning_rate` goes on. Under
-        ``mixed_float16``, a gradient that overflowed is given as zeros and the loss scale is lowered, as Keras skips
+        constraints are not. Its iteration count rises by one, so that a schedule of `learning_rate` advances. Under
+        ``mixed_float16``, a gradient that overflowed is returned as zeros and the loss scale is lowered, as Keras skips
         such a step.
 
         Args:
@@ -312,13 +312,13 @@ class KerasReplica:
             out.fill(0.0)
             return row
         collecting.gradient.read(out)
-        # `iterations` counts updates only, where gradients are accumulated.
+        # The property `iterations` counts only the updates of accumulated gradients.
         inner_optimizer(self.model.optimizer)._iterations.assign_add(1)  # noqa: SLF001 - Keras has no public one
         return row
 
     def read_optimizer(self) -> OptimizerState | None:
-        """Return the state of the optimizer, which has taken a step; None if it has none, or is not finite."""
-        self._build_optimizer()  # gradients alone do not
+        """Return the state of the optimizer after a step; None if it is stateless, or if a number is not finite."""
+        self._build_optimizer()  # `gradient` does not build it
         return read_state(self.model.optimizer, self._unsent())
 
     def load_optimizer(self, state: OptimizerState | None, example: Batch) -> str | None:
@@ -329,7 +329,7 @@ class KerasReplica:
             example: a mini-batch of the shapes to come.
 
         Returns:
-            None if the optimizer has no state; "" if it has the given one now; else why not.
+            None if the optimizer is stateless; "" if the state was loaded; else the reason why not.
         """
         self.prepare(example)
         self._build_optimizer()
@@ -353,13 +353,13 @@ class KerasReplica:
         return sum(map(_bytes_of, [*self.model.variables, *self.model.optimizer.variables]))
 
     def begin_again(self, model: keras.Model) -> bool:
-        """Take over the state of ``model``, newly built and compiled as this one was; what is traced stays.
+        """Take over the state of ``model``, newly built and compiled as this one was, and keep the traced functions.
 
-        Weights and moving statistics are to be loaded. The optimizer's state is made by the first step, from the
-        weights that are loaded by then, for it may depend on them.
+        The caller must load weights and moving statistics. The first step creates the optimizer's state from the loaded
+        weights, since it may depend on them.
 
         Returns:
-            Whether it was possible; if not, this replica is not to be used any more.
+            Whether it was possible; if not, this replica must not be used any more.
         """
         if not copied(_states(model), _states(self.model)):
             return False
@@ -368,14 +368,14 @@ class KerasReplica:
         return True
 
     def _begin_again(self, batch: Batch) -> None:
-        """Take over the new optimizer's state; where that or the data are of another kind, the new model itself."""
+        """Take over the new optimizer's state; if it or the data are of another kind, the whole new model."""
         from distkeras.keras_model.gradient_collector import CollectingOptimizer
 
         new, self._next = self._next, None
         assert new is not None
         own, optimizer = self.model.optimizer, new.optimizer
         if own.built:
-            new.optimizer = type(optimizer).from_config(optimizer.get_config())  # it is built for one model only
+            new.optimizer = type(optimizer).from_config(optimizer.get_config())  # it can be built only once
             optimizer.build(self._trainable)
         possible = _kind(batch) == self._prepared_for and copied(optimizer.variables, own.variables)
         if possible and self._collecting is not None:
@@ -391,7 +391,7 @@ class KerasReplica:
 
     def _train_on_batch(self, batch: Batch) -> np.ndarray:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
-        self.model.reset_metrics()  # Keras 3.11 does not itself: metrics are of this step alone
+        self.model.reset_metrics()  # metrics are of this step alone, and Keras 3.11 does not reset them
         logs = self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
         return np.array([logs[name] for name in self.metric_names], np.float64)
 
@@ -402,7 +402,7 @@ def _states(model: keras.Model) -> list[keras.Variable]:
 
 
 def _kind(batch: Batch) -> Any:
-    """Return what decides metrics and losses: dtypes and shapes of a row, and whether rows are weighted."""
+    """Return the properties that metrics and losses depend on: dtypes and shapes of a row, and if rows are weighted."""
     return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y)], batch.weight is None
 
 

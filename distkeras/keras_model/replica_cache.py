@@ -1,8 +1,8 @@
-"""Replicas that outlive a task: the next job with the same model and compilation finds its loop traced.
+"""Replicas that outlive a task: the next job with the same model and compilation reuses the traced loop.
 
-A Python worker of Spark runs task after task. To trace a model's loop takes longer than a small model's epoch, and in a
-cross-validation over learning rates each of many fits would do it again. Only what is traced is kept: every task builds
-its model, and the kept replica begins again with the state of that one.
+A Python worker of Spark runs task after task. Tracing a model's loop takes longer than a small model's epoch, and every
+fit of a cross-validation over learning rates would repeat it. Only the traced functions are reused: every task builds
+its model, and the cached replica takes over the state of this model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"_\d+$")
 _ADDRESS = re.compile(r'("shared_object_id": )(\d+)')
-#: Optimizers of Keras that read no name of a variable or of a layer.
+#: Keras optimizers that do not read the name of a variable or of a layer.
 _NAMELESS = {
     "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Nadam", "RMSprop", "SGD",
     "ScheduleFreeAdamW",
@@ -41,19 +41,19 @@ _NAMELESS = {
 
 
 def fingerprint(recipe: Recipe, config: Mapping[str, Any], model: keras.Model) -> bytes | None:
-    """Return a digest of everything that is traced; None where a part is not Keras' own.
+    """Return a digest of everything that is traced; None if a part is not Keras' own.
 
     A learning rate that is a number is left out: it is the value of a variable of the optimizer.
 
     Args:
-        config: the model's configuration, as ``config.json`` in its archive has it.
+        config: the model's configuration, which is ``config.json`` in its archive.
         model: one that the recipe built.
     """
     try:
         arguments = json.loads(json.dumps(dict(recipe.arguments), default=_config_of))
     except TypeError:
         return None
-    # How the model was compiled when it was saved does not count: the recipe compiles it.
+    # The compilation in the archive is left out: the recipe compiles the model.
     parts = {name: value for name, value in config.items() if name != "compile_config"}
     if not _is_all_of_keras([parts, arguments]):
         return None
@@ -64,14 +64,14 @@ def fingerprint(recipe: Recipe, config: Mapping[str, Any], model: keras.Model) -
     text = json.dumps([recipe.backend, _keras_settings(), parts, arguments], sort_keys=True)
     addresses: dict[str, int] = {}
     text = _ADDRESS.sub(lambda match: f"{match[1]}{addresses.setdefault(match[2], len(addresses))}", text)
-    # Metrics of several outputs are named by layers.
+    # With several outputs, metrics are named after layers.
     if len(model.outputs) == 1 and type(inner_optimizer(model.optimizer)).__name__ in _NAMELESS:
         text = _renamed(text, list(dict.fromkeys(layer_names(parts))))
     return hashlib.sha256(text.encode()).digest()
 
 
 def _renamed(text: str, names: Sequence[str]) -> str:
-    """Return ``text`` without the numbers in ``names``, which are its layers' names, if nothing else mentions them."""
+    """Return ``text`` without the numbers in its layers' ``names``, or unchanged if anything else mentions a name."""
     renamed = text
     for number, name in enumerate(names):
         renamed = renamed.replace(json.dumps(name), f'"#{number}"')
@@ -81,7 +81,7 @@ def _renamed(text: str, names: Sequence[str]) -> str:
 
 
 def _keras_settings() -> dict[str, str]:
-    """Return what ``keras.config`` says in this process: functions without arguments that change nothing."""
+    """Return the values of the getters of ``keras.config``: its functions without arguments that change nothing."""
     import keras
 
     settings = {}
@@ -112,51 +112,51 @@ def _is_all_of_keras(config: Any) -> bool:
     return all(map(_is_all_of_keras, config.values()))
 
 
-#: Most bytes of a replica that is kept: while a task builds its model, the process holds both.
+#: The most bytes of a cached replica: while a task builds its model, the process holds both.
 _MOST_BYTES = 256 * 2**20
 _PLAIN_MEMBERS = {"metadata.json", "config.json", WEIGHTS, ELSEWHERE}
 
 
 class ReplicaCache:
-    """Keeps the replica of the last task.
+    """Caches the replica of the last task.
 
-    Only models of Keras' own classes and functions are kept: others may have state that is not in their variables.
+    Only models of Keras' own classes and functions are cached: others may have state that is not in their variables.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[bytes, KerasReplica] | None = None
+        self._cached: tuple[bytes, KerasReplica] | None = None
         self._lock = threading.Lock()
 
     @contextmanager
     def lent(self, recipe: Recipe, model_file: bytes, rows: RowModel | None = None) -> Iterator[KerasReplica]:
-        """Yield a replica as ``recipe`` builds it, for as long as the context lasts.
+        """Yield a replica as ``recipe`` builds it, and cache it when the context ends without an exception.
 
-        Its weights and moving statistics are to be loaded; everything else is as it is in a new one. After an
-        exception it is not kept. Weights that did not travel are read where the archive says that they are.
+        The caller must load its weights and moving statistics; everything else is as in a new one. Weights that did
+        not travel are read from the file that the archive names.
 
         Args:
-            rows: its small tables, where it is cut.
+            rows: its small tables, if the model is cut.
 
         Raises:
             ConfigurationError: as `Recipe.build` says.
         """
         with self._lock:
-            kept, self._kept = self._kept, None
+            cached, self._cached = self._cached, None
         model = recipe.build(with_all_weights(model_file), to_train=True)
         key = _key(recipe, model_file, model, rows)
-        replica = kept[1] if kept is not None and kept[0] == key and kept[1].begin_again(model) else None
+        replica = cached[1] if cached is not None and cached[0] == key and cached[1].begin_again(model) else None
         if replica is None:
             replica = KerasReplica(model) if rows is None else TableReplica(model, rows)
-        del kept, model
+        del cached, model
         yield replica
         if key is not None and replica.nbytes <= _MOST_BYTES:
             with self._lock:
-                self._kept = key, replica
+                self._cached = key, replica
 
 
 def _key(recipe: Recipe, model_file: bytes, model: keras.Model, rows: RowModel | None) -> bytes | None:
-    """Return what two replicas must share for one to replace the other; None if none can."""
-    # None can where a part is the user's own, training goes on from an optimizer's state, or nothing is traced.
+    """Return a key that two replicas share if one can replace the other; None if this one cannot be cached."""
+    # Not if a part is the user's own, training continues from an optimizer's state, or nothing is traced.
     if recipe.objects or recipe.optimizer_state or model.run_eagerly:
         return None
     with zipfile.ZipFile(BytesIO(model_file)) as archive:

@@ -10,10 +10,10 @@ from distkeras.keras_model.optimizers import inner_optimizer
 
 
 def reason_against_rows(optimizer: Any) -> str | None:
-    """Return why steps on the touched rows alone would end elsewhere than steps on the whole table; None if they don't.
+    """Return why steps on the touched rows alone differ from steps on the whole table; None if they are equal.
 
-    A step must leave a row with a zero gradient, and what the optimizer keeps of it, as they are, to the bit. What it
-    does with one element must not depend on others: the elements of the whole table are more.
+    A step must not change a row with a zero gradient, or its slots, by a single bit. The update of one element must not
+    depend on others, since the whole table has more of them.
 
     Args:
         optimizer: of Keras, as a model is compiled with it.
@@ -45,12 +45,12 @@ def reason_against_rows(optimizer: Any) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-#: The lists, of which an optimizer has some, of variables with something for each element of the model's variables.
+#: The attributes that list an optimizer's slots: the variables with a number for each element of a model's variable.
 _SLOTS = ("_accumulators", "_momentums", "_velocities", "momentums")
 
 
 def slots_of(optimizer: Any, variable: Any) -> tuple[Any, ...]:
-    """Return the variables in which a built ``optimizer`` for rows keeps what it knows of each element of another."""
+    """Return the slots of ``variable`` in a built ``optimizer`` for rows."""
     inner = inner_optimizer(optimizer)
     place = inner._get_variable_index(variable)  # noqa: SLF001 - Keras has no public one
     return tuple(slots[place] for slots in (getattr(inner, name, None) for name in _SLOTS) if slots)
@@ -62,12 +62,12 @@ def _divides_by_zero(adagrad: Any) -> bool:
 
 @contextmanager
 def rows_moved_alone(optimizer: Any) -> Iterator[None]:
-    """While a step is traced with TensorFlow, make Adagrad compute with the rows that have a gradient, and no others.
+    """While a step is traced with TensorFlow, make Adagrad compute only with the rows that have a gradient.
 
-    Keras divides by the square roots of all accumulators, and takes the rows from these. The numbers are the same.
+    Keras computes the square roots of all accumulators, and gathers the rows afterwards. The result is the same.
 
     Args:
-        optimizer: of Keras; any but Adagrad is left as it is.
+        optimizer: of Keras; any but Adagrad is not changed.
     """
     import keras
 
@@ -88,7 +88,7 @@ def rows_moved_alone(optimizer: Any) -> Iterator[None]:
         inner.assign_add(accumulator, keras.ops.square(gradient))
         scaled = keras.ops.multiply(keras.ops.cast(learning_rate, variable.dtype), gradient)
         rows = tf.gather(accumulator.value, scaled.indices)
-        # TensorFlow would make a product of a quotient by a root, but for this kind, with other last bits.
+        # TensorFlow rewrites other divisions by a root as products, which round differently.
         moved = tf.math.divide_no_nan(scaled.values, keras.ops.sqrt(keras.ops.add(rows, inner.epsilon)))
         inner.assign_sub(variable, tf.IndexedSlices(moved, scaled.indices, scaled.dense_shape))
 

@@ -25,17 +25,17 @@ class StackedModels:
     """Copies of a model whose variables are stacked: each TensorFlow variable has a leading axis of models.
 
     One model's step, a function of its variables and its mini-batch, is vectorized over that axis by
-    `tf.vectorized_map`. Each model has its own optimizer, seeds and moving averages. Its numbers are those of a step
-    alone but for rounding: a product of stacked matrices may sum in another order.
+    `tf.vectorized_map`. Each model has its own optimizer, seeds and moving averages. Its step equals that of a single
+    model up to rounding: a product of stacked matrices may sum in another order.
 
     Args:
-        model: built and compiled, on TensorFlow, with a built optimizer. It is not to be used for anything else.
+        model: built and compiled, on TensorFlow, with a built optimizer. It must not be used for anything else.
         example: a mini-batch of the shapes and dtypes to come, for which loss and metrics are built.
         metrics: names of loss and metrics, loss first.
-        count: copies.
+        count: the number of copies.
 
     Raises:
-        ConfigurationError: the step cannot be vectorized; the text has TensorFlow's reason.
+        ConfigurationError: the step cannot be vectorized; the text states TensorFlow's reason.
     """
 
     def __init__(self, model: keras.Model, example: Batch, metrics: Sequence[str], count: int) -> None:
@@ -59,15 +59,15 @@ class StackedModels:
         self._require_no_other_state()
 
     def reset(self) -> None:
-        """Set every copy to the state that the model has come with."""
+        """Reset every copy to the model's initial state."""
         for stacked, value in zip(self._stacked, self._initial, strict=True):
             stacked.assign(_repeated(value, stacked.shape[0]))
 
     def train(self, places: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Take steps with some copies; the others stay as they are.
+        """Take steps with some copies; the others do not change.
 
         Args:
-            places: int32 ``(copies,)``: which ones, each once.
+            places: int32 ``(copies,)``: the numbers of these copies, which are unique.
             arrays: inputs, targets and, if there are any, sample weights, each an array
                 ``(steps, copies, rows, *column.shape)``.
 
@@ -79,7 +79,7 @@ class StackedModels:
 
     def weights(self) -> list[np.ndarray]:
         """Return for each of `keras.Model.weights` an array ``(count, *shape)``."""
-        by_variable = {id(one): stacked for one, stacked in zip(self._variables, self._stacked, strict=True)}
+        by_variable = {id(variable): stacked for variable, stacked in zip(self._variables, self._stacked, strict=True)}
         return [by_variable[id(weight)].numpy() for weight in self._model.weights]
 
     def _traced(self, example: Batch) -> Any:
@@ -110,7 +110,7 @@ class StackedModels:
         return tf.function(loop, autograph=False).get_concrete_function(tf.TensorSpec((None,), tf.int32), *specs)
 
     def _step(self, elements: Any) -> tuple[list[Any], Any]:
-        """Return what one model's variables are after a step, and loss and metrics, as Keras' own trainers do it."""
+        """Return one model's variables after a step, and loss and metrics, computed as Keras' own trainers do."""
         import keras
         import tensorflow as tf
 
@@ -157,17 +157,17 @@ def _repeated(value: np.ndarray, count: int) -> np.ndarray:
 
 
 def _make_stateless(optimizer: Any) -> None:
-    """Give a built optimizer, and one within it, Keras' own ways to move variables in place of TensorFlow's.
+    """Replace the TensorFlow methods by which a built optimizer, or its inner one, updates variables by Keras' own.
 
-    Those of TensorFlow move `tf.Variable`, so that `stateless_apply` is none of them. They are replaced below the
-    optimizer's class, which may have ways of its own.
+    The methods for TensorFlow change each `tf.Variable`, so that `stateless_apply` would not be stateless. They are
+    replaced in a base class, so that the optimizer's own class can still override them.
     """
     inner = inner_optimizer(optimizer)
     inner.__class__ = type(type(inner).__name__, (type(inner), _stateless_base()), {})
 
 
 def _stateless_base() -> type:
-    """Return Keras' class for optimizers on TensorFlow with the methods of Keras' base class."""
+    """Return Keras' base class for optimizers on TensorFlow, with the methods of its class for any backend."""
     import keras
 
     in_tensorflow, base = keras.optimizers.Optimizer.__bases__
@@ -199,12 +199,12 @@ def _assign_sub(self: Any, variable: keras.Variable, value: Any) -> None:
 
 
 def _dense(value: Any, dtype: str) -> Any:
-    """Return a tensor. The gradient of a table has rows, which some optimizers treat in another way than a tensor."""
+    """Return ``value`` as a dense tensor; the gradient of a table consists of rows."""
     import tensorflow as tf
 
     return tf.cast(tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value, dtype)
 
 
 def _key(self: Any, variable: Any) -> Any:
-    """Return what TensorFlow's optimizers know a variable by, whose value in a stateless scope is a tensor."""
+    """Return the key of a variable in TensorFlow's optimizers; in a stateless scope, its value is a tensor without."""
     return getattr(variable, "_value", variable)._unique_id  # noqa: SLF001 - as in Keras' own

@@ -1,6 +1,6 @@
-"""The touched rows of a table that was trained: Parquet files, and the same rows, sorted, in files that are mapped.
+"""The touched rows of a trained table: in Parquet files, and sorted in memory-mapped files.
 
-No function here holds a table: rows pass in blocks, and of all rows only the numbers are in memory, while they are
+No function here holds a table: rows are processed in blocks. Only the ids of all rows are in memory, while they are
 sorted.
 """
 
@@ -28,7 +28,7 @@ Block = tuple[Ids, np.ndarray]
 
 
 def save_rows(folder: str, blocks: Iterable[Block]) -> str:
-    """Write rows to a new folder within ``folder``, a local path or a URI, and return the new one's name with its path.
+    """Write rows to a new folder within ``folder``, a local path or a URI, and return the path of the new one.
 
     Its Parquet files have the columns ``id`` (bigint) and ``vector`` (array of floats).
 
@@ -83,7 +83,7 @@ def _joined(blocks: list[Block]) -> Block:
 
 
 def load_rows(place: str, shape: TableShape, *, vectors: bool = True) -> Iterator[Block]:
-    """Yield the rows of `save_rows`, file by file; without vectors, of no columns. ConfigurationError if unreadable."""
+    """Yield the rows of `save_rows`, file by file; without vectors, of width 0. ConfigurationError if unreadable."""
     columns = ["id", "vector"] if vectors else ["id"]
     try:
         files = open_files(place)
@@ -104,13 +104,13 @@ def load_rows(place: str, shape: TableShape, *, vectors: bool = True) -> Iterato
 
 
 def sorted_files(place: str | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
-    """Write the rows of ``place`` to two files in ``folder``, in the order of their numbers, and return their paths.
+    """Write the rows of ``place`` to two files in ``folder``, sorted by id, and return their paths.
 
     Args:
         place: what `save_rows` returned; None: no row is trained.
 
     Returns:
-        The numbers, int64, and the rows, float32, each as `numpy.save` writes them.
+        The ids, int64, and the rows, float32, each as `numpy.save` writes them.
     """
     name = f"distkeras-{uuid.uuid4().hex}"
     paths = folder / f"{name}-ids.npy", folder / f"{name}-rows.npy"
@@ -126,15 +126,15 @@ def sorted_files(place: str | None, shape: TableShape, folder: Path) -> tuple[Pa
     out = np.lib.format.open_memmap(paths[1], "w+", np.float32, (len(ids), shape.width))
     start = 0
     assert place is not None, "rows were read from there"
-    for own, rows in load_rows(place, shape):
-        out[ranks[start : start + len(own)]] = rows
-        start += len(own)
+    for block_ids, rows in load_rows(place, shape):
+        out[ranks[start : start + len(block_ids)]] = rows
+        start += len(block_ids)
     out.flush()
     return paths
 
 
 class StoredRows:
-    """The rows of a table, of which those that were trained lie in files that are mapped into memory.
+    """The rows of a table: trained rows from memory-mapped files, all others with their initial values.
 
     Args:
         shape: of the table.
@@ -149,11 +149,11 @@ class StoredRows:
         """Return the rows of ``ids``, of any shape, float32 ``(*ids.shape, width)``.
 
         Args:
-            ids: of any type; a fraction is cut off.
-            column: where they are from, for the error.
+            ids: of any dtype; they are truncated to integers.
+            column: the column of the ids, for the error.
 
         Raises:
-            BadValueError: an id is no row of the table.
+            BadValueError: an id is not a row of the table.
         """
         flat = np.asarray(ids).astype(np.int64, copy=False).reshape(-1)
         bad = (flat < 0) | (flat >= self._shape.rows)

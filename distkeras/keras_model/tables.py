@@ -1,8 +1,8 @@
-"""Tables that travel by rows: a model without its wide Embeddings, and what makes the numbers of the rows.
+"""Tables that travel by rows: a model without its wide Embeddings, and the model that computes their row numbers.
 
 A worker's model has a small table in the place of each. Before a window, the rows that its mini-batches touch are put
-into it, and the mini-batches name them by their numbers there. All else is the model's own, so the same steps move the
-same weights. What cannot be cut out so stays dense, for a reason that is given.
+into it, and the mini-batches refer to them by their places there. All else is the model's own, so the same steps move
+the same weights. A table that cannot be cut out in this way stays dense, and the reason is stated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: mini-batches of 512 rows of four ids, width 64: with twice as many rows as a window can touch, a window of the whole
 #: table takes the worker and the server less time with Adagrad, and as much with SGD, before it is sent.
 WORTH = 4
-#: Neither does one travel that has fewer bytes more than the rows that a window can touch. Measured with two workers
+#: A table also stays dense if the rows that a window cannot touch have fewer bytes than this. Measured with two workers
 #: next to their server, windows of five mini-batches of 32 ids, width 16, SGD: with a table of 0.2 or 0.7 MB, a job by
 #: rows has 0.9 to 1.0 of the speed of a dense one, and with 2.6 MB twice its speed.
 LEAST_BYTES = 1 << 20
@@ -54,9 +54,9 @@ class IdSource:
     """One tensor of row numbers.
 
     Args:
-        inputs: the numbers of the model's inputs that it is made of.
-        output: its number among the outputs of the model that makes row numbers; None: it is the input itself.
-        shape: of a row's value, None for what is not known.
+        inputs: the numbers of the model's inputs that it is computed from.
+        output: its number among the outputs of the model that computes row numbers; None: it is an input.
+        shape: of a row's value, None for an unknown dimension.
     """
 
     inputs: tuple[int, ...]
@@ -66,12 +66,12 @@ class IdSource:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Tables of the same size with the same rows in each window: they are looked up by the same tensors.
+    """Tables of one size that are looked up by the same tensors, so that each window touches the same rows of them.
 
     Args:
-        tables: their numbers.
+        tables: the numbers of the tables.
         sources: the numbers of the tensors.
-        keeps_zero: row 0 is always among them, and the first: a mask is made of it.
+        keeps_zero: row 0 is always the first of a window's rows, since a mask is made from it.
     """
 
     tables: tuple[int, ...]
@@ -81,7 +81,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class RowModel:
-    """What a worker needs for tables by rows, in addition to the small model's file. Travels in Spark's task closure.
+    """All that a worker needs for tables by rows except the small model's file. Travels in Spark's task closure.
 
     The inputs of the small model are some of the original's, and then an int32 one for each tensor of each lookup.
 
@@ -89,12 +89,12 @@ class RowModel:
         recipe: how to rebuild the small model.
         order: of its variables in the vectors: the dense ones in the order of the original, then the tables.
         tables: one for each table, in the order of the vector.
-        inputs: the numbers of the original's inputs that the small model has, too.
+        inputs: the numbers of the original's inputs that the small model keeps.
         sources: the tensors of row numbers.
         lookups: which tensors are for which tables.
-        ids_file: the archive of the model that makes row numbers; empty if they are inputs themselves.
-        id_inputs: the numbers of the original's inputs that this model has.
-        together: a whole window can be given to that model at once.
+        ids_file: the archive of the model that computes row numbers; empty if they are all inputs.
+        id_inputs: the numbers of the original's inputs that the model in ``ids_file`` has.
+        together: the model in ``ids_file`` can compute a whole window at once.
     """
 
     recipe: Recipe
@@ -115,12 +115,12 @@ class RowModel:
 
 @dataclass(frozen=True)
 class CutModel:
-    """A model's tables that travel by rows, and those that do not.
+    """A model's tables that travel by rows, and those that stay dense.
 
     Args:
         kept_dense: the reason for each Embedding that stays dense, by the layer's name.
         tables: those that travel; if there are none, the following are None and empty.
-        worker: what a worker needs.
+        worker: the part that is sent to workers.
         model_file: the archive of the small model.
         order: of the original's variables in vectors: the dense ones first, as for the small model, then the tables
             that it has.
@@ -153,26 +153,26 @@ def cut(
     shapes: Sequence[tuple[int, ...]] | None = None,
     least_bytes: int = LEAST_BYTES,
 ) -> CutModel:
-    """Cut the tables out of a model that can travel by rows without a difference to the result.
+    """Cut those tables out of a model that can travel by rows without changing the result.
 
     Args:
-        model: as ``recipe`` builds it; with the optimizer's state, if training goes on from it. It is left as it is.
+        model: as ``recipe`` builds it; with the optimizer's state, if training continues from it. It is not changed.
         recipe: of the model.
         window: mini-batches of a window.
         batch_size: rows of a mini-batch.
-        choose: "auto": every table that can and has enough rows; names of Embedding layers: these, of any number of
-            rows; None: none.
-        shapes: of a row's value for each input, where the model does not say it.
-        least_bytes: of the rows that a window cannot touch, of a table that has enough rows.
+        choose: "auto": every table that can travel and has enough rows; names of Embedding layers: these, of any
+            number of rows; None: none.
+        shapes: of a row's value for each input, if the model does not declare it.
+        least_bytes: "auto" chooses only tables whose rows that a window cannot touch have at least this size.
 
     Raises:
-        ConfigurationError: a layer that was named is not there, or must stay dense.
+        ConfigurationError: a named layer does not exist, or must stay dense.
     """
     import keras
 
     found = list(_embeddings(model))
     names = _require_names(choose, {path for path, _ in found})
-    kept, tables = dict[str, str](), list[_Found]()
+    kept, tables = dict[str, str](), list[_TableByRows]()
     with keras.saving.custom_object_scope(recipe.objects), _graph_of(model, [path for path, _ in found]) as graph:
         plan = _Plan(model, graph, recipe, window, batch_size, names, shapes, least_bytes)
         for path, layer in found:
@@ -191,13 +191,13 @@ def cut(
                 )
         if not tables:
             return CutModel(kept)
-        tables.sort(key=lambda table: table.shape.partial)  # the driver's vector has the others, at its end
+        tables.sort(key=lambda table: table.shape.partial)  # the driver's vector ends with the whole tables
         return _Cutter(plan, tables, kept).cut_model()
 
 
 @contextmanager
 def _graph_of(model: keras.Model, paths: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """Give a model as a functional one (None for others), and why models within it are not part of its graph."""
+    """Yield a model as a functional one (None if it is not), and the reason why nested models are not in its graph."""
     functional, reason = functional_of(model), ""
     if functional is not model or not any("/" in path for path in paths) or not inner_models(model):
         yield functional, reason
@@ -230,12 +230,12 @@ def _require_names(choose: str | Sequence[str] | None, known: set[str]) -> tuple
 
 
 def embedding_names(model: keras.Model) -> list[str]:
-    """Return the names of a model's Embeddings, at any depth, as `cut` has them."""
+    """Return the names of a model's Embeddings, at any depth, as `cut` takes them."""
     return [path for path, _ in _embeddings(model)]
 
 
 def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
-    """Yield every Embedding of a model, at any depth, with the names on the way to it."""
+    """Yield every Embedding of a model, at any depth, with its path of layer names."""
     import keras
 
     seen = set[int]()
@@ -254,7 +254,7 @@ def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
 
 
 def _is_wide(layer: Any) -> bool:
-    """Return whether a layer has no weights, and a table of which only touched rows exist."""
+    """Return whether a layer is a `WideEmbedding`: it has no weights, and only touched rows of its table exist."""
     return bool(getattr(layer, "keeps_rows_at_server", False))
 
 
@@ -263,8 +263,8 @@ def _masks(layer: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An Embedding that travels: its table, and what each of its calls is given."""
+class _TableByRows:
+    """An Embedding that travels by rows: its table, and the input of each of its calls."""
 
     layer: keras.Layer
     shape: TableShape
@@ -272,7 +272,7 @@ class _Found:
 
 
 class _Plan:
-    """Decides which Embeddings travel."""
+    """Decides which Embeddings travel by rows."""
 
     def __init__(
         self,
@@ -290,18 +290,18 @@ class _Plan:
         self._window, self._batch_size, self._shapes = window, batch_size, shapes
         self._least_bytes = least_bytes
         self._against = reason_against_rows(model.optimizer)
-        # Row 0, if a mask is made of it: one without a mask may be looked up by the same tensors.
+        # Row 0, if a mask is made from it, also for a table without a mask, which may share the lookup.
         self._always = int(any(_masks(layer) for _, layer in _embeddings(model)))
         self.graph = None if self.functional is None else ModelGraph(self.functional.get_config())
 
-    def table(self, path: str, layer: Any) -> _Found | str:
-        """Return the table of an Embedding; or why it stays dense, as a text."""
+    def table(self, path: str, layer: Any) -> _TableByRows | str:
+        """Return the table of an Embedding, or the reason why it stays dense."""
         reason = self._reason(path, layer)
         if reason is not None:
             return reason
         assert self.graph is not None
         calls = [given for call in self.graph.calls(layer.name) for given in call]
-        ids = [self._ids_of(given) for given in calls]
+        ids = [self._ids_per_row(given) for given in calls]
         unknown = next((given.shape for given, number in zip(calls, ids, strict=True) if number is None), None)
         if unknown is not None:
             return f"how many ids a row of data has is not known: their shape is {unknown}"
@@ -309,12 +309,12 @@ class _Plan:
         each = dict(zip([given.source for given in calls], ids, strict=True))
         most = self._window * self._batch_size * sum(number or 0 for number in each.values()) + self._always
         if _is_wide(layer):
-            return _Found(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
+            return _TableByRows(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
         few = layer.input_dim < WORTH * most or 4 * (layer.input_dim - most) * layer.output_dim < self._least_bytes
         if self._names is None and few:
             return f"{layer.input_dim} rows of {layer.output_dim} are too few to gain by it: a window can touch {most}"
         shape = TableShape(path, layer.input_dim, layer.output_dim, min(most, layer.input_dim))
-        return _Found(layer, shape, tuple(calls))
+        return _TableByRows(layer, shape, tuple(calls))
 
     def _reason(self, path: str, layer: Any) -> str | None:
         if self._names is not None and path not in self._names and not _is_wide(layer):
@@ -331,7 +331,7 @@ class _Plan:
     def _reason_of_state(self) -> str | None:
         import keras
 
-        # The only optimizer for rows that keeps nothing of them.
+        # SGD is the only optimizer for rows without slots.
         if self.recipe.optimizer_state and type(inner_optimizer(self.model.optimizer)) is not keras.optimizers.SGD:
             return "the optimizer continues from accumulators of all rows"
         return None
@@ -370,15 +370,15 @@ class _Plan:
                     return reason
         return None
 
-    def _ids_of(self, given: Given) -> int | None:
-        """Return how many ids a row of data has in a tensor; None if that is not known."""
+    def _ids_per_row(self, given: Given) -> int | None:
+        """Return the number of ids that a tensor has for each row of data; None if it is unknown."""
         shape = given.shape[1:]
         if None in shape and self._shapes is not None:
-            shape = self._settled(given)
+            shape = self._inferred_shape(given)
         return None if None in shape else math.prod(shape)  # type: ignore[arg-type]  # there is no None
 
-    def _settled(self, given: Given) -> tuple[int | None, ...]:
-        """Return the shape of a row's ids once the shapes of the inputs are known."""
+    def _inferred_shape(self, given: Given) -> tuple[int | None, ...]:
+        """Return the shape of a row's ids, inferred from the shapes of the inputs."""
         import keras
 
         assert self._shapes is not None
@@ -391,7 +391,7 @@ class _Plan:
 
 
 def _reason_against_making_ids(layer: Any) -> str | None:
-    """Return why row numbers that a layer makes cannot be made apart from the model; None if they can."""
+    """Return why row numbers that a layer computes cannot be computed outside of the model; None if they can."""
     import keras
 
     if not isinstance(layer, keras.Layer):  # an operation
@@ -418,9 +418,9 @@ def _tensor(functional: Any, source: Source) -> Any:
 
 
 class _Cutter:
-    """Builds the small model and the one that makes row numbers."""
+    """Builds the small model and the one that computes row numbers."""
 
-    def __init__(self, plan: _Plan, tables: Sequence[_Found], kept: Mapping[str, str]) -> None:
+    def __init__(self, plan: _Plan, tables: Sequence[_TableByRows], kept: Mapping[str, str]) -> None:
         assert plan.graph is not None
         self._model, self._functional, self._recipe, self._graph = plan.model, plan.functional, plan.recipe, plan.graph
         self._tables, self._kept = tables, kept
@@ -440,7 +440,7 @@ class _Cutter:
         return CutModel(self._kept, shapes, worker, to_bytes(small), whole)
 
     def _lookups(self) -> tuple[Lookup, ...]:
-        """Put tables together that have as many rows, and are looked up by the same tensors."""
+        """Group tables that have the same number of rows and are looked up by the same tensors."""
         groups: dict[tuple[int, bool, tuple[int, ...]], list[int]] = {}
         for number, table in enumerate(self._tables):
             sources = dict.fromkeys(self._sources.index(given.source) for given in table.calls)
@@ -451,7 +451,7 @@ class _Cutter:
         )
 
     def _small_model(self, lookups: Sequence[Lookup]) -> tuple[Any, tuple[int, ...]]:
-        """Return the small model, and the numbers of the original's inputs that it has."""
+        """Return the small model, and the numbers of the original's inputs that it keeps."""
         taken = {layer["name"] for layer in self._functional.get_config()["layers"]}
         inputs, replaced = list[dict[str, Any]](), dict[str, list[str]]()
         for lookup in lookups:
@@ -490,7 +490,7 @@ class _Cutter:
         return type(self._model).from_config({**own, "layers": [first, *layers]})
 
     def _copy_layers(self, small: Any) -> None:
-        """Give the layers of the small model what those of the original hold."""
+        """Copy variables and assets of the original's layers to those of the small model."""
         tables = {table.layer.name for table in self._tables}
         for layer in small.layers:
             if layer.name in tables:
@@ -530,7 +530,7 @@ class _Cutter:
         )
 
     def _copy_optimizer(self, small: Any) -> None:
-        """Give the small model an optimizer with the state of the original's, which has none for single weights."""
+        """Compile the small model with a copy of the original's optimizer, which has no slots."""
         own = self._model.optimizer
         small.compile(optimizer=type(own).from_config(own.get_config()), loss="mse")
         small.optimizer.build(small.trainable_variables)
@@ -538,8 +538,8 @@ class _Cutter:
             copy.assign(variable)
 
     @property
-    def _made(self) -> list[Source]:
-        """The tensors of row numbers that are no inputs."""
+    def _computed(self) -> list[Source]:
+        """The tensors of row numbers that are not inputs."""
         return [source for source in self._sources if source.layer not in self._input_names]
 
     def _inputs_of(self, source: Source) -> tuple[int, ...]:
@@ -547,37 +547,36 @@ class _Cutter:
         return tuple(number for number, name in enumerate(self._input_names) if name in before)
 
     def _id_sources(self) -> tuple[IdSource, ...]:
-        made = self._made
+        outputs = {source: number for number, source in enumerate(self._computed)}
         return tuple(
-            IdSource(self._inputs_of(source), made.index(source) if source in made else None, self._shapes[source][1:])
-            for source in self._sources
+            IdSource(self._inputs_of(source), outputs.get(source), self._shapes[source][1:]) for source in self._sources
         )
 
     def _ids_part(self) -> tuple[bytes, tuple[int, ...], bool]:
-        """Return the model that makes row numbers, as `RowModel` has it."""
+        """Return the last three arguments of `RowModel`: of the model that computes row numbers."""
         import keras
 
-        made = self._made
-        if not made:
+        computed = self._computed
+        if not computed:
             return b"", (), True
-        numbers = sorted({number for source in made for number in self._inputs_of(source)})
+        numbers = sorted({number for source in computed for number in self._inputs_of(source)})
         inputs = [self._functional.inputs[number] for number in numbers]
         ids = keras.Model(
-            inputs if len(inputs) > 1 else inputs[0], [_tensor(self._functional, source) for source in made]
+            inputs if len(inputs) > 1 else inputs[0], [_tensor(self._functional, source) for source in computed]
         )
         keras_own = all(type(part).__module__.partition(".")[0] == "keras" for part in ids.operations)
         return to_bytes(ids), tuple(numbers), keras_own
 
 
 def _embedding_in_place_of(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the configuration of a `WideEmbedding` has otherwise where an Embedding of Keras takes its place."""
+    """Return the entries that turn the configuration of a `WideEmbedding` into that of a Keras Embedding."""
     config = {name: layer["config"][name] for name in ("name", "output_dim", "dtype")}
     keras_own = {"module": "keras.layers", "class_name": "Embedding", "registered_name": None}
     return {**keras_own, "config": {**config, "embeddings_initializer": "zeros"}, "build_config": None}
 
 
 def _order(model: Any, trainable: Sequence[int], statistics: Sequence[int]) -> VariableOrder:
-    """Return the numbers of a model's variables, by their identities."""
+    """Return the order of a model's variables that their identities give."""
     places = [{id(v): number for number, v in enumerate(of(model))} for of in (trainable_variables, moving_statistics)]
     return VariableOrder(tuple(places[0][key] for key in trainable), tuple(places[1][key] for key in statistics))
 

@@ -1,6 +1,6 @@
-"""Between numpy arrays and TensorFlow, with no copy more than it takes, and updates that copy nothing.
+"""Conversions between NumPy arrays and TensorFlow without needless copies, and updates without copies.
 
-Only for TensorFlow, which the functions import: loading this module does not.
+The functions import TensorFlow; importing this module does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-#: Bytes of a variable from which a copy of it takes longer than another call of TensorFlow.
+#: From this size in bytes on, a copy of a variable takes longer than another call of TensorFlow.
 _LARGE = 1 << 18
 
 
@@ -29,10 +29,10 @@ def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def lent(array: np.ndarray) -> tf.Tensor:
-    """Return a tensor in the memory of an `aligned` array, which must not be written to; another one is copied."""
+    """Return a tensor in the memory of an `aligned` array, which must not be written to; any other array is copied."""
     import tensorflow as tf
 
-    return tf.raw_ops.Identity(input=array)  # `tf.convert_to_tensor` copies, twice what is not aligned
+    return tf.raw_ops.Identity(input=array)  # `tf.convert_to_tensor` copies, twice if the array is not aligned
 
 
 def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:
@@ -43,7 +43,7 @@ def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:
 
 
 def assign_own_float32(handle: tf.Tensor, values: np.ndarray) -> None:
-    """Set the float32 variable behind ``handle`` to an `aligned` array of its shape, which it takes over."""
+    """Set the float32 variable behind ``handle`` to an `aligned` array of its shape, whose memory it takes over."""
     import tensorflow as tf
 
     if values.nbytes >= _LARGE:
@@ -55,7 +55,7 @@ def variable_memory(handle: tf.Tensor, elements: int = 0) -> np.ndarray:
     """Return the memory of the float32 variable behind ``handle``, to be read before the variable changes.
 
     Args:
-        elements: of the variable, as far as the caller knows it.
+        elements: the number of the variable's elements; 0: it is small.
     """
     import tensorflow as tf
 
@@ -65,10 +65,10 @@ def variable_memory(handle: tf.Tensor, elements: int = 0) -> np.ndarray:
 
 
 def _end_copies(handle: tf.Tensor) -> None:
-    """Let the variable behind ``handle`` be read and set as a whole without a copy, until its rows are moved again.
+    """Make TensorFlow read and set the whole variable behind ``handle`` without a copy, until single rows are updated.
 
-    From the first time that rows of a variable were moved one by one, TensorFlow copies it both ways. Where someone
-    still has its memory when that begins again, TensorFlow makes one copy then.
+    After the first update of single rows, TensorFlow copies a variable when it is read or set. If its memory is still
+    referenced at the next such update, TensorFlow makes one copy then.
     """
     import tensorflow as tf
 
@@ -78,10 +78,10 @@ def _end_copies(handle: tf.Tensor) -> None:
 
 @contextmanager
 def updates_last(optimizer: Any) -> Iterator[None]:
-    """While a step is traced, make a Keras optimizer wait for all gradients before it moves the first variable.
+    """While a step is traced, make a Keras optimizer wait for all gradients before it updates the first variable.
 
-    TensorFlow copies a variable that is to be moved while an operation still reads it. A layer's kernel is read once
-    more for the gradient of the layer below, so without this most of a model is copied in every step.
+    TensorFlow copies a variable that is updated while an operation still reads it. A layer's kernel is read once more
+    for the gradient of the layer below, so without this most of a model is copied in every step.
     """
     import tensorflow as tf
 
@@ -102,11 +102,11 @@ def updates_last(optimizer: Any) -> Iterator[None]:
 
 @contextmanager
 def rows_read_alone(model: Any) -> Iterator[None]:
-    """While a step is traced, make a model read the rows of an Embedding that the step touches, and no others.
+    """While a step is traced, make a model read only those rows of an Embedding that the step touches.
 
-    Keras reads the whole table and takes rows from that. From the first time that rows of a variable were moved one by
-    one, TensorFlow copies it whenever it is read as a whole: then each step takes as long as a copy of the table.
-    The numbers are the same.
+    Keras reads the whole table and gathers rows from it. After the first update of single rows, TensorFlow copies a
+    variable whenever it is read as a whole: then each step takes as long as a copy of the table. The result is the
+    same.
     """
     import keras
 
@@ -129,7 +129,7 @@ def _reading_rows(layer: Any) -> Iterator[None]:
         if not isinstance(variable, tf.Variable) or not isinstance(inputs, tf.Tensor):
             return call(inputs)  # within a scope that casts it; sparse or ragged ids
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else keras.ops.cast(inputs, "int32")
-        ids = tf.where(ids < 0, ids + tf.cast(variable.shape[0], ids.dtype), ids)  # as Keras counts from the end
+        ids = tf.where(ids < 0, ids + tf.cast(variable.shape[0], ids.dtype), ids)  # negative: from the end
         return keras.ops.cast(tf.gather(variable, ids), layer.compute_dtype)
 
     layer.call = call_on_rows

@@ -33,7 +33,7 @@ class VariableOrder(NamedTuple):
 
 
 def picked(variables: Sequence[T], numbers: Sequence[int]) -> list[T]:
-    """Return the variables of these numbers, in this order."""
+    """Return ``variables[number]`` for each of ``numbers``, in this order."""
     return [variables[number] for number in numbers]
 
 
@@ -50,7 +50,7 @@ class VariableVector:
         self.variables = tuple(variables)
         #: Where each variable lies in the vector.
         self.layout = Layout(tuple(v.path for v in variables), tuple(tuple(v.shape) for v in variables))
-        # Settled once: with a small model, Keras' own bookkeeping takes longer than the bytes.
+        # Looked up once: for a small model, Keras' own bookkeeping takes longer than the copy.
         self._with_handles = [(variable, _float32_handle(variable)) for variable in variables]
 
     def load(self, vector: np.ndarray) -> None:
@@ -58,7 +58,7 @@ class VariableVector:
         for (variable, handle), view in zip(self._with_handles, self.layout.views(vector), strict=True):
             if handle is not None:
                 assign_float32(handle, view)
-            else:  # JAX and PyTorch may keep pointing into what they are given
+            else:  # JAX and PyTorch may keep a reference to the array
                 variable.assign(view.copy())
 
     def read(self, out: np.ndarray) -> None:
@@ -73,7 +73,7 @@ class VariableVector:
             np.subtract(value, before, out=difference, dtype=np.float32)
 
     def _values(self) -> Iterator[np.ndarray]:
-        # Each one is to be used before the next: it may be the variable's own memory.
+        # Each value must be used before the next one: it may be the variable's own memory.
         import keras
 
         for variable, handle in self._with_handles:
@@ -84,7 +84,7 @@ class VariableVector:
 
 
 def numpy_value(variable: keras.Variable) -> np.ndarray:
-    """Return a variable's value, to be read before the variable changes: it may be its own memory."""
+    """Return a variable's value, to be read before the variable changes: it may be the variable's own memory."""
     import keras
 
     handle = _float32_handle(variable)
@@ -94,7 +94,7 @@ def numpy_value(variable: keras.Variable) -> np.ndarray:
 
 
 def hand_over(variable: keras.Variable, values: np.ndarray) -> None:
-    """Set a variable to a float32 array that is not used from then on; one that is `aligned` is not copied."""
+    """Set a variable to a float32 array that is not used afterwards; an `aligned` one is not copied."""
     handle = _float32_handle(variable)
     if handle is None:
         variable.assign(values)
@@ -103,7 +103,7 @@ def hand_over(variable: keras.Variable, values: np.ndarray) -> None:
 
 
 def copied(source: Sequence[keras.Variable], target: Sequence[keras.Variable]) -> bool:
-    """Copy the values of variables into others one by one; return False, and copy none, unless they are of one kind."""
+    """Copy ``source`` to ``target``; return False, and copy nothing, unless names, shapes and dtypes are the same."""
     import keras
 
     if [_kind(variable) for variable in source] != [_kind(variable) for variable in target]:
@@ -147,9 +147,9 @@ def has_rows_at_server(model: keras.Model) -> bool:
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return float variables that training moves without a gradient, such as BatchNormalization's moving averages.
 
-    Not among them: what was made trainable and frozen later (kept in a layer's other list), statistics of a frozen
-    layer (it runs in inference mode), the states of a stateful recurrent layer (they belong to one worker's
-    sequence of batches), and Normalization's constants, which only ``adapt`` sets.
+    These are not included: variables that were created trainable and frozen later (a layer lists them apart),
+    statistics of a frozen layer (it runs in inference mode), the states of a stateful recurrent layer (they belong to
+    one worker's sequence of batches), and Normalization's constants, which only ``adapt`` sets.
     """
     import keras
 
@@ -164,21 +164,21 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 def layer_states(model: keras.Model) -> list[keras.Variable]:
-    """Return what layers move when they are called: seeds, counters, averages, states of recurrent layers.
+    """Return the variables that layers change when they are called: seeds, counters, averages, recurrent states.
 
-    Not among them: what was made trainable and frozen later, which may be large.
+    Variables that were created trainable and frozen later are not included: they may be large.
     """
     import keras
 
     layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
     frozen = {id(v) for layer in layers for v in layer._trainable_variables}  # noqa: SLF001 - the public list leaves them out
     recurrent = [layer.states for layer in layers if getattr(layer, "stateful", False) and hasattr(layer, "states")]
-    states = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not count its states
+    states = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not list recurrent states
     return [variable for variable in states if isinstance(variable, keras.Variable) and id(variable) not in frozen]
 
 
 def distinct_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return every variable of a model with a built optimizer once, without those of its metrics."""
+    """Return the unique variables of a model with a built optimizer, without those of its metrics."""
     variables = [*model.variables, *layer_states(model), *model.optimizer.variables]
     return list({id(variable): variable for variable in variables}.values())
 

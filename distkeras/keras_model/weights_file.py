@@ -1,8 +1,8 @@
-"""Weights that do not travel with a model: they are read from a file of their own when its archive is opened.
+"""Weights that do not travel with a model: they are read from another file when its archive is opened.
 
-A model that is fine-tuned may be gigabytes of frozen weights below a small head. Each of its workers would be sent all
-of it; where they can read the file that the weights came from, a reference of a few bytes will do. An array is known
-again by its contents, wherever in the file it is: the file may be that of a base model alone, or a preset's.
+A model that is fine-tuned may be gigabytes of frozen weights below a small head. If the workers can read the file that
+the weights came from, they are sent a reference of a few bytes instead. Arrays are matched by their contents, at any
+place in the file: it may be that of a base model alone, or a preset's.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     import h5py
     import numpy as np
 
-#: Of an archive: what Keras calls the member with the weights, and the one that says where others are.
+#: Members of an archive: Keras' file of weights, and the reference to weights in another file.
 WEIGHTS, ELSEWHERE = "model.weights.h5", "distkeras-weights.json"
-#: Smaller arrays travel: to look for them takes longer.
+#: Smaller arrays travel: searching for them takes longer.
 LEAST_BYTES = 64 << 10
-#: What of an archive's weights is no model's: it changes as the model is trained.
+#: The group of an archive's weights that always travels: it changes as the model is trained.
 _OPTIMIZER = "optimizer"
 
 
 def without_weights_of(data: bytes, uri: str) -> bytes:
-    """Return a ``.keras`` archive without the large arrays that a file has as well; it says where they are.
+    """Return a ``.keras`` archive with a reference to a file in place of the large arrays that the file contains.
 
     Args:
         uri: path of the file, or URI that Arrow's file systems open; ``.keras``, ``.weights.h5`` or another HDF5.
@@ -39,7 +39,7 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
     Raises:
         ConfigurationError: the file cannot be read, or has none of the archive's large arrays.
     """
-    uri = uri if "://" in uri else str(Path(uri).absolute())  # executors have a working directory of their own
+    uri = uri if "://" in uri else str(Path(uri).absolute())  # executors have another working directory
     with _weights_of(io.BytesIO(data)) as weights:
         wanted: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
         for path, dataset in _large(weights).items():
@@ -63,10 +63,10 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
 
 
 def with_all_weights(data: bytes) -> bytes:
-    """Return the archive that `without_weights_of` was given; any other one as it is.
+    """Reverse `without_weights_of`; return any other archive unchanged.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its arrays are others by now.
+        ConfigurationError: the file cannot be read, or its arrays have changed.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if ELSEWHERE not in archive.namelist():
@@ -91,7 +91,7 @@ def _read(file: h5py.File, uri: str, arrays: Mapping[str, Mapping[str, str]]) ->
 
 @contextlib.contextmanager
 def _opened(uri: str) -> Iterator[h5py.File]:
-    """Open the weights in a file that is somewhere else."""
+    """Open the weights in the file at a path or URI."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -141,7 +141,7 @@ def _digest(value: np.ndarray) -> str:
 def _rewritten(
     weights: h5py.File, left_out: Container[str], added: Iterable[tuple[str, np.ndarray, Mapping[str, Any]]] = ()
 ) -> bytes:
-    """Return the same file without some arrays, and with others; HDF5 itself would not free the space."""
+    """Return a copy of the file without some arrays, and with added ones; deletion in HDF5 would not free the space."""
     import h5py
 
     buffer = io.BytesIO()

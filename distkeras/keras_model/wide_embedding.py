@@ -16,7 +16,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number, require_text
 
-#: How many integers, from 0 on, a floating dtype holds each of; `keras.Input` is of float32 by default.
+#: A floating dtype represents all integers from 0 to this number exactly; `keras.Input` is float32 by default.
 _EXACT = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
 
 
@@ -49,7 +49,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         ConfigurationError: An argument is invalid, or ids have a dtype that rounds them.
     """
 
-    #: The layers without weights of their own whose rows a server keeps.
+    #: Marks a layer without weights of its own, whose rows a server keeps.
     keeps_rows_at_server = True
 
     def __init__(
@@ -62,14 +62,14 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         rows: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**{"autocast": False} | options)  # ids are not numbers to compute with in half precision
+        super().__init__(**{"autocast": False} | options)  # half precision would round ids
         self.input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1)
         self.output_dim = require_integer("output_dim", output_dim)
         self.folder = require_text("folder", folder, "a folder for the rows that are trained")
         self.scale = float(require_number("scale", scale, inclusive=True))
         self.seed = require_integer("seed", seed, 0, (1 << 63) - 1)
         self.rows = rows
-        self.supports_jit = False  # the rows are found outside of what is compiled
+        self.supports_jit = False  # rows are looked up outside of compiled code
         self._stored: tuple[str | None, StoredRows] | None = None
         self._lent: tuple[Ids, np.ndarray] | None = None
 
@@ -81,8 +81,8 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         """Return the vectors of ``ids``, with one more axis.
 
         Raises:
-            ConfigurationError: it is to train outside of a `Trainer`.
-            BadValueError: an id is no row.
+            ConfigurationError: ``training`` is set, outside of a `Trainer`.
+            BadValueError: an id is not a row.
         """
         if training:
             raise ConfigurationError(
@@ -109,7 +109,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
 
     def lend(self, ids: Ids, rows: np.ndarray) -> None:
-        """Make this object look up ``rows``, float32 ``(ids, width)``, of ascending ``ids``, and no others."""
+        """Make this layer look up only ``rows``, float32 ``(ids, width)``, of ascending ``ids``."""
         self._lent = ids, rows
 
     def _take(self, ids: Any) -> np.ndarray:
@@ -122,7 +122,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         return self._stored[1].take(np.asarray(ids))
 
     def _take_lent(self, wanted: np.ndarray) -> np.ndarray:
-        assert self._lent is not None, "the caller has looked"
+        assert self._lent is not None, "the caller has checked"
         ids, rows = self._lent
         places = np.searchsorted(ids, wanted)
         known = places < len(ids)

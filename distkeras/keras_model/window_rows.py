@@ -1,4 +1,4 @@
-"""Windows of mini-batches that name the rows of tables by their numbers among those that the window touches."""
+"""Windows of mini-batches whose ids are numbers among the rows that the window touches."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class RowBatch(Batch):
 class TouchedRows(NamedTuple):
     """The rows that a window touches, of one table.
 
-    They are numbered in the order in which the mini-batches name them: then those of one step are neighbors, and stay
-    in a core's cache.
+    They are numbered in the order of their first use: then the rows of one step are adjacent, and stay in a core's
+    cache.
 
     Args:
-        touched: ascending.
-        places: their numbers.
+        touched: the rows, ascending.
+        places: the number of each of ``touched``.
         by_number: the rows in the order of their numbers.
     """
 
@@ -52,7 +52,7 @@ class TouchedRows(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Mini-batches of a window that are neighbors in memory. An input has the shape ``(batches, n, *column.shape)``."""
+    """Mini-batches of a window, contiguous in memory. An input has the shape ``(batches, n, *column.shape)``."""
 
     batches: Sequence[Batch]
     x: ColumnArrays
@@ -63,17 +63,17 @@ class _Piece(NamedTuple):
 class WindowRows:
     """The windows of a worker: an iterator.
 
-    Inputs that the small model has, too, are those of the mini-batches themselves: nothing is copied.
+    Inputs that the small model keeps are those of the mini-batches themselves: they are not copied.
 
     Args:
         batches: of the whole model, in order.
-        rows: the tables, and what makes their row numbers.
+        rows: the tables, and the model that computes their row numbers.
         spec: the columns of the model's inputs, and how rows are cut into mini-batches.
         window: mini-batches of a window; one that ends its epoch ends its window, too.
         worker: for error texts.
 
     The iteration raises:
-        BadValueError: an id is no row of its table, before any mini-batch of its window is yielded.
+        BadValueError: an id is not a row of its table; no mini-batch of its window is yielded.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class WindowRows:
     def _looked_up(
         self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
     ) -> tuple[TouchedRows, list[list[np.ndarray]]]:
-        """Return the rows of a lookup, and for each piece and tensor the numbers of the ids."""
+        """Return the rows of a lookup, and for each piece and tensor the numbers of its ids' rows."""
         own = [[arrays[source] for source in lookup.sources] for arrays in ids]
         flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
         if lookup.keeps_zero:
@@ -124,7 +124,7 @@ class WindowRows:
         negative = bool(every.min() < 0)
         if negative or lookup.keeps_zero or every.max() >= shape.rows:
             self._require_rows(lookup, shape, pieces, own)
-        if negative:  # as Keras counts from the end
+        if negative:  # Keras counts negative ids from the end
             every = np.where(every < 0, every + shape.rows, every)
         touched, numbers = numbered(every)
         local: list[list[np.ndarray]] = []
@@ -141,7 +141,7 @@ class WindowRows:
     def _require_rows(
         self, lookup: Lookup, table: TableShape, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
     ) -> None:
-        """Raise BadValueError for the first id that is no row of ``table``, or that a mask would be wrong for."""
+        """Raise BadValueError for the first id that is not a row of ``table``, or whose mask would be wrong."""
         least = 0 if table.partial else -table.rows
         for piece, arrays in zip(pieces, ids, strict=True):
             for number, array in zip(lookup.sources, arrays, strict=True):
@@ -175,7 +175,7 @@ class WindowRows:
 
 
 class _IdMaker:
-    """Makes the tensors of row numbers of a model's inputs."""
+    """Computes the tensors of row numbers from a model's inputs."""
 
     def __init__(self, rows: RowModel) -> None:
         self._rows = rows
@@ -183,24 +183,24 @@ class _IdMaker:
         self._call: Any = None
 
     def of(self, x: ColumnArrays) -> list[np.ndarray]:
-        """Return the row numbers of each source, ``(batches, n, *shape)``, for inputs of this kind."""
-        made = self._made(x) if self._rows.ids_file else []
+        """Return the row numbers of each source, ``(batches, n, *shape)``, for inputs of such a shape."""
+        computed = self._computed(x) if self._rows.ids_file else []
         sources = self._rows.sources
-        return [x[source.inputs[0]] if source.output is None else made[source.output] for source in sources]
+        return [x[source.inputs[0]] if source.output is None else computed[source.output] for source in sources]
 
-    def _made(self, x: ColumnArrays) -> list[np.ndarray]:
+    def _computed(self, x: ColumnArrays) -> list[np.ndarray]:
         if self._call is None:
             self._call = self._compiled()
         batches, size = x[0].shape[:2]
         given = [x[number] for number in self._rows.id_inputs]
         if self._rows.together:
-            made = self._call(*(array.reshape(-1, *array.shape[2:]) for array in given))
-            return [array.reshape(batches, size, *array.shape[1:]) for array in made]
+            flat = self._call(*(array.reshape(-1, *array.shape[2:]) for array in given))
+            return [array.reshape(batches, size, *array.shape[1:]) for array in flat]
         each = [self._call(*(array[place] for array in given)) for place in range(batches)]
         return [np.stack(arrays) for arrays in zip(*each, strict=True)]
 
     def _compiled(self) -> Any:
-        """Return a function of the inputs, which a thread of its own may call."""
+        """Return a function of the inputs that any thread may call."""
         import keras
 
         model = from_bytes(self._rows.ids_file, self._rows.objects)
@@ -219,12 +219,12 @@ class _IdMaker:
 
 
 def numbered(ids: np.ndarray) -> tuple[TouchedRows, np.ndarray]:
-    """Return the rows among ``ids``, which are not negative, and for each id the number of its row, int64."""
+    """Return the unique rows among ``ids``, which are not negative, and for each id the number of its row, int64."""
     bits = max(1, ids.size - 1).bit_length()
-    if int(ids.max()) >> (63 - bits):  # an id and its place do not fit into one number
+    if int(ids.max()) >> (63 - bits):  # an id and its place do not fit into one int64
         rows, first, ranks = np.unique(ids, return_index=True, return_inverse=True)
         rows = rows.astype(np.int64)
-    else:  # NumPy sorts numbers several times as fast as it finds their order
+    else:  # NumPy's `sort` is several times as fast as its `argsort`
         keys = ids.astype(np.int64)
         keys <<= bits
         keys |= np.arange(ids.size)
@@ -242,12 +242,12 @@ def numbered(ids: np.ndarray) -> tuple[TouchedRows, np.ndarray]:
 
 
 def _whole(ids: np.ndarray) -> np.ndarray:
-    """Return ids as Embedding reads them: a fraction is cut off."""
+    """Return ids as integers, truncated as Embedding does."""
     return ids if ids.dtype in (np.int32, np.int64) else ids.astype(np.int64)
 
 
 def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
-    """Yield a window's mini-batches in runs of neighbors of one stack, and others one by one."""
+    """Yield a window's mini-batches in contiguous runs of one stack, and all others one by one."""
     for stack, neighbors in itertools.groupby(group, key=lambda batch: batch.stack):
         run = list(neighbors)
         if stack is None or any(batch.place != place for place, batch in enumerate(run, run[0].place)):
@@ -261,7 +261,7 @@ def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
 
 
 def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...]) -> Iterator[RowBatch]:
-    """Yield the mini-batches of a piece with other inputs; several lie in one stack."""
+    """Yield the mini-batches of a piece with new inputs; several lie in one stack."""
     stack = Stack(x, piece.y, piece.weight) if len(piece.batches) > 1 else None
     for place, batch in enumerate(piece.batches):
         own = tuple(array[place] for array in x)

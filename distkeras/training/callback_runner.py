@@ -1,6 +1,6 @@
-"""Callbacks at work: each runs in a thread of its own.
+"""Runs each callback in a thread of its own.
 
-So one that takes long, such as a validation, holds up neither the workers nor the others, a time budget least of all.
+So one that takes long, such as a validation, delays neither the workers nor other callbacks, such as a time budget.
 Two calls of one callback never overlap.
 """
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a server that is lost is asked again: the driver may be bringing it back.
+#: Seconds until a request to a lost server is repeated: the driver may be restarting the server.
 _RETRY_SECONDS = 0.5
-#: Seconds that a call which is in progress when the job fails or is interrupted has to return; then it is left alone.
+#: Seconds that a call in progress has to return when the job fails or is interrupted; then it is abandoned.
 ABANDON_SECONDS = 5.0
 _R = TypeVar("_R")
 
@@ -45,8 +45,8 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
     """Return the callbacks, with those of Keras as one `KerasCallbacks`.
 
     Raises:
-        ConfigurationError: an object is no callback, is called at intervals that cannot work, or is of Keras and
-            cannot work on the driver; the text names what to use instead.
+        ConfigurationError: an object is not a callback, has invalid intervals, or is a callback of Keras that cannot
+            work on the driver; the text names a replacement.
     """
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
@@ -70,7 +70,7 @@ def require_no_epochs(callbacks: Sequence[Callback]) -> None:
 
 
 def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:
-    """Call `Callback.on_begin` of each; if one raises, those that had begun fail with its error."""
+    """Call `Callback.on_begin` of each; if one raises, call `on_failure` of it and those before it."""
     for count, callback in enumerate(callbacks, start=1):
         try:
             callback.on_begin(setup)
@@ -80,7 +80,7 @@ def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None
 
 
 def fail_callbacks(callbacks: Sequence[Callback], error: BaseException) -> None:
-    """Call `Callback.on_failure` of each, and log what one raises, since the job's own error is the one to raise."""
+    """Call `Callback.on_failure` of each; log errors of these calls, since the caller raises the job's own error."""
     for callback in callbacks:
         try:
             callback.on_failure(error)
@@ -92,14 +92,15 @@ class CallbackRunner:
     """Runs the callbacks of one job.
 
     Args:
-        callbacks: whose `Callback.on_begin` has been called.
-        build_replica: makes a copy of the model for a callback that wants one.
-        on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
-        scope: wraps what a thread runs; called in the thread that makes this object.
+        callbacks: `Callback.on_begin` of each has been called.
+        build_replica: makes a copy of the model for a callback that needs one.
+        on_stop, on_error: are called, from any thread, with the reason why a callback ends the job early, and with the
+            error that one raised.
+        scope: wraps a thread's function; called in the thread that makes this object.
         micro_batch: returns the latest micro-batch of a stream.
 
     Attributes:
-        changed: guards what the threads see of the job, and is notified of each change.
+        changed: guards `status` and `over`, and is notified when one changes.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class CallbackRunner:
         self._began = time.monotonic()
         self._threads = [_CallbackThread(callback, connect(), self) for callback in callbacks]
         for thread in self._threads:
-            thread.run = scope(thread.run)  # type: ignore[method-assign]  # what the thread begins with
+            thread.run = scope(thread.run)  # type: ignore[method-assign]  # the thread's function
 
     @property
     def seconds(self) -> float:
@@ -131,13 +132,13 @@ class CallbackRunner:
         return time.monotonic() - self._began
 
     def start(self) -> None:
-        """Begin to call the callbacks."""
+        """Start calling the callbacks."""
         self._began = time.monotonic()
         for thread in self._threads:
             thread.start()
 
     def update(self, status: Status) -> None:
-        """Take in a new status of the server."""
+        """Set the latest status of the server."""
         with self.changed:
             self.status = status
             self.changed.notify_all()
@@ -161,7 +162,7 @@ class CallbackRunner:
                 )
 
     def end(self, center: CenterWeights) -> CenterWeights:
-        """Call `Callback.on_end` of each, and return the center that the model is to have."""
+        """Call `Callback.on_end` of each, and return the center to load into the model."""
         chosen = center
         for thread in self._threads:
             context = CallbackContext(
@@ -191,7 +192,7 @@ class _CallbackThread(threading.Thread):
         self.link = JobLink(self._ask, job.evaluations, type(callback).__name__)
 
     def replica(self) -> KerasReplica:
-        """Return the callback's own copy of the model, which the first call makes."""
+        """Return the callback's own copy of the model, which the first call creates."""
         if self._replica is None:
             self._replica = self._job.build_replica()
         return self._replica
@@ -245,7 +246,7 @@ class _CallbackThread(threading.Thread):
                     raise JobOver from None
                 if not self._client.lost(error):
                     raise
-                # Whether that matters is for the driver's main thread to find.
+                # The driver's main thread restarts the server, or ends the job.
                 if self._job.over.wait(_RETRY_SECONDS):
                     raise JobOver from None
 

@@ -1,4 +1,4 @@
-"""The driver's hold on a server that runs in the cluster: a Spark job of one task, and requests that tasks carry."""
+"""The driver's handle to a server in the cluster: a Spark job of one task, and requests that tasks carry."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one question for news to the next: each is a small Spark job.
+#: Seconds from one request for the status to the next: each is a small Spark job.
 NEWS_SECONDS = 5.0
-#: Seconds from one look at two Spark jobs to the next.
+#: Seconds from one check of two Spark jobs to the next.
 _LOOK = 0.2
-#: Seconds from one look for a server that was started again to the next.
+#: Seconds from one search for a restarted server to the next.
 _AGAIN = 2.0
 #: Seconds for a canceled job to end, and for the server to end with a last snapshot.
 _CANCEL, _END_SAVING = 60.0, 120.0
-#: Executors that are asked whether they find the server, at most.
+#: The most tasks that check whether executors reach the server.
 _ASKED_MAX = 64
 _R = TypeVar("_R")
 
 
 class ClusterServer:
-    """A server in the cluster, for as long as it is entered.
+    """A server in the cluster, which runs while this context is entered.
 
     Args:
         df: the job's data, one partition a worker; its session runs the server.
-        events: takes what the server has logged, when it ends.
+        events: receives the server's log when the server ends.
     """
 
     def __init__(self, df: DataFrame, task: ServerTask, events: Events) -> None:
@@ -61,19 +61,19 @@ class ClusterServer:
         self.address = AnnouncedAddress("", 0, task.request.key, pinned, settings.checkpoint.uri)
         self.resumed: ResumePoint | None = None
         self.news_seconds = NEWS_SECONDS
-        #: Whether a request is in progress that is worth a restart of the server.
-        self._insists = False
+        #: Whether the request in progress may restart the server.
+        self._may_restart = False
         self._driver = RemoteClient(self._session, self.address, self._deadlines, self._look_while_asking)
         self._end_reason: str | None = None
         self._end_sent_at = 0.0
         self._action: SparkAction | None = None
-        #: When the server was last known to live, and when it was last started.
+        #: When the server last answered, and when it was last started.
         self._active_at = self._started_at = time.monotonic()
-        #: A task that looks whether the server answers, when it was sent, and whether a new server is to be found.
+        #: A task that checks whether the server answers, when it was sent, and whether it searches a restarted server.
         self._search: SparkAction | None = None
         self._searched_at, self._restarting = 0.0, False
         self._limit = RestartLimit()
-        #: How often the driver has started the server again.
+        #: The number of restarts by the driver.
         self.restarts = 0
 
     def __enter__(self) -> ClusterServer:
@@ -93,11 +93,11 @@ class ClusterServer:
     def __exit__(self, *exc_info: object) -> None:
         try:
             if self.alive():
-                with contextlib.suppress(DistkerasError):  # it is canceled then
+                with contextlib.suppress(DistkerasError):  # `_cancel` ends it then
                     self._driver.goodbye()
                     self._server.ended(_END_SAVING)
             if self._server.ended():
-                with contextlib.suppress(Exception):  # the callers of the server have their errors already
+                with contextlib.suppress(Exception):  # callers have received the server's errors already
                     self._take_in(self._server)
         finally:
             self._cancel()
@@ -105,7 +105,7 @@ class ClusterServer:
     def _start(self) -> StartReport:
         """Run the server, and return its report once a task has found it."""
         self._run_task()
-        # One task alone: several could take the very slot that the server needs, and wait for it.
+        # Only one task: several could take the slot that the server needs, and wait for the server.
         patience = self._patience_at_start
         search_action = self._search_for(patience)
         try:
@@ -133,7 +133,7 @@ class ClusterServer:
 
     @property
     def _patience_at_start(self) -> float:
-        """Seconds until a server that was started must be found: Spark may have to find another executor."""
+        """Seconds in which a started server must be found: Spark may have to schedule it on another executor."""
         return self._deadlines.publish + self._deadlines.standstill
 
     def _search_for(self, seconds: float) -> SparkAction:
@@ -141,7 +141,7 @@ class ClusterServer:
 
     @staticmethod
     def _require_served(report: StartReport | None) -> StartReport:
-        """Return the output of a task that ended while it was to start, if it has not served to the end."""
+        """Return the report of a server task that ended during the start; ServerLostError if there is none."""
         if report is None or report.ended:
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         return report
@@ -174,7 +174,7 @@ class ClusterServer:
             search_action.cancel(_CANCEL)
 
     def _take_in(self, action: SparkAction) -> StartReport | None:
-        """Log what the server's task has logged, and return its report, which it has put out if it did not serve."""
+        """Log the records of the server's task, and return its report; only a server that did not serve has one."""
         rows = self._rows_of(action)
         for row in rows:
             record = record_from_json(row["text"]) if row["kind"] == LOGGED else None
@@ -205,37 +205,37 @@ class ClusterServer:
         return self._action
 
     def connect(self) -> RemoteClient:
-        """Return another connection of the driver's."""
+        """Return a new connection of the driver."""
         return RemoteClient(self._session, self.address, self._deadlines)
 
     def alive(self) -> bool:
-        """Return whether the server's task runs, or is to be run again."""
+        """Return whether the server's task runs, or Spark will run it again."""
         return not self._server.ended()
 
     def record_activity(self) -> None:
-        """Note that the server has answered, over any connection of the driver; from any thread."""
+        """Record that the server has answered over a connection of the driver; thread-safe."""
         self._active_at = time.monotonic()
 
     def watch(self) -> None:
-        """Start a server again that stands still or was given up, if due; raise DistkerasError if that is futile."""
+        """Restart a server that does not respond or that Spark gave up; raise DistkerasError if that is futile."""
         if not self.alive():
             try:
                 self._rows_of(self._server)
-            except DistkerasError as error:  # it has died as often as Spark lets a task fail in the whole of a job
+            except DistkerasError as error:  # it has died as often as Spark allows a task to fail
                 self._start_again(error)
                 return
             self._require_served(self._take_in(self._server))
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
-        self._look_after()
+        self._check_server()
         if self._end_reason is not None and time.monotonic() - self._end_sent_at >= self.news_seconds:
-            self._send_end(self._end_reason)  # it may be another one
+            self._send_end(self._end_reason)  # the server may be a new one
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection, repeated while Spark may bring the server back."""
+        """Return ``call`` of the driver's connection, repeated while the server may be restarted."""
         began = time.monotonic()
         while True:
             try:
-                self._insists = True
+                self._may_restart = True
                 answer = call(self._driver)
             except DistkerasError as error:
                 if not self._driver.lost(error):
@@ -248,19 +248,19 @@ class ClusterServer:
                 self.record_activity()
                 return answer
             finally:
-                self._insists = False
+                self._may_restart = False
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
         """Return ``call`` of the driver's connection."""
         return call(self._driver)
 
     def abandon(self, error: DistkerasError) -> None:
-        """Cancel a server that gave no answer but ``error``."""
+        """Cancel a server whose failure to answer was ``error``."""
         if self._driver.lost(error):
             self._cancel()
 
     def end_early(self, reason: str) -> None:
-        """Let the workers leave; a server that comes back is asked again."""
+        """End the job early at the workers; `watch` repeats the request, for restarted servers."""
         self._end_reason = reason
         self.ask(lambda driver: driver.finish(reason))
         self._end_sent_at = time.monotonic()
@@ -274,22 +274,22 @@ class ClusterServer:
                 raise
 
     def _look_while_asking(self) -> None:
-        """Check the server while a request is in progress; end the request if its slot may be needed for that."""
-        if not self._insists:
+        """Check the server while a request is in progress; end the request if a search may need its slot."""
+        if not self._may_restart:
             return
-        under_way = self._search is not None
-        self._look_after()
-        if self._search is not None and not under_way:
+        was_searching = self._search is not None
+        self._check_server()
+        if self._search is not None and not was_searching:
             silence = time.monotonic() - self._active_at
             raise ServerLostError(f"the parameter server has not answered for {silence:.0f} s")
 
-    def _look_after(self) -> None:
-        """Send a task to a server that has been silent for too long, and start it again if it does not answer."""
-        # Nothing here waits: without a free slot for that task nothing is known of the server, and nothing is done.
+    def _check_server(self) -> None:
+        """Send a task to a server that has been silent for too long, and restart it if it does not answer."""
+        # This does not wait: as long as that task has no free slot, the server's state is unknown, and it is kept.
         now = time.monotonic()
         silence = now - self._active_at
         if self._search is None:
-            # After a restart in short tasks: a long one could take the very slot that the server needs.
+            # After a restart, search in short tasks: a long one could take the slot that the server needs.
             due = now - self._searched_at >= _AGAIN if self._restarting else silence >= self._deadlines.standstill
             if due:
                 self._searched_at = now
@@ -300,7 +300,7 @@ class ClusterServer:
         search_action, self._search = self._search, None
         try:
             (row,) = search_action.rows()
-        except Exception as error:  # noqa: BLE001 - Spark's: nothing is known of the server
+        except Exception as error:  # noqa: BLE001 - an error of Spark says nothing about the server
             log.warning("a task that looks for the parameter server has failed: %s", headline(str(error)))
             return
         place = json.loads(row["place"]) if row["place"] else None
@@ -311,14 +311,14 @@ class ClusterServer:
                 self._count_restart(StartReport.from_json(place["report"]))
             return
         patience = self._deadlines.standstill
-        if self._restarting or place is None:  # it is on its way, as far as is known
+        if self._restarting or place is None:  # it may be starting
             patience = self._patience_at_start
         answered = self._active_at > self._searched_at  # over another connection, meanwhile
         if not answered and silence >= patience:
             self._replace(row["incarnation"], row["error"])
 
     def _replace(self, incarnation: int, error: str) -> None:
-        """Start the server again, without those up to ``incarnation``, which find a higher claim if they wake."""
+        """Restart the server; earlier ones, up to ``incarnation``, end if they resume and find a higher claim."""
         if self._restarting and not self._limit.failed():
             raise ServerLostError(
                 f"the parameter server stopped responding, and did not come back after a restart: {error}. See the log "
@@ -329,7 +329,7 @@ class ClusterServer:
         self._run_next(max(self._task.given_up, incarnation))
 
     def _start_again(self, error: DistkerasError) -> None:
-        """Start a server again that Spark has given up; raise ``error`` if that cannot help."""
+        """Restart a server that Spark has given up; raise ``error`` if the session or the limit does not allow it."""
         if not self._may_run() or (self._restarting and not self._limit.failed()):
             raise error
         text = "Spark does not retry the parameter server's task any more; the driver starts it again: %s"
@@ -359,5 +359,5 @@ class ClusterServer:
             self._action.cancel(_CANCEL)
 
 
-#: The driver's side of a server that may die, wherever the server runs.
+#: The driver's handle to a server that may die, on the driver's machine or in the cluster.
 ServerHandle = Supervisor | ClusterServer

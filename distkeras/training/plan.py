@@ -1,4 +1,4 @@
-"""A job as it is planned before any of it starts, and the checks of what cannot work."""
+"""The plan of a job, made before any of it starts, and the checks that it can work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 #: Bytes for the names of a model's arrays, in addition to the model.
 _FRAME_ROOM = 1 << 20
-#: Bytes of validation rows that the driver keeps for the next job, at most.
+#: The most bytes of validation rows that the driver keeps for the next job.
 _KEPT_BYTES_MAX = 256 << 20
 _VALIDATION: KeptRows[Batch] = KeptRows()
 
@@ -66,20 +66,20 @@ class JobPlan:
 
     Args:
         df: one partition a worker.
-        arrangement: what ``df`` was computed from; None: its rows are not kept for a later job.
+        arrangement: identifies how ``df`` was computed; None: its rows are not kept for a later job.
         spec: columns, mini-batches, epochs.
         training, server, worker: the settings of data and driver, of the server, of the workers.
         model_file, recipe: the model, and how to compile it.
         replica: the model, compiled like the workers'; with the tables that travel by rows at the end of its vector.
         cut: those tables, and the model without them.
         callbacks: those of the trainer and of the call.
-        resume: go on with the job that the server's checkpoint holds.
+        resume: continue the job in the server's checkpoint.
         facts: of Spark's session.
-        micro_batch: the number of the stream's micro-batch that ``df`` is; -1: its rows are not a stream's.
+        micro_batch: the number of the stream's micro-batch in ``df``; -1: its rows are not a stream's.
         evaluated: by a table's number, the rows that callbacks evaluate on, of tables that the driver does not hold.
 
     Raises:
-        ConfigurationError: no server takes the model, or the file of its frozen weights cannot be read.
+        ConfigurationError: the model is too large for a server, or the file of its frozen weights cannot be read.
     """
 
     df: DataFrame
@@ -103,7 +103,7 @@ class JobPlan:
 
     @cached_property
     def sent_file(self) -> bytes:
-        """The model as workers are sent it: without weights that they read elsewhere."""
+        """The model file that workers are sent, without weights that they read from another file."""
         if self.cut.tables:
             return self.cut.model_file
         uri = self.training.frozen_weights
@@ -115,7 +115,7 @@ class JobPlan:
         return self.replica.size - sum(table.rows * table.width for table in self.cut.whole)
 
     def task(self, address: Address) -> Task:
-        """Return what Spark runs on each partition, with the server at ``address``."""
+        """Return the task that Spark runs on each partition, with the server at ``address``."""
         return Task(
             address=address,
             settings=self.worker,
@@ -139,7 +139,7 @@ class JobPlan:
         return self.build_evaluator()
 
     def build_evaluator(self) -> KerasReplica:
-        """Return such a copy, which knows those rows of tables beyond the driver that `wants` names; zeros at first."""
+        """Return such a copy. Of a table at the server it has only the rows in `wants`, which are zeros at first."""
         replica = KerasReplica(self.recipe.build(self.model_file), self.cut.order)
         for number, table in self.cut.partial:
             ids = self.evaluated.get(number, NO_IDS)
@@ -147,7 +147,7 @@ class JobPlan:
         return replica
 
     def require_all_tables(self) -> None:
-        """Raise ConfigurationError unless the driver has all tables, as a callback needs that uses the whole model."""
+        """Raise ConfigurationError unless the driver has all tables, which some callbacks need."""
         if self.cut.partial:
             raise ConfigurationError(
                 "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given "
@@ -156,10 +156,10 @@ class JobPlan:
             )
 
     def note_evaluated(self, batch: Batch, spec: DataSpec) -> None:
-        """Let the center come with the rows that ``batch`` touches of tables that the driver does not hold.
+        """Add the rows that ``batch`` touches, of tables that the driver does not hold, to those fetched with a center.
 
         Raises:
-            BadValueError: an id is no row of its table.
+            BadValueError: an id is not a row of its table.
         """
         if not self.cut.partial or self.cut.worker is None:
             return
@@ -169,7 +169,7 @@ class JobPlan:
 
     @property
     def wants(self) -> tuple[Ids, ...]:
-        """The rows that come with the center, of each table; empty if no callback evaluates such a table."""
+        """The rows to fetch with the center, of each table; empty if no callback evaluates a table at the server."""
         if not self.evaluated:
             return ()
         return tuple(self.evaluated.get(number, NO_IDS) for number in range(len(self.cut.tables)))
@@ -179,7 +179,7 @@ class JobPlan:
         return CenterWeights.fetch(driver, self.cut.tables, self.wants)
 
     def identity(self) -> dict[str, Any]:
-        """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""
+        """Return the identity, JSON-ready, without the rule: a job that resumes this one must have the same."""
         replica, columns = self.replica, self.spec.features + self.spec.labels
         return {
             "tables": [table.name for table in self.cut.tables] or None,
@@ -193,7 +193,7 @@ class JobPlan:
         }
 
     def publisher(self) -> Callable[[DriverClient], object]:
-        """Return what hands the model as it is now over to a server, any number of times."""
+        """Return a function that publishes the model's current state to a server, any number of times."""
         start = self._start()
         message, tables = self._publication(start), self._tables_of(start)
 
@@ -206,14 +206,14 @@ class JobPlan:
         return publish
 
     def _trained_rows(self) -> Iterator[tuple[int, TableShape, str]]:
-        """Yield the tables that go on from rows that were trained before, and where these are."""
+        """Yield the tables that continue from trained rows, and the folder of these rows."""
         for number, table in self.cut.partial:
             place = self.replica.model.get_layer(table.name).rows
             if place is not None:
                 yield number, table, place
 
     def save_rows(self, driver: DriverClient) -> None:
-        """Write the touched rows of tables that the driver does not hold next to the model, which refers to them then.
+        """Write the touched rows of tables that the driver does not hold to folders, to which the model refers then.
 
         Raises:
             ConfigurationError: a folder cannot be written to.
@@ -226,7 +226,7 @@ class JobPlan:
         """Return the server as a task in the cluster, with a fresh random key.
 
         Raises:
-            ConfigurationError: a table goes on from rows that were trained before, which the driver reads.
+            ConfigurationError: a table continues from trained rows, which only the driver sends.
         """
         trained = next(self._trained_rows(), None)
         if trained is not None:
@@ -246,7 +246,7 @@ class JobPlan:
         return ServerTask(request, frame, self._tables_of(start), driver=self.facts.driver_address)
 
     def _start(self) -> Vector:
-        """Return the model's weights now."""
+        """Return the model's current weights."""
         start = self.replica.layout.empty()
         self.replica.read(start)
         return start
@@ -267,10 +267,10 @@ class JobPlan:
 
 
 def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object]) -> None:
-    """Try the model, its loss and its metrics on a mini-batch as the data have them.
+    """Try the model, its loss and its metrics on a mini-batch of the data's shapes and dtypes.
 
     Args:
-        received: what the error names as the data.
+        received: the data, as the error names them.
 
     Raises:
         ConfigurationError: they do not fit.
@@ -279,7 +279,7 @@ def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object])
         replica.prepare(batch)
     except DistkerasError:
         raise
-    except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
+    except Exception as error:  # backends, losses and metrics raise errors of any class
         raise ConfigurationError(
             "`model` must have inputs, loss and metrics that fit the data. "
             f"Received: {list(received)}: {type(error).__name__}: {error}"
@@ -301,12 +301,12 @@ def require_finite(replica: KerasReplica) -> None:
     """Raise ConfigurationError unless the model's weights are finite, so that no worker is blamed for them later."""
     import keras
 
-    # An infinity in a weight that is not trained may be meant, such as a mask's.
+    # An infinity in a weight that is not trained may be intended, such as a mask's.
     published = {*replica.layout.names, *replica.moving_statistics.names}
     for variable in replica.model.weights:
         if not keras.backend.is_float_dtype(variable.dtype):
             continue
-        with np.errstate(over="ignore"):  # too large for float32 is as bad
+        with np.errstate(over="ignore"):  # a value too large for float32 is not finite either
             value = np.asarray(keras.ops.convert_to_numpy(variable)).astype(np.float32).ravel()
         bad = np.flatnonzero(~np.isfinite(value) if variable.path in published else np.isnan(value))
         if bad.size:
@@ -328,7 +328,7 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
 
 
 def require_shared(checkpoint: Checkpoint | None) -> None:
-    """Raise ConfigurationError if the path shows that a server in the cluster has no shared place for its address."""
+    """Raise ConfigurationError if the path shows that executors cannot read the address of a server in the cluster."""
     needs = "must be a folder that every executor reaches, with server='cluster': the server says there where it is"
     if checkpoint is None:
         raise ConfigurationError(f"`checkpoint` {needs}. Received: None")
@@ -338,7 +338,7 @@ def require_shared(checkpoint: Checkpoint | None) -> None:
 
 
 def arrangement_of(df: DataFrame, spec: DataSpec, settings: TrainSettings, workers: int) -> Arrangement | None:
-    """Return what decides how the rows of ``df`` are laid out; None where Spark does not move them."""
+    """Return what determines the layout of the rows of ``df``; None if Spark does not move them."""
     if settings.partitioned_already:
         return None
     weights = settings.class_weight or {}
@@ -352,10 +352,10 @@ def arrangement_of(df: DataFrame, spec: DataSpec, settings: TrainSettings, worke
 def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
     """Return rows of a validation DataFrame, at most ``count_max``.
 
-    Rows that Spark keeps are read once for all jobs of a search, unless code of the user's own decodes them.
+    Rows that Spark keeps are read once for all jobs of a search, unless a user's function decodes them.
 
     Raises:
-        EmptyDataError: there are none.
+        EmptyDataError: there are no rows.
         BadValueError, ShapeError, MissingColumnError, WorkerError: as `collect` says.
     """
     spec = replace(spec, epochs=1, shuffle=False, batch_size=count_max)
@@ -372,16 +372,16 @@ def _is_small(batch: Batch) -> bool:
 def require_slots(
     server: ServerSettings, facts: SparkFacts, known: int | None, resources: ResourceProfile | None, *, apart: bool
 ) -> None:
-    """Check that Spark can run all workers at once where the rule or the bound needs it, as far as that is known.
+    """Check that Spark can run all workers at once if the rule or the bound needs it, as far as that is known.
 
     Args:
         facts: of Spark's session.
-        known: how many tasks Spark runs at once; None where that is not known.
+        known: how many tasks Spark runs at once; None if that is unknown.
         resources: the `ResourceProfile` of the workers' tasks, or None.
         apart: the server takes a slot of its own.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: Spark cannot.
     """
     if resources is not None:
         _require_known(resources, facts)
@@ -405,7 +405,7 @@ def require_slots(
 
 
 def require_relays(server: ServerSettings, training: TrainSettings, *, stream: bool) -> None:
-    """Raise ConfigurationError unless the options of a job go with relays of its hosts, if it has them."""
+    """Raise ConfigurationError if a job with relays has options that exclude them."""
     if server.relays is None:
         return
     if isinstance(server.relays, int) and server.relays > server.workers:
@@ -422,7 +422,7 @@ def require_relays(server: ServerSettings, training: TrainSettings, *, stream: b
 
 
 def require_members(server: ServerSettings, training: TrainSettings, *, stream: bool) -> None:
-    """Raise ConfigurationError unless the options of a job go with workers that exchange with each other."""
+    """Raise ConfigurationError if a job whose workers exchange with each other has options that exclude this."""
     rule = server.rule
     if not isinstance(rule, Daso):
         return
@@ -444,7 +444,7 @@ def require_members(server: ServerSettings, training: TrainSettings, *, stream: 
 
 
 def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:
-    """Raise ConfigurationError unless Spark schedules by them. Under Connect, register them with the server."""
+    """Raise ConfigurationError unless Spark schedules by ``resources``; under Connect, register them."""
     if facts.local:
         raise ConfigurationError(
             "`resources` must be None on a local master: Spark schedules stages by their resources on a standalone "
@@ -453,7 +453,7 @@ def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:
     if not facts.connect:
         return
     try:
-        _ = resources.id  # it is the server that gives it
+        _ = resources.id  # the server assigns it
     except RuntimeError as error:
         raise ConfigurationError(
             "`resources` must be known to Spark Connect: ask for its `id` in the thread that made the session, before "

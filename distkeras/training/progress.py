@@ -1,4 +1,4 @@
-"""The progress of a job: a bar on a terminal, lines of the log everywhere else."""
+"""The progress of a job: a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StallDetector:
     """Finds stalled workers in the server's tables of workers.
 
     Args:
-        after: seconds without a commit that are too long.
+        after: seconds without a commit after which a worker is stalled.
     """
 
     def __init__(self, after: float, events: Events) -> None:
@@ -52,13 +52,13 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar}|{postfix}"
 class Progress:
     """Shows epochs, samples a second, loss, staleness, workers and the time left while a job runs.
 
-    Without a bar, each of `every` seconds logs the same as a line of level INFO, the first one with the first commits.
+    Without a bar, it logs the same every `every` seconds as a line of level INFO, from the first commits on.
 
     Args:
         shown: show a bar: True, False, or None: on a terminal and in a notebook.
         every: seconds from one line of the log to the next; None: no lines.
-        below: whether Spark shows a bar of its own, which this one then leaves its line to.
-        clock: seconds that only rise.
+        below: show the bar on the second line, because Spark shows its own on the first.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class Progress:
         self.tick()
 
     def tick(self) -> None:
-        """Log a line if one is due; to be called about every second, whether there is news or not."""
+        """Log a line if one is due; call it about every second, also without a new status."""
         if self._every is not None and self._began is not None and self._clock() >= self._line_due:
             self._line_due = self._clock() + self._every
             self._log()
 
     def _log(self) -> None:
-        assert self._status is not None, "there has been news"
+        assert self._status is not None, "a status has arrived"
         self._logged = self._status
         log.info("training: %s", self._text(self._status))
 

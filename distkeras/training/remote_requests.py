@@ -1,7 +1,7 @@
 """The driver's connection to a server that it cannot reach: requests travel within a Spark job of one task.
 
-So each takes a free slot, and what Spark takes for a small job; the blocks of a table share a job. A request may arrive
-twice, as over a connection that breaks: none of the driver's does harm then.
+So each takes a free slot and the time of a small Spark job; the blocks of a table share a job. A request may arrive
+twice, as over a connection that breaks: all requests of the driver are idempotent.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from distkeras.spark.actions import SparkAction
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-#: Bytes of an answer in one row: Spark Connect sends none that is much larger than four times this.
+#: Bytes of an answer in one row: Spark Connect cannot send rows of more than about four times this size.
 _PIECE = 1 << 20
-#: Bytes of a table that one job brings: driver and executor hold them, and several answers in addition.
+#: Bytes of a table that one job fetches: driver and executor hold them, and several answers in addition.
 _JOB_BYTES = 64 << 20
 #: Seconds between two tries to reach the server, at most.
 _LONGEST_PAUSE = 2.0
-#: Seconds from one look at what else happens to the next, while a job runs.
+#: Seconds from one call of `meanwhile` to the next, while a job runs.
 _LOOK = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
@@ -57,7 +57,7 @@ _R = TypeVar("_R")
 
 
 def _patiently(call: Callable[[], _R], timeout: float, world: World) -> _R:
-    """Return ``call()``, which is called again while the server cannot be reached."""
+    """Return ``call()``, repeated for up to ``timeout`` seconds while the server cannot be reached."""
     backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=world)
     while True:
         try:
@@ -69,12 +69,12 @@ def _patiently(call: Callable[[], _R], timeout: float, world: World) -> _R:
 
 @dataclass(frozen=True)
 class RemoteRequest:
-    """Requests that a task takes to the server, one after the other, and brings the answers back.
+    """Requests that a task sends to the server, one after the other, and whose answers it returns.
 
     Args:
         requests: their frames, one or more.
-        timeout: seconds for an answer; to reach the server there are as many, and `Deadlines.reconnect` at most: the
-            task keeps a slot while it tries. After as many, no further request is sent.
+        timeout: seconds for an answer, and after which no further request is sent. The task tries to reach the server
+            for the same time, but at most `Deadlines.reconnect`, since it keeps a slot while it tries.
     """
 
     address: Address
@@ -92,10 +92,10 @@ class RemoteRequest:
                 yield pa.RecordBatch.from_pylist([piece])
 
     def fetch(self, world: World = REAL) -> Iterator[tuple[bool, Message]]:
-        """Yield whether the server could not be reached, and its answer or that failure; then the other answers.
+        """Yield each answer, and whether it is instead the failure to reach the server.
 
-        Only the first request is repeated while the server cannot be reached. Where another one has no answer, the
-        answers end before it, as they do after an error: the driver sends it first in another task.
+        Only the first request is repeated while the server cannot be reached. If a later one has no answer, or after a
+        `Fault`, the answers end: the driver sends the next request first in another task.
         """
         client, deadline = Client(self.address, self.deadlines, world), world.monotonic() + self.timeout
         first, *others = map(decode, self.requests)
@@ -125,7 +125,7 @@ class RemoteRequest:
 
 @dataclass(frozen=True)
 class Search:
-    """Looks for the server from an executor, for ``timeout`` seconds, and reports also one that does not answer."""
+    """Searches the server from an executor, for ``timeout`` seconds, and reports also one that does not answer."""
 
     address: AnnouncedAddress
     deadlines: Deadlines
@@ -137,9 +137,9 @@ class Search:
         yield pa.RecordBatch.from_pylist([{"host": socket.gethostname(), **self.look()}])
 
     def look(self, world: World = REAL) -> dict[str, Any]:
-        """Return what the server has announced (``place``, JSON), or the ``error`` why it is not found.
+        """Return the server's announcement (``place``, JSON), or the ``error`` why it is not found.
 
-        ``incarnation`` is at least that of the server that owns the checkpoint, 0 where that is not known.
+        ``incarnation`` is at least that of the server that owns the checkpoint, 0 if that is unknown.
         """
         incarnation, place, error = 0, "", ""
         try:
@@ -161,7 +161,7 @@ class Search:
         except DistkerasError as error:
             if client.lost(error) or client.channel is None:
                 raise
-            # it has answered: why the job has failed
+            # It is found: it answered with the reason why the job has failed.
         finally:
             client.close()
         return StartReport.from_json(place["report"]).incarnation, place
@@ -173,7 +173,7 @@ def _read_to_end(records: Iterator[pa.RecordBatch]) -> None:
 
 
 def search(session: SparkSession, task: Search, tasks: int) -> SparkAction:
-    """Start a Spark job of so many tasks, each of which looks for the server."""
+    """Start a Spark job of ``tasks`` tasks, each of which searches the server."""
     rows = session.range(0, tasks, 1, tasks)
     return SparkAction(session, lambda: map_in_arrow(rows, task.run, _FOUND).collect(), "distkeras-search")
 
@@ -182,8 +182,8 @@ class RemoteClient(DriverClient):
     """The driver's connection, in which Spark jobs carry the requests.
 
     Args:
-        deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
-        meanwhile: called now and then while a request is in progress; what it raises ends the request.
+        deadlines: of every wait; that for a free slot is ``reply``.
+        meanwhile: called every second while a request is in progress; its error ends the request.
     """
 
     def __init__(
@@ -204,13 +204,13 @@ class RemoteClient(DriverClient):
         """Send ``message`` and return the answer, also a `Fault`.
 
         Raises:
-            ServerLostError: the server is not there, or no task could be run to its end.
+            ServerLostError: the server cannot be reached, or the task failed.
             DeadlineError: no slot was free in time.
         """
         return self._exchange([message], timeout)[0]
 
     def read_blocks(self, messages: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
-        """See `DriverClient`; as many as `_JOB_BYTES` have room for share a job."""
+        """See `DriverClient`; blocks of up to `_JOB_BYTES` share a job."""
         left, pending = iter(messages), list[InspectRows]()
         while True:
             pending += islice(left, max(1, _JOB_BYTES // nbytes) - len(pending))
@@ -223,7 +223,7 @@ class RemoteClient(DriverClient):
             del pending[: len(answers)]
 
     def _exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Return the answers to the first of ``messages``, to one at least."""
+        """Return the answers to the first ``messages``, at least to one."""
         requests = [b"".join(encode(message)) for message in messages]
         answers = self._fetch(RemoteRequest(self._announced, self.deadlines, requests, timeout))
         lost, first = answers[0]
@@ -271,7 +271,7 @@ class RemoteClient(DriverClient):
         return rows
 
     def close(self) -> None:
-        """Cancel the request of another thread that is in progress; a later one is another job."""
+        """Cancel another thread's request in progress; later requests are not affected."""
         super().close()
         action = self._action
         if action is not None:

@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 _CANCEL_SECONDS = 60.0
 #: Seconds after which an idle thread checks whether the job is over.
 _POLL_SECONDS = 1.0
-#: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
+#: The least seconds from one status of the server to the next: quick enough for the eye, and no load on the server.
 _STATUS_SECONDS = 0.1
-#: Of this process' sessions.
+#: The layout that the sessions of this process keep.
 _LAYOUT = KeptLayout()
 
 
@@ -85,17 +85,17 @@ _Signal = _TasksEnded | _StatusArrived | _JobFailed | _StopRequested | _Callback
 class SparkJob:
     """Trains on every partition of a job's DataFrame.
 
-    The Spark action runs in one thread, another one waits for the server's news, and each callback has its own. They
-    signal the thread in `run`, which alone decides.
+    The Spark action runs in one thread, another one waits for the server's status, and each callback has its own. They
+    send signals to the thread in `run`, which makes all decisions.
 
     Args:
-        stalls: finds silent workers; None: no one looks for them.
-        events: takes the end that callbacks ask for.
-        on_status: takes each new status of the server, in addition to the callbacks of ``plan``.
+        stalls: finds silent workers; None: they are not reported.
+        events: receives the event of a callback that ends the job early.
+        on_status: receives each new status of the server, in addition to the callbacks of ``plan``.
 
     Attributes:
         stopped: why a callback ended the job early; None: none did.
-        callbacks: what runs them.
+        callbacks: runs the callbacks.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class SparkJob:
         """Train, and return the tasks' summaries, one row each.
 
         Raises:
-            DistkerasError: what a worker reported, or that the server is gone, or that Spark gave up.
+            DistkerasError: a worker reported an error, the server is lost, or Spark gave up.
             DeadlineError: a callback does not return.
-            Exception: what a callback raised.
-            KeyboardInterrupt: the Spark job is cancelled by then.
+            Exception: a callback raised it.
+            KeyboardInterrupt: the Spark job is cancelled before.
         """
         action = SparkAction(self._session, self._collect, "distkeras-train", lambda: self._signals.put(_TasksEnded()))
         watch_server = in_callers_scope(self._session, self._watch_server)
@@ -156,7 +156,7 @@ class SparkJob:
             watch.join(_CANCEL_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """Let `run` raise what a callback has raised; from any thread."""
+        """Make `run` raise the error of a callback; thread-safe."""
         self._signals.put(_CallbackFailed(error))
 
     def _collect(self) -> list[Row]:
@@ -184,7 +184,7 @@ class SparkJob:
                         rows = action.rows()
                     except Exception as error:  # noqa: BLE001 - raised as one of our errors
                         raise self._cause_of(error) from None
-                    # The last commits may have come after the last news.
+                    # The last commits may be newer than the last status.
                     status = self._server.ask(lambda driver: driver.observe(-1, 0.0))
                     self._progress.update(status)
                     self.callbacks.stop_calling()
@@ -202,7 +202,7 @@ class SparkJob:
             self._server.end_early(reason)
 
     def _raise_late_callback_error(self) -> None:
-        """Raise what a callback has raised while Spark's tasks came to their end."""
+        """Raise the error of a callback that came while Spark's tasks ended."""
         with contextlib.suppress(queue.Empty):
             while True:
                 signal = self._signals.get_nowait()
@@ -210,7 +210,7 @@ class SparkJob:
                     raise signal.error
 
     def _cause_of(self, failure: Exception) -> Exception:
-        """Return why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
+        """Return why Spark gave up: a worker's own report, which may still be in flight, else Spark's error."""
         deadline = time.monotonic() + 3 * _POLL_SECONDS + 2 * self._server.news_seconds
         with contextlib.suppress(queue.Empty):
             while True:
@@ -232,27 +232,27 @@ class SparkJob:
                 if self._over.is_set():
                     return
                 if self._observer.lost(error) or not self._server.alive():
-                    clock = -1  # a server that comes back has gone back; whether it must is for `Supervisor.watch`
+                    clock = -1  # a restarted server has an older clock; `Supervisor.watch` restarts it
                     self._over.wait(_POLL_SECONDS)
                     continue
                 self._signals.put(_JobFailed(error))
                 return
             self._server.record_activity()
-            news = (status.clock, status.joined, status.finished)
-            if status.clock >= clock and news != reported:
-                clock, reported = status.clock, news
+            counts = (status.clock, status.joined, status.finished)
+            if status.clock >= clock and counts != reported:
+                clock, reported = status.clock, counts
                 self._signals.put(_StatusArrived(status))
                 self._over.wait(_STATUS_SECONDS)
             self._over.wait(self._server.news_seconds)
 
 
-#: Seconds for a process that was killed to be gone.
+#: Seconds that a killed process may take to end.
 _KILLED = 10.0
 
 
 @contextmanager
 def server_ahead(settings: TrainSettings) -> Iterator[Child | None]:
-    """Give the server's process, which comes up while the driver prepares the job; None if it runs elsewhere."""
+    """Yield the server's process, which starts while the driver prepares the job; None if it runs in the cluster."""
     if settings.server == "cluster":
         yield None
         return
@@ -260,24 +260,24 @@ def server_ahead(settings: TrainSettings) -> Iterator[Child | None]:
     try:
         yield child
     finally:
-        child.kill()  # one that was put to use has ended
+        child.kill()  # a process that has served has ended
         child.wait(_KILLED)
         child.close()
 
 
 def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: float) -> None:
-    """Train; what becomes known on the way is in ``outcome``, also of a job that fails.
+    """Train, and fill ``outcome``, also if the job fails.
 
     Args:
-        outcome: is filled.
+        outcome: is filled as results become known.
         began: when the call of `Trainer.train` began, in seconds of the monotonic clock.
 
     Raises:
         EmptyDataError: there were no rows.
         LedgerError: a mini-batch is missing, or counted twice.
-        DistkerasError: the reason why the job cannot go on.
-        Exception: what a callback raised.
-        KeyboardInterrupt: Spark has been asked to cancel by then.
+        DistkerasError: the job cannot continue.
+        Exception: a callback raised it.
+        KeyboardInterrupt: Spark is asked to cancel the job before.
     """
     settings, events = plan.training, outcome.events
     opened: AbstractContextManager[ServerHandle] = _server_process(plan, events, ahead)
@@ -306,7 +306,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
     outcome.stopped = job.stopped
     _require_complete(plan, outcome, rows)
     chosen = job.callbacks.end(center)
-    if chosen is not center:  # the weights of another moment, to which the tables must belong as well
+    if chosen is not center:  # an earlier center, to which the tables must belong as well
         plan.require_all_tables()
     chosen.load(plan.replica)
     outcome.clock = chosen.clock
@@ -320,7 +320,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
 
 
 def note_resumed(outcome: JobOutcome, point: ResumePoint | None) -> None:
-    """Note and log where a job continues an earlier one."""
+    """Record and log the point at which a job continues an earlier one."""
     outcome.resumed = point
     if point is None:
         return
@@ -354,7 +354,7 @@ def _server_process(plan: JobPlan, events: Events, ahead: Child | None) -> Itera
 
 
 def _require_complete(plan: JobPlan, outcome: JobOutcome, rows: Sequence[Row]) -> None:
-    """Check that every mini-batch counts once."""
+    """Check that every mini-batch counts exactly once."""
     records, stopped = outcome.records, outcome.stopped is not None
     if records is None or not (len(records.commits_array) or stopped):
         raise EmptyDataError("`df` must have rows to train on. Received: none")
@@ -367,7 +367,7 @@ def _require_complete(plan: JobPlan, outcome: JobOutcome, rows: Sequence[Row]) -
 
 
 def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
-    """Collect what a job that failed has learned, if the server still answers; the job's own error is raised."""
+    """Collect the center and the records of a failed job, if the server still answers; the caller raises its error."""
     if not server.alive():
         return
     try:

@@ -2,7 +2,7 @@
 
 It announces its address in the checkpoint's directory, which every executor reaches, and serves until the driver says
 goodbye. Spark runs it again if it dies, on any executor: it continues from the latest snapshot there, and
-announces its new address. Its output is what it has logged, or why it has not come up.
+announces its new address. Its output is its log, or the reason why it did not start.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.world.world import REAL
 
-#: The task's output: what was logged (a line of JSON), or a `StartReport`.
+#: The task's output: a log record (a line of JSON), or a `StartReport`.
 OUTPUT = "kind string, text string"
 LOGGED, REPORT = "logged", "report"
-#: The number of attempts at the server's task, for each start by the driver, whose numbers stay distinct.
+#: The most attempts at one server task that have unique numbers among all starts by the driver.
 ATTEMPTS_OF_A_START = 64
-#: Lines of the log that are kept.
+#: The most lines of the log that are kept.
 _LINES_MAX = 10_000
 #: An address reserved for documentation: the route to it shows the interface that reaches other hosts.
 _ANYWHERE = ("192.0.2.1", 9)
@@ -42,14 +42,13 @@ class ServerTask:
     """Everything that a server needs, in Spark's own task closure.
 
     Args:
-        request: what is to be served; its checkpoint lies where every executor reaches it. An empty host: that of the
-            executor.
+        request: the server's settings; every executor reaches its checkpoint. An empty host means the executor's.
         publication: the frame of the driver's `Publish`.
         tables: the initial rows of each table that travels by rows, float32 ``(rows, width)``.
-        rows_checked: the rows are known to be those of the job that is resumed, as far as a server can say.
-        start: how often the driver has started the server before.
-        given_up: the driver has given the servers up to this incarnation up: they are not waited for.
-        driver: where Spark's driver listens; None: not known.
+        rows_checked: the rows were found to have the checksum of the resumed job's rows.
+        start: the number of earlier starts by the driver.
+        given_up: the driver has given up all servers up to this incarnation; the new one does not wait for them.
+        driver: the address of Spark's driver; None: unknown.
     """
 
     request: StartRequest = dataclasses.field(repr=False)
@@ -75,7 +74,7 @@ class ServerTask:
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 
     def serve(self, attempt: int) -> StartReport | None:
-        """Serve to the end: see `serve_announced`. ``attempt``: Spark's number of this attempt, from 0 on."""
+        """Serve until the job ends: see `serve_announced`. ``attempt``: Spark's number of this attempt, from 0 on."""
         settings = replace(self.request.settings, host=self.request.settings.host or own_address())
         return serve_announced(
             replace(self.request, settings=settings),
@@ -88,7 +87,7 @@ class ServerTask:
         )
 
     def _require_driver(self) -> None:
-        """Check that the driver's machine does not refuse a connection: Spark ends a dead driver's tasks with delay."""
+        """Raise ServerLostError if the driver's machine refuses a connection: Spark ends a dead driver's tasks late."""
         if self.driver is None:
             return
         try:
@@ -102,7 +101,7 @@ class ServerTask:
 
 @contextlib.contextmanager
 def _logged_lines() -> Iterator[deque[str]]:
-    """Collect what this process logs, as lines of JSON: warnings and all events."""
+    """Collect the warnings and all events that this process logs, as lines of JSON."""
     lines: deque[str] = deque(maxlen=_LINES_MAX)
 
     class Collector(logging.Handler):
@@ -123,7 +122,7 @@ def _logged_lines() -> Iterator[deque[str]]:
 
 
 def own_address() -> str:
-    """Return this machine's address as others reach it: Spark's, where one is set; else that of its name."""
+    """Return the address at which other machines reach this one: Spark's setting, or else that of the host name."""
     configured = os.environ.get("SPARK_LOCAL_IP")
     if configured and configured not in ("0.0.0.0", "::"):
         return configured

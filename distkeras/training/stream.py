@@ -1,12 +1,12 @@
-"""Training on a stream: one server stays for all of its micro-batches, each of which is one Spark job.
+"""Training on a stream: one server serves all of its micro-batches, each of which is one Spark job.
 
-Spark sends a micro-batch again if it has not noted that it was done. The snapshots say which one the center covers, and
-how far it has come within the present one; so what counts already does not count again. Rules:
+Spark sends a micro-batch again if it has not recorded it as done. The snapshots record which micro-batch the center
+covers, and how far it has come within the current one, so that nothing counts twice. Rules:
 
-1. A micro-batch is handed back to Spark when a snapshot covers all of it.
-2. Every failure is raised to Spark, which then does not note the micro-batch as done.
-3. A version is published after the snapshot that covers its micro-batch, from which the same weights come again, and
-   before the micro-batch is handed back.
+1. A micro-batch is acknowledged to Spark when a snapshot covers all of it.
+2. Every failure is raised to Spark, which then does not record the micro-batch as done.
+3. A version is published after the snapshot that covers its micro-batch, which has the same weights, and before the
+   micro-batch is acknowledged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What all versions of a model share, of a job's identity.
+#: The parts of a job's identity that all versions of a model share.
 _SHARED = ("model", "layout", "moving_statistics")
 
 
@@ -69,7 +69,7 @@ class Publisher:
     """Publishes versions of one stream.
 
     Args:
-        versions: where, and how often.
+        versions: where and how often to publish.
 
     Raises:
         DifferentJobError: the directory has versions of another model.
@@ -84,12 +84,12 @@ class Publisher:
         self._folder.take(
             {name: identity[name] for name in _SHARED}, lambda: archive.with_optimizer(plan.build_replica().model)
         )
-        #: The present micro-batch and its stream, if it has ended without a version.
+        #: The current micro-batch and its stream, if it has ended without a version.
         self._ended: tuple[str, int] | None = None
         self._begun = False
 
     def begin(self, stream: str, number: int) -> None:
-        """Note that a micro-batch begins.
+        """Record that a micro-batch begins.
 
         Raises:
             DifferentJobError: the directory has versions of another stream, or of later micro-batches.
@@ -101,10 +101,10 @@ class Publisher:
             self._begun = True
 
     def end(self, stream: str, number: int, fetch_center: Callable[[], CenterWeights]) -> None:
-        """Publish the center at the end of a micro-batch, if it is due, and delete what is not to be kept.
+        """Publish the center at the end of a micro-batch, if it is due, and delete old versions.
 
         Raises:
-            DifferentJobError: the version is there with other weights, or is another stream's.
+            DifferentJobError: the version exists with other weights, or is another stream's.
             SnapshotError: it cannot be written.
         """
         self._ended = stream, number
@@ -124,18 +124,18 @@ class Publisher:
 
 #: Seconds that the micro-batch in progress has to end when a stream is stopped.
 STOP_SECONDS = 600.0
-#: Seconds from one look at the query to the next.
+#: Seconds of one wait for the query's end, which is repeated.
 _LOOK = 3600
 #: Sources whose rows Spark cannot read again, by Spark's names.
 _READ_ONCE = ("socket",)
-#: What an error says where the server died last.
+#: The error text if the server is dead when the stream ends.
 _NO_CENTER = "the stream has ended, and its last center is in its checkpoint alone"
-#: The local property in which Spark has a query's id.
+#: The local property in which Spark stores a query's id.
 _QUERY_ID = "sql.streaming.queryId"
 
 
 def require_stream(stream: DataFrame, facts: SparkFacts) -> None:
-    """Raise ConfigurationError unless micro-batches of ``stream`` can be trained on: sources read again, no Connect."""
+    """Raise ConfigurationError unless ``stream`` can be trained on: its sources can be read again, without Connect."""
     if not stream.isStreaming:
         raise ConfigurationError(
             "`stream` must be a streaming DataFrame, such as of `spark.readStream`; `train` takes any other. "
@@ -158,7 +158,7 @@ def require_stream(stream: DataFrame, facts: SparkFacts) -> None:
 
 
 def writer_of(stream: DataFrame, trigger: Mapping[str, Any] | None, name: str | None) -> DataStreamWriter:
-    """Return what writes ``stream``; raise ConfigurationError if Spark refuses a keyword of ``trigger``."""
+    """Return the writer of ``stream``; raise ConfigurationError if Spark refuses a keyword of ``trigger``."""
     from pyspark.errors import PySparkException
 
     if trigger is not None and not isinstance(trigger, Mapping):
@@ -174,7 +174,7 @@ def writer_of(stream: DataFrame, trigger: Mapping[str, Any] | None, name: str | 
 
 
 def center_of(checkpoint: Checkpoint) -> Checkpoint:
-    """Return where the center of a stream is saved."""
+    """Return the checkpoint of a stream's center, within the stream's own."""
     return replace(checkpoint, uri=f"{checkpoint.uri.rstrip('/')}/center")
 
 
@@ -190,13 +190,13 @@ class StreamTraining:
 
     Args:
         plan: of a job without its rows, whose server saves its state.
-        rows: makes what workers read, one partition each, of a micro-batch.
-        results: whose outcome is filled; what callbacks are given at the end.
-        publisher: publishes versions of the center; None: nothing does.
+        rows: makes the DataFrame that workers read, one partition each, from a micro-batch.
+        results: its outcome is filled; callbacks receive it at the end.
+        publisher: publishes versions of the center; None: there are none.
 
     Attributes:
         query: Spark's own handle.
-        convert: makes what `model` returns of the Keras model; None: it returns that.
+        convert: converts the Keras model that `model` returns; None: `model` returns it as it is.
     """
 
     query: StreamingQuery
@@ -216,24 +216,24 @@ class StreamTraining:
         self._stack = ExitStack()
         self._server: Supervisor
         self._callbacks: CallbackRunner
-        #: What trains the micro-batch in progress.
+        #: The job of the micro-batch in progress.
         self._job: SparkJob | None = None
         self._callback_error: BaseException | None = None
-        #: Held while a micro-batch is trained, and by what else uses the server's supervisor.
+        #: Held while a micro-batch is trained, and for any other use of the server's supervisor.
         self._turn = threading.Lock()
-        #: The stream's id, and the number of the micro-batch that the server is to be at.
-        self._present: tuple[str, int] | None = None
+        #: The stream's id, and the number of the current micro-batch.
+        self._current: tuple[str, int] | None = None
         self._handed_over: float | None = None
         self._progress: MicroBatchProgress | None = None
         self._progress_lock = threading.Lock()
         self._failure: BaseException | None = None
-        #: The center when the stream ended; None: it goes on, or the server was dead.
+        #: The center when the stream ended; None: the stream is active, or the server was dead.
         self._last: CenterWeights | None = None
         #: No further micro-batch begins; the one in progress is canceled; the server is closed.
         self._stopping, self._canceling, self._ended = threading.Event(), threading.Event(), threading.Event()
 
     def start(self, writer: DataStreamWriter, folder: str) -> StreamTraining:
-        """Start the server, and then the query, whose checkpoint is in ``folder``; once. Return this handle.
+        """Start the server, and then the query, whose checkpoint is in ``folder``; return this handle. Call it once.
 
         Raises:
             DifferentJobError: the checkpoint is of a stream with another model, rule, columns or number of workers.
@@ -273,17 +273,17 @@ class StreamTraining:
 
     @property
     def callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks that are called, those of the trainer among them."""
+        """Return the callbacks of this stream, including those of the trainer."""
         return self._plan.callbacks
 
     @property
     def isActive(self) -> bool:
-        """Return whether the stream goes on."""
+        """Return whether the stream has not ended."""
         return not self._ended.is_set()
 
     @property
     def status(self) -> dict[str, Any]:
-        """What Spark's query does now: message, isDataAvailable, isTriggerActive."""
+        """The current state of Spark's query: message, isDataAvailable, isTriggerActive."""
         return dict(self.query.status)
 
     @property
@@ -298,15 +298,15 @@ class StreamTraining:
             return progress
 
     def exception(self) -> BaseException | None:
-        """Return what ended the stream; None if it goes on, or has ended successfully."""
+        """Return the error that ended the stream; None if it is active, or has ended successfully."""
         return self._failure if self._ended.is_set() else None
 
     @short_errors
     def awaitTermination(self, timeout: float | None = None) -> bool:
-        """Wait until the stream has ended, and return whether it has; in ``timeout`` seconds, if that is given.
+        """Wait until the stream has ended, for at most ``timeout`` seconds, and return whether it has.
 
         Raises:
-            DistkerasError: what ended it.
+            DistkerasError: it ended the stream.
         """
         ended = self._ended.wait(timeout)
         if ended and self._failure is not None:
@@ -315,12 +315,12 @@ class StreamTraining:
 
     @short_errors
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Let the micro-batch in progress end, and stop the stream. One that takes longer than ``timeout`` is canceled.
+        """Stop the stream after the micro-batch in progress, which is canceled if it takes longer than ``timeout``.
 
-        What a canceled one has committed is saved, and a later stream on the same checkpoint goes on there.
+        The commits of a canceled micro-batch are saved, and a later stream on the same checkpoint continues from them.
 
         Raises:
-            DeadlineError: the stream has not ended ``timeout`` seconds after that.
+            DeadlineError: the stream has not ended ``timeout`` seconds after the micro-batch.
         """
         self._stopping.set()
         self._stop_query(timeout)
@@ -334,7 +334,7 @@ class StreamTraining:
         self.query.stop()
 
     def _end_early(self, reason: str) -> None:
-        """Stop the stream after the micro-batch in progress, as a callback asks for."""
+        """Stop the stream after the micro-batch in progress, as a callback requests."""
         if not self._stopping.is_set():
             self._stopping.set()
             self._outcome.stopped = reason
@@ -343,7 +343,7 @@ class StreamTraining:
             self._begin_to_stop()
 
     def _fail(self, error: BaseException) -> None:
-        """End the stream with what a callback has raised."""
+        """End the stream with the error of a callback."""
         self._callback_error = self._callback_error or error
         self._stopping.set()
         if (job := self._job) is not None:
@@ -396,10 +396,10 @@ class StreamTraining:
             self._turn.release()
 
     def _publish(self, driver: DriverClient) -> None:
-        """Hand over what a server needs that was started, or started again."""
+        """Publish the model and the current micro-batch to a server that was started or restarted."""
         self._publish_model(driver)
-        if self._present is not None:
-            driver.begin_micro_batch(*self._present)
+        if self._current is not None:
+            driver.begin_micro_batch(*self._current)
 
     def _train(self, df: DataFrame, number: int) -> None:
         """Train on a micro-batch; the function for ``foreachBatch``."""
@@ -421,25 +421,25 @@ class StreamTraining:
 
     def _train_micro_batch(self, df: DataFrame, number: int, handed_over: float) -> None:
         settings, server = self._plan.training, self._server
-        present = self._present = (str(df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)), number)
+        current = self._current = (str(df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)), number)
         if self._publisher is not None:
-            self._publisher.begin(*present)
-        begun = server.ask(lambda driver: driver.begin_micro_batch(*present))
+            self._publisher.begin(*current)
+        begun = server.ask(lambda driver: driver.begin_micro_batch(*current))
         rows = self._rows(self._session.take(df, self._plan.spec.row_bytes))
         plan = replace(self._plan, df=rows, micro_batch=number, callbacks=())
         events = self._outcome.events
         stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
         with Progress(settings.num_epoch, plan.worker.workers, shown=False, every=None) as progress:
             self._job = job = SparkJob(plan, server, progress, stalls, events, self._callbacks.update)
-            if self._callback_error is not None:  # from before there was a job to end
+            if self._callback_error is not None:  # raised before there was a job to end
                 raise self._callback_error
             summaries = job.run()
-        records = server.ask(lambda driver: JobRecords.drain_micro_batch(driver, *present))
+        records = server.ask(lambda driver: JobRecords.drain_micro_batch(driver, *current))
         began = ResumePoint(begun.clock, incarnation=0, exact=True, epoch=0, began_clock=begun.clock)
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
         self._outcome.records = records
         if self._publisher is not None:
-            self._publisher.end(*present, lambda: server.ask(plan.fetch_center))
+            self._publisher.end(*current, lambda: server.ask(plan.fetch_center))
         self._note_progress(number, begun, summaries, records, handed_over)
 
     def _note_progress(
@@ -469,7 +469,7 @@ class StreamTraining:
                 pass
         except Exception as error:  # noqa: BLE001 - what a query raises is Spark's, Py4J's, or a source's own
             failure = self._failure
-            if failure is None and not self._stopping.is_set():  # else a micro-batch was refused, and comes again
+            if failure is None and not self._stopping.is_set():  # else a micro-batch was refused
                 failure = WorkerError(f"Spark ended the stream: {innermost(error)}", remote_traceback=str(error))
         with self._turn:
             try:

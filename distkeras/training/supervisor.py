@@ -1,4 +1,4 @@
-"""The driver's hold on a server process that may die: one connection, and how to bring the server back."""
+"""The driver's handle to a server process that may die: its connection, and the restarts of the server."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _R = TypeVar("_R")
 
 log = logging.getLogger(__name__)
 
-#: Restarts in a row that may bring no newer snapshot; then the server is given up.
+#: Consecutive restarts without a newer snapshot after which the server is given up.
 _MAX_FUTILE_RESTARTS = 5
-#: Seconds that a process whose connections have ended may take to end itself; one that has not is reached for again.
+#: Seconds that a process whose connections have ended may take to exit; after them, it is connected to again.
 _EXIT_SECONDS = 2.0
 
 
 class RestartLimit:
-    """Counts the restarts of a server that brought no newer snapshot: after too many in a row it is given up."""
+    """Counts consecutive restarts of a server without a newer snapshot: after too many the server is given up."""
 
     def __init__(self) -> None:
         self._clock, self._futile = -1, 0
 
     def failed(self) -> bool:
-        """Count a server that did not come up; return whether another one may be tried."""
+        """Count a server that did not start; return whether another restart may be tried."""
         if self._futile + 1 >= _MAX_FUTILE_RESTARTS:
             return False
         self._futile += 1
         return True
 
     def back(self, clock: int) -> None:
-        """Count a server that is back with commit ``clock``; raise ServerLostError after too many of the same."""
+        """Count a restart from commit ``clock``; raise ServerLostError after too many without a newer one."""
         self._futile = 0 if clock > self._clock else self._futile + 1
         self._clock = clock
         if self._futile >= _MAX_FUTILE_RESTARTS:
@@ -49,11 +49,11 @@ class RestartLimit:
 
 
 class Supervisor:
-    """The driver's connection to a server process, which it starts again when that is dead and has a checkpoint.
+    """The driver's connection to a server process, which it restarts when the process is dead and has a checkpoint.
 
     Args:
-        publish: hands over the initial center and the model file; called again after each restart, since no snapshot
-            has the model file.
+        publish: sends the initial center and the model file; called again after each restart, since snapshots do not
+            contain the model file.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Supervisor:
         self._world = world
         self._driver = self.connect()
         self.news_seconds = 0.0
-        #: Seconds for which a running server may not respond.
+        #: Seconds without a response after which a running server is killed.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
         self._active_at = world.monotonic()
         self._limit = RestartLimit()
-        #: How often the server was started again.
+        #: The number of restarts.
         self.restarts = 0
 
     def __enter__(self) -> Supervisor:
@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def address(self) -> Address:
-        """Where workers find the server."""
+        """The server's address for workers."""
         return self._process.address
 
     @property
@@ -96,7 +96,7 @@ class Supervisor:
         return self._process.resumed
 
     def connect(self) -> DriverClient:
-        """Return another connection of the driver's."""
+        """Return a new connection of the driver."""
         return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
 
     def alive(self) -> bool:
@@ -104,11 +104,11 @@ class Supervisor:
         return self._process.alive()
 
     def record_activity(self) -> None:
-        """Note that the server has answered, over any connection of the driver; from any thread."""
+        """Record that the server has answered over a connection of the driver; thread-safe."""
         self._active_at = self._world.monotonic()
 
     def watch(self) -> None:
-        """Start the server again if it is dead or stands still; ServerLostError without checkpoint or progress."""
+        """Restart the server if it is dead or does not respond; ServerLostError without checkpoint or progress."""
         if self._process.alive():
             silence = self._world.monotonic() - self._active_at
             if silence < self._patience or self._answers():
@@ -122,7 +122,7 @@ class Supervisor:
         self.restart()
 
     def _answers(self) -> bool:
-        """Ask over a new connection: it may be this process that stood still."""
+        """Return whether the server answers over a new connection: it may be the driver that was suspended."""
         self._driver.close()
         try:
             self._driver.ping()
@@ -133,11 +133,11 @@ class Supervisor:
         return True
 
     def _lost(self, error: DistkerasError) -> bool:
-        """Return whether ``error`` is not the server's answer; at the port of a dead one, anybody may have given it."""
+        """Return whether ``error`` is not the server's answer; at a dead server's port, any process may answer."""
         return self._driver.lost(error) or not self._process.alive()
 
     def _end_silent(self, error: DistkerasError) -> None:
-        """Kill a server that lives and does not answer; without a checkpoint that would not help, and is an error."""
+        """Kill a running server that does not answer; without a checkpoint, raise ``error`` instead."""
         if self._process.settings.checkpoint is None:
             raise error
         text = "the parameter server does not respond, and is killed: %s"
@@ -145,12 +145,12 @@ class Supervisor:
         self._process.kill()
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection; it is called again over a new one, and after a restart.
+        """Return ``call`` of the driver's connection, repeated over a new one, and after a restart.
 
         Raises:
             ServerLostError: the server is dead and cannot be restarted.
-            DistkerasError: what the server answered; or the first failure, where the server lives, cannot be reached
-                and has no checkpoint.
+            DistkerasError: the server's answer; or the first failure, if the server runs, cannot be reached and has no
+                checkpoint.
         """
         while True:
             try:
@@ -168,12 +168,12 @@ class Supervisor:
         return call(self._driver)
 
     def abandon(self, error: DistkerasError) -> None:
-        """Kill a server that gave no answer but ``error``, unless it has a snapshot to write."""
+        """Kill a server whose failure to answer was ``error``, unless it has a snapshot to write."""
         if self._lost(error) and self._process.settings.checkpoint is None:
             self._process.kill()
 
     def _call_reconnecting(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` over new connections while the process lives; raise `_ServerGone` when it does not."""
+        """Return ``call``, repeated over new connections while the process runs; raise `_ServerGone` after its end."""
         first: DistkerasError | None = None
         deadline = math.inf
         while True:
@@ -195,22 +195,22 @@ class Supervisor:
             deadline = min(deadline, self._world.monotonic() + self._patience)
 
     def end_early(self, reason: str) -> None:
-        """Let the workers leave, in this incarnation of the server and in those that may follow; see `ask`."""
+        """End the job early at the workers, by this server and by those that may be restarted; see `ask`."""
         self._end_reason = reason
         self.ask(lambda driver: driver.finish(reason))
 
     def restart(self) -> None:
-        """Start the dead server again from its latest snapshot; for what this raises see `watch`."""
+        """Restart the dead server from its latest snapshot; it raises as `watch` does."""
         while not self._try_restart():
             pass
 
     def _try_restart(self) -> bool:
-        """Return False if the server did not come up, or died again before it received what it needs."""
+        """Restart the server; return False if it did not start, or died before it received the model."""
         self._driver.close()
         code = self._process.exit_code
         try:
             self._process.restart()
-        except (ServerLostError, OSError):  # it died again, could not read, or the system has no room for a process
+        except (ServerLostError, OSError):  # it died, could not read, or there is no memory for a process
             if self._process.settings.checkpoint is None or not self._limit.failed():
                 raise
             return False
@@ -231,4 +231,4 @@ class Supervisor:
 
 
 class _ServerGone(Exception):
-    """The server's process has ended, or stood still and was killed."""
+    """The server's process has ended, or did not respond and was killed."""

@@ -1,4 +1,4 @@
-"""Which tables of a job travel by rows: what its options, its model and the job that it resumes allow."""
+"""The choice of the tables that travel by rows, by a job's options, its model and the job that it resumes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TableChoice:
-    """What decides which tables of a job travel by rows.
+    """Chooses the tables of a job that travel by rows.
 
     Args:
         training, server, worker: the job's options.
         recipe: of the model.
         shapes: of a row's value for each input of the model.
         stream: the rows are those of a stream.
-        resumed: where the job is saved that this one goes on with; None: it begins.
+        resumed: the checkpoint of the job that this one resumes; None: it starts fresh.
     """
 
     training: TrainSettings
@@ -45,14 +45,14 @@ class TableChoice:
     resumed: str | None
 
     def cut(self, model: keras.Model, build: Callable[[], keras.Model]) -> CutModel:
-        """Return the model's tables that travel by rows, and for each of the others the reason why it does not.
+        """Return the model's tables that travel by rows, and for each other table the reason why it stays dense.
 
         Args:
             model: as the recipe builds it.
             build: returns such a model with the state of its optimizer.
 
         Raises:
-            ConfigurationError: a table must travel by rows, and cannot.
+            ConfigurationError: a table that must travel by rows cannot.
         """
         chosen: str | Sequence[str] | None = self.training.tables
         wide, names = has_rows_at_server(model), embedding_names(model)
@@ -97,12 +97,12 @@ class TableChoice:
             )
 
     def _saved_tables(self) -> list[str] | None:
-        """Return the tables of the job that is resumed, which stay as they are; None: no job is."""
+        """Return the tables by rows of the resumed job, which must stay the same; None: no job is resumed."""
         saved = None if self.resumed is None else saved_job(self.resumed)
         return None if saved is None else list(saved.get("tables") or ())
 
     def _reason_to_leave_all(self, saved: Sequence[str] | None) -> str | None:
-        """Return why all tables stay dense that were not named; None if they need not."""
+        """Return why all tables that were not named stay dense; None if they may travel."""
         reasons = {
             "the tables of a stream are dense": self.stream,
             "they are dense in the job that is resumed": saved is not None and not saved,
@@ -118,7 +118,7 @@ def _require_none(reason: str | None, expected: str, received: str) -> None:
 
 @contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Leave Python's random numbers, of which Keras makes seeds, as they are for what the user builds next."""
+    """Restore Python's random state afterwards: Keras takes seeds from it for layers that the user builds next."""
     state = random.getstate()
     try:
         yield
@@ -127,7 +127,7 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
-    """Return why no table of a job can travel by rows; None if tables can, as far as the job's options decide it."""
+    """Return why the options of a job keep all tables dense; None if they do not."""
     reasons = {
         f"rule {worker.rule.name!r} may move rows that a commit does not name": not worker.rule.traits.rows,
         f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
@@ -140,7 +140,7 @@ def reason_against_tables(server: ServerSettings, worker: WorkerSettings, traini
 
 
 def report_tables(cut: CutModel, events: Events) -> None:
-    """Log which tables of a model travel by rows, and which do not, and why."""
+    """Log which tables of a model travel by rows, and why the others stay dense."""
     if not (cut.tables or cut.kept_dense):
         return
     travel = ", ".join(f"{table.name!r} ({table.rows} rows of {table.width})" for table in cut.tables)

@@ -69,7 +69,7 @@ _SUMMARY = (
 )
 SUMMARY = ", ".join(f"{name} {kind}" for name, kind, _ in _SUMMARY)
 
-#: Of this process, which Spark gives one task after another.
+#: The cache of this process, in which Spark runs one task after another.
 _REPLICAS = ReplicaCache()
 
 
@@ -82,9 +82,9 @@ class Task:
         size: elements of the parameter vector, as the driver counted them; without those of ``rows``.
         moving_statistics: elements of the moving statistics.
         metrics: history columns, loss first.
-        rows: the tables that travel by rows, which the model of ``recipe`` has small ones for; None: none does.
-        micro_batch: the number of the stream's micro-batch that the rows are; -1: they are no stream's.
-        saved: the server saves its state, from which a later job may train on: with more epochs or rows.
+        rows: the tables that travel by rows, for which the model of ``recipe`` has small ones; None: there are none.
+        micro_batch: the number of the stream's micro-batch in the rows; -1: they are not a stream's.
+        saved: the server saves its state, from which a later job may continue, with more epochs or rows.
     """
 
     address: Address
@@ -115,13 +115,13 @@ class Task:
         prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
         try:
             summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
-        except DistkerasError as error:  # the driver has all of it already; Spark logs this text several times
+        except DistkerasError as error:  # the driver has the full error already; Spark logs this text several times
             raise shortened(error) from error.__cause__
         yield summary
 
 
 class _TaskAttempt:
-    """One attempt at one partition: its rows, its connection, and the worker's loop from one to the other."""
+    """One attempt at one partition: its rows, its connection to the server, and the worker's loop."""
 
     def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
         settings = task.settings
@@ -136,7 +136,7 @@ class _TaskAttempt:
                 shared=settings.shared_memory,
             )
         self._records = records
-        #: The mini-batch that training has reached, for error texts, and epoch and number of the next one to be read.
+        #: The current mini-batch, for error texts, and the epoch and the number of the next one to read.
         self._step: int | None = None
         self._next = (0, 0)
         self._client = WorkerClient(
@@ -163,16 +163,16 @@ class _TaskAttempt:
         self._ready: float | None = None
 
     def run(self) -> pa.RecordBatch:
-        """Train on the partition, and return the summary; an error of the user or the machine is reported first."""
+        """Train on the partition, and return the summary; report an error of the user or the machine, then raise it."""
         try:
             rows, batches = self._train()
         except Exception as error:
             if self._records.broken and not isinstance(error, DistkerasError):
                 raise
-            error_text = self._report_error(error)
-            if error_text is error:
+            typed = self._report_error(error)
+            if typed is error:
                 raise
-            raise error_text from error
+            raise typed from error
         finally:
             if self._group is not None:
                 self._group.close()
@@ -180,7 +180,7 @@ class _TaskAttempt:
         return self._summary(rows, batches)
 
     def _report_error(self, error: Exception) -> DistkerasError:
-        """Report ``error`` to the server where it concerns the job; return it as it is to be raised."""
+        """Report ``error`` to the server if the user or the machine caused it; return it as a typed error."""
         typed = sorted_error(error)
         if typed.origin in (Origin.USER, Origin.NODE):
             typed.worker = self._client.worker if typed.worker is None else typed.worker
@@ -190,20 +190,20 @@ class _TaskAttempt:
         return typed
 
     def _train(self) -> tuple[int, int]:
-        """Return the partition's rows, and its batches an epoch (-1 where the job ended early)."""
+        """Return the number of the partition's rows, and of its mini-batches per epoch (-1 if the job ended early)."""
         client = self._client
         welcome = client.join()
         if welcome.finished and welcome.stopping:
             return 0, -1
         if welcome.finished:
-            # Spark lost what a predecessor returned. The rows are counted again for the driver's check.
+            # Spark lost the summary of an earlier attempt. The rows are counted again for the driver's check.
             rows = self._require_same_rows(welcome)
             return rows, -(-rows // self._task.spec.batch_size)
         with ExitStack() as stack:
             run_worker(client, welcome, partial(self._begin_loop, stack))
             if self._source is None or client.stopping:
                 return 0 if self._source is None else self._source.rows, -1
-            self._source.read_to_end()  # where another attempt, or an earlier incarnation, has trained on the rest
+            self._source.read_to_end()  # an earlier attempt or incarnation may have trained on the rest
             return self._source.rows, self._source.batches_per_epoch
 
     def _require_same_rows(self, welcome: Welcome) -> int:
@@ -220,26 +220,26 @@ class _TaskAttempt:
         return rows
 
     def _begin_loop(self, stack: ExitStack, welcome: Welcome) -> Loop:
-        """Return the worker's loop from where the partition stands: the first one, or one after a rewind."""
+        """Return the worker's loop from the partition's position in ``welcome``, at the start or after a rewind."""
         task, settings = self._task, self._task.settings
         source = self._source_from(stack, welcome)
         self._next = (welcome.epoch, welcome.batch)
         ensure_backend(task.recipe.backend)
         import_keras()
-        # The optimizer's state belongs to steps that are forgotten: a new replica begins with the state that is kept.
+        # After a rewind, the optimizer's state includes discarded steps: a new replica begins with the saved state.
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
         if isinstance(settings.rule, Daso):
             return self._begin_as_member(settings.rule, replica, source, welcome)
         keeper: OptimizerKeeper | None = None
-        if settings.keep_optimizer and not settings.rule.traits.gradient:  # there, the server takes the steps
+        if settings.keep_optimizer and not settings.rule.traits.gradient:  # with `gradient`, the server takes the steps
             keeper = OptimizerKeeper(replica, self._optimizer_due, welcome, at_end=task.saved)
         tables = self._table_windows(source)
         return work(
             settings.rule,
             replica,
-            self._following(source, self._read(source) if tables is None else iter(tables)),
+            self._tracked(source, self._read(source) if tables is None else iter(tables)),
             (lambda: self._client.payload(settings.rule.traits.parts)) if tables is None else tables.payload,
             moving_statistics=task.moving_statistics,
             overlap=settings.overlap,
@@ -261,7 +261,7 @@ class _TaskAttempt:
         return member_work(
             rule,
             replica,
-            self._following(source, self._read(source)),
+            self._tracked(source, self._read(source)),
             lambda: client.payload(rule.traits.parts),
             welcome=welcome,
             worker=client.worker,
@@ -272,7 +272,7 @@ class _TaskAttempt:
         )
 
     def _meet(self, batches: int, node: str) -> MemberLinks | None:
-        """Announce this worker as a member; return its connections to others, or None where the job ends early."""
+        """Announce this worker as a member; return its connections to others, or None if the job ends early."""
         client, task = self._client, self._task
         links = MemberLinks(
             members_host(task.address.locate()[0]),
@@ -304,13 +304,13 @@ class _TaskAttempt:
         return TableWindows(rows.tables, self._task.size, windows, outgoing=lambda: self._client.payload(1)[0])
 
     def _read(self, source: BatchSource) -> Iterator[Batch]:
-        """Yield the mini-batches of ``source``, and note how far it is read, for rewinds."""
+        """Yield the mini-batches of ``source``, and record the position of the next one, for rewinds."""
         for batch in source:
             self._next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
             yield batch
 
-    def _following(self, source: BatchSource, batches: Iterator[Any]) -> Iterator[Batch]:
-        """Yield ``batches``, and note them for errors and for commits."""
+    def _tracked(self, source: BatchSource, batches: Iterator[Any]) -> Iterator[Batch]:
+        """Yield ``batches``, and record the current one for errors and commits."""
         for batch in batches:
             self._step = batch.index
             self._client.passed = source.passed(batch)
@@ -362,12 +362,12 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
     """Check that the rows of a partition that has ended are those that were trained on.
 
     Args:
-        welcome: where the partition stands.
-        rows, checksum: of the rows that have come now.
-        stream: the rows are a stream's micro-batch, which knows whether the partition had rows.
+        welcome: has the partition's position.
+        rows, checksum: of the rows that this attempt has read.
+        stream: the rows are a stream's micro-batch, for which the server knows whether the partition had rows.
 
     Raises:
-        LedgerError: they are not.
+        LedgerError: the rows are others.
     """
     whole, was_empty = welcome.epoch >= epochs, stream and welcome.checksum == -1
     if (whole and welcome.checksum not in (-1, checksum)) or (was_empty and rows):
@@ -379,20 +379,20 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
 
 
 def members_host(server: str) -> str:
-    """Return where others reach this worker: this machine's address; loopback where the server is found there."""
+    """Return the address at which other workers reach this one: this machine's, or loopback if the server uses it."""
     loopback = server.startswith("127.") and not os.environ.get("SPARK_LOCAL_IP")
     return server if loopback else own_address()
 
 
 def node_name() -> str:
-    """Return what the workers of one node have in common: the address that Spark was given, or the host's name."""
+    """Return the name that all workers of one node share: the address in Spark's configuration, or the host's name."""
     return os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
 
 
 def prepare_process(threads: int, gpus: list[str] | None) -> None:
-    """Set what libraries read once, on their first import; a user's own settings are left alone."""
+    """Set the environment variables that libraries read on their first import, unless the user has set them."""
     settings = {
-        # A worker for each core: more threads than that would only fight each other.
+        # Each core has a worker: more threads would only compete for the cores.
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "1",
         "OMP_NUM_THREADS": str(threads),
@@ -405,5 +405,5 @@ def prepare_process(threads: int, gpus: list[str] | None) -> None:
         settings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    # PyArrow and Keras import it when they first need it: two threads at once, and one would find half of it.
-    import pandas  # noqa: F401 - its import is what counts
+    # PyArrow and Keras import it on first use: of two threads at once, one would see it half imported.
+    import pandas  # noqa: F401 - imported for its side effect
