@@ -1,6 +1,6 @@
 """DataFrame transformers, predictors and evaluators, as Spark ML stages.
 
-What Spark can express runs on the JVM; a model predicts in batches through Arrow. Importing this package loads
+Stages that Spark can express run on the JVM; a model predicts in batches through Arrow. Importing this package loads
 pyspark, and neither Keras nor a backend.
 """
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of dist-keras' names that this package lacks and `distkeras.compat` has."""
+    """Return one of dist-keras' names from `distkeras.compat`."""
     if name not in __all__:
         raise AttributeError(f"module 'distkeras.transformers' has no attribute {name!r}")
     import distkeras.compat.stages as compat

@@ -19,7 +19,7 @@ from distkeras.transformers.params import HasActivationThreshold, StageEvaluator
 
 #: Keras clips probabilities by this much before it takes their logarithm.
 _EPSILON = 1e-7
-#: How far the probabilities of a row may sum to something else than 1: half precision rounds each of them.
+#: The tolerance of the sum of a row's probabilities, which should be 1: half precision rounds each of them.
 _SUM_TOLERANCE = 1e-2
 
 
@@ -28,8 +28,8 @@ class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
 
     Args:
         label_col: class numbers, or one-hot arrays or vectors. Default ``"label"``.
-        prediction_col: class numbers, or scores (arrays, vectors) as `ModelPredictor` writes them: the largest
-            counts, a single one by ``activation_threshold``. Default ``"prediction"``.
+        prediction_col: class numbers, or scores (arrays, vectors) as `ModelPredictor` writes them: the class is that
+            of the largest, or of a single one by ``activation_threshold``. Default ``"prediction"``.
         activation_threshold: least single score of class 1; default 0.5.
 
     Raises:
@@ -152,7 +152,7 @@ def _categorical(dataset: DataFrame, prediction: NumericColumn, label: NumericCo
         target = F.when(hot, target).otherwise(wrong)
     outside = raise_in_job(BadValueError, label.name, "labels must be below the number of classes", target)
     target = F.when(_not_null(label, target) < F.size(scores), target).otherwise(outside)
-    # Keras divides by the sum, too: that of a model in half precision is 1 but for its rounding.
+    # Keras divides by the sum, too: in half precision it differs from 1 by rounding errors.
     share = F.element_at(_not_null(prediction, scores), (target + 1).cast("int")).cast("double") / total
     share = F.when(fine, share).otherwise(broken.cast("double"))
     pairs = dataset.select(
@@ -169,7 +169,7 @@ def _binary(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn)
     unknown = raise_in_job(BadValueError, label.name, "labels must be 0 or 1", target)
     target = F.when(target.isin(0, 1), target).otherwise(unknown)
     score = F.when(_no_probability(score), outside).otherwise(score)
-    # Spark's loss has no range check of its own above 1.
+    # Spark's loss does not check for values above 1.
     score = F.least(score, F.lit(1.0))
     pairs = _pairs_of_elements(dataset, prediction, label).select(
         expressions.vector_of(F.array(1 - score, score)).alias("probability"),
@@ -180,7 +180,7 @@ def _binary(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn)
 
 
 def _log_loss(pairs: DataFrame) -> float:
-    metric: Any = "logLoss"  # left out of pyspark's own type of metric names
+    metric: Any = "logLoss"  # missing in pyspark's type of metric names
     return _evaluate_pairs(MulticlassClassificationEvaluator(metricName=metric, eps=_EPSILON), pairs)
 
 

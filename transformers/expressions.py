@@ -1,7 +1,7 @@
-"""JVM expressions that the stages share: any numeric column as an array, refusals from inside a job.
+"""JVM expressions that the stages share: any numeric column as an array, and errors raised within a job.
 
-An expression cannot raise a Python error. `raise_in_job` makes the JVM raise one whose text names the error's type;
-`typed_errors` turns it back where the project itself starts the job.
+An expression cannot raise a Python error. `raise_in_job` makes the JVM raise an error whose text names the Python type;
+`typed_errors` raises that type, for jobs that this project starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NumericColumn:
         vector: whether it holds ML vectors.
         column: its numbers, or arrays of numbers (a vector as ``array<double>``); null stays null.
         flat: the same as one array a row.
-        element: ``"double"`` for doubles and vectors, else ``"float"``: what arithmetic on it should return.
+        element: the type of results: ``"double"`` for doubles and vectors, else ``"float"``.
     """
 
     name: str
@@ -43,7 +43,7 @@ class NumericColumn:
     element: str
 
     def each(self, function: Callable[[Column], Column]) -> Column:
-        """Apply ``function`` to every number (depth 0 or 1), as `element`; a vector comes back as a vector.
+        """Apply ``function`` to every number (depth 0 or 1), with results of type `element`; a vector stays one.
 
         Raises:
             ConfigurationError: the arrays are nested.
@@ -64,7 +64,7 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
 
     Raises:
         MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
-        ConfigurationError: several columns of that name.
+        ConfigurationError: several columns have that name.
     """
     kind = field_of(df.schema.fields, name).dataType
     require_numbers(name, kind)
@@ -77,7 +77,7 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
 
 
 def check_new_columns(df: DataFrame, *names: str) -> None:
-    """Raise ConfigurationError unless ``df`` can take the columns; Spark's default ignores upper and lower case."""
+    """Raise ConfigurationError unless the names are new in ``df``; by default, Spark's names are case-insensitive."""
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     existing = {name if exact else name.lower() for name in df.columns}
     for name in (name if exact else name.lower() for name in names):
@@ -111,14 +111,13 @@ def raise_in_job(kind: type[DistkerasError], name: str, expected: str, received:
 
 
 def class_of_scores(scores: NumericColumn, threshold: float | None, default_index: int | None = None) -> Column:
-    """Return the class that scores stand for, as a double; null stays null.
+    """Return the class that scores predict, as a double; null stays null.
 
     Args:
         scores: numbers, arrays or vectors.
-        threshold: least value at which a single score means class 1 rather than 0; None takes a single number
-            for the class itself.
-        default_index: with it, the class is that of the first score from ``threshold`` on, else of the largest above
-            0, else this one. Not for numbers.
+        threshold: least single score of class 1; a lower one is class 0. None: a single number is the class itself.
+        default_index: if given, the class is that of the first score of at least ``threshold``, else of the largest if
+            it is above 0, else this one. Not for numbers.
 
     Raises:
         ConfigurationError: the arrays are nested.
@@ -165,7 +164,7 @@ _SPARK_TEXTS = (
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise what a task or `raise_in_job` named, in place of the error that Spark wraps around it."""
+    """Raise the error that a task or `raise_in_job` named, in place of the Spark error around it."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

@@ -1,4 +1,4 @@
-"""Stages on disk, as Spark ML has them: also written over under Spark Connect; values are JSON, and no code."""
+"""Stages saved in Spark ML's format, also overwritten under Spark Connect; values are JSON, never code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Bytes of a row: well below what Parquet and a Connect message take.
+#: Bytes of a row: well below the limits of Parquet and of a Connect message.
 _CHUNK_BYTES = 8 << 20
 
 
@@ -51,13 +51,13 @@ def save_archive(spark: SparkSession, data: bytes, path: str) -> None:
 
 
 def load_archive(spark: SparkSession, path: str) -> bytes:
-    """Return what `save_archive` has written there."""
+    """Return the archive that `save_archive` has written below ``path``."""
     rows = spark.read.parquet(f"{path}/model").orderBy("part").collect()
     return b"".join(bytes(row["data"]) for row in rows)
 
 
 def config_of(value: Any, name: str) -> Any:
-    """Return how Keras describes ``value``, JSON-ready; ConfigurationError if it is not Keras' or registered."""
+    """Return Keras' configuration of ``value``, JSON-ready; ConfigurationError unless it is Keras' or registered."""
     import keras
 
     own = getattr(value, "__module__", type(value).__module__).split(".")[0] == "keras"
@@ -71,7 +71,7 @@ def config_of(value: Any, name: str) -> Any:
 
 
 def object_of(config: Any, name: str) -> Any:
-    """Return what `config_of` was given; raise ConfigurationError if Keras does not know it in this process."""
+    """Reverse `config_of`; raise ConfigurationError if Keras does not know the object in this process."""
     import keras
 
     try:
@@ -85,13 +85,13 @@ def object_of(config: Any, name: str) -> Any:
 
 
 class StageWriter(MLWriter):
-    """Spark ML's writer, which cannot overwrite where there is no JVM to ask."""
+    """Spark ML's writer, extended: it can also overwrite under Spark Connect."""
 
     @short_errors
     def save(self, path: str) -> None:
-        """Save below ``path``; in place of what is there, after `overwrite`."""
+        """Save below ``path``; after `overwrite`, replace what is there."""
         if self.shouldOverwrite and context_of(self.sparkSession) is None:
-            # Spark's overwrite leaves nothing of the old folder, on every filesystem.
+            # Writing in Spark's mode "overwrite" removes the old folder, on every filesystem.
             self.sparkSession.createDataFrame([], "value string").write.mode("overwrite").text(path)
             self.saveImpl(path)
         else:
@@ -99,22 +99,22 @@ class StageWriter(MLWriter):
 
 
 class ParamsWriter(StageWriter, DefaultParamsWriter):
-    """Writes a stage that is parameters only."""
+    """Writes a stage that consists of parameters only."""
 
 
 class ParamsWritable(DefaultParamsWritable):
-    """A stage that is parameters only."""
+    """A stage that consists of parameters only."""
 
     def write(self) -> MLWriter:
         """Return a writer of Spark ML's metadata."""
         return ParamsWriter(self)  # type: ignore[arg-type]  # mixed into classes of parameters only
 
 
-#: The key whose presence makes a JSON object the description of another value; its own value is that value's kind.
+#: The key that marks a JSON object as the description of another value; it holds the kind of that value.
 _KIND = "distkeras"
 #: Settings of plain fields, by kind.
 _SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint, **GROUPS}
-#: Fields that only this Spark session knows, and that are not saved.
+#: Fields that are valid only in this Spark session, and are not saved.
 _OF_THIS_SESSION = {"resources"}
 
 
@@ -142,7 +142,7 @@ def to_json(value: Any, name: str) -> Any:
 
 
 def from_json(value: Any, name: str) -> Any:
-    """Return what `to_json` was given, a tuple as a list; ConfigurationError for a class unknown to Keras."""
+    """Reverse `to_json`, except that a tuple is a list; ConfigurationError for a class unknown to Keras."""
     if isinstance(value, list):
         return [from_json(part, name) for part in value]
     if not isinstance(value, dict):
@@ -160,10 +160,10 @@ def from_json(value: Any, name: str) -> Any:
 
 
 class Saveable(Params, MLReadable[Any], MLWritable, ABC):
-    """A stage of parameters, a Keras model or none, and few other data.
+    """A stage that consists of parameters, optionally a Keras model, and few other data.
 
     Attributes:
-        left_out: parameters that are not written, such as one whose value is the archive.
+        left_out: names of parameters that are not written, such as one whose value is the archive.
     """
 
     left_out: tuple[str, ...] = ()
@@ -174,39 +174,39 @@ class Saveable(Params, MLReadable[Any], MLWritable, ABC):
 
     @classmethod
     def read(cls) -> KerasMLReader[Any]:
-        """Return a reader of what `write` has written."""
+        """Return a reader of saved stages."""
         return KerasMLReader(cls)
 
     @abstractmethod
     def archive_to_save(self) -> bytes | None:
-        """Return the model as a ``.keras`` archive, with its optimizer; None where there is none."""
+        """Return the model as a ``.keras`` archive, with its optimizer; None if there is no model."""
 
     def extra_to_save(self) -> dict[str, Any]:
-        """Return what must be written in addition to parameters and model, JSON-ready."""
+        """Return further values to save, in addition to parameters and model, JSON-ready."""
         return {}
 
     def save_files(self, path: str) -> None:
-        """Write what is neither parameter nor model below ``path``, where the stage is saved."""
+        """Write further files below ``path``, where the stage is saved."""
         return
 
     def load_files(self, spark: SparkSession, path: str) -> None:
-        """Take back what `save_files` wrote below ``path``."""
+        """Read the files that `save_files` wrote below ``path``."""
         return
 
     @abstractmethod
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
-        """Take back the archive, and what `extra_to_save` returned."""
+        """Restore the stage from the archive, and from the values that `extra_to_save` returned."""
 
 
 _S = TypeVar("_S", bound=Saveable)
 
 
 class KeptValue(Transformer, Saveable):
-    """A parameter's value that JSON cannot hold, such as an optimizer or a model, in a form that Spark can save.
+    """A stage that wraps a parameter's value that JSON cannot represent, such as an optimizer or a model.
 
-    Spark's searches write each value of a grid as JSON, or as a stage in a folder of its own. So parameters keep such
+    Spark's searches write each value of a grid as JSON, or as a stage in a folder of its own. So parameters store such
     values as stages. `KerasEstimator.getOrDefault` and the getters return the value itself; a search's
-    ``getEstimatorParamMaps`` returns this, with the value as ``value``.
+    ``getEstimatorParamMaps`` returns this stage, with the value as ``value``.
     """
 
     def __init__(self, value: Any = None, name: str = "") -> None:
@@ -224,11 +224,11 @@ class KeptValue(Transformer, Saveable):
         return archive.with_optimizer(self.value) if self._is_model() else None
 
     def extra_to_save(self) -> dict[str, Any]:
-        """Return the description of a value that is no model."""
+        """Return the description of a value that is not a model."""
         return {"name": self.name, "value": None if self._is_model() else to_json(self.value, self.name)}
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
-        """Take the value from an archive, or from its description."""
+        """Restore the value from an archive, or from its description."""
         self.name = str(saved["name"])
         if data is None:
             self.value = from_json(saved["value"], self.name)
@@ -254,7 +254,7 @@ def keeping(param: Param[Any]) -> Param[Any]:
 
 
 def live(value: Any) -> Any:
-    """Return what a `KeptValue` holds, and any other value as it is."""
+    """Return the value inside a `KeptValue`, and any other value unchanged."""
     return value.value if isinstance(value, KeptValue) else value
 
 
@@ -292,7 +292,7 @@ class KerasMLWriter(StageWriter):
 
 
 class KerasMLReader(MLReader[_S]):
-    """Reads what `KerasMLWriter` has written: sets the parameters of ``kind()``, and restores the rest."""
+    """Reads stages that `KerasMLWriter` has written: sets the parameters of ``kind()``, and restores the rest."""
 
     def __init__(self, kind: type[_S]) -> None:
         super().__init__()
@@ -300,10 +300,11 @@ class KerasMLReader(MLReader[_S]):
 
     @short_errors
     def load(self, path: str) -> _S:
-        """Return what was saved below ``path``.
+        """Return the stage that was saved below ``path``.
 
         Raises:
-            ConfigurationError: a class or function that Keras does not know in this process, or of another kind.
+            ConfigurationError: the stage is of another class, or Keras does not know a class or function of it in this
+                process.
         """
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)

@@ -13,7 +13,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-#: numpy names of outputs whose columns have another type than float32: the type that holds all their numbers.
+#: By an output's dtype, the dtype of its column if that is not float32: one that represents all numbers exactly.
 _COLUMN_DTYPES = {name: name for name in ("float64", "bool", "int8", "int16", "int32", "int64")}
 _COLUMN_DTYPES |= {"uint8": "int16", "uint16": "int32", "uint32": "int64"}
 
@@ -23,15 +23,15 @@ class OutputColumn:
     """One new column.
 
     Args:
-        output: number of the model's output that it shows.
-        form: ``values``: numbers, or arrays nested like the output; ``number``: of an output of one, a double;
-            ``vector``: the output, flat, as an ML vector; ``class``: the number of the likeliest class, a double;
-            ``logits`` and ``probability``: one number a class, as an ML vector, where a single output stands for two
-            classes.
+        output: number of the model's output that the column is computed from.
+        form: ``values``: numbers, or arrays nested like the output; ``number``: the only element of a row's output, a
+            double; ``vector``: the output, flat, as an ML vector; ``class``: the number of the likeliest class, a
+            double; ``logits`` and ``probability``: one number for each class, as an ML vector; a single element gives
+            two classes.
         depth: axes of one row's output.
         output_dtype: numpy name of the output's numbers.
         logits: the output has not been through softmax or sigmoid.
-        thresholds: for a ``class``, what each class's probability is divided by before the largest is taken.
+        thresholds: for a ``class``, the divisor of each class's probability before the largest is taken.
     """
 
     name: str
@@ -44,12 +44,12 @@ class OutputColumn:
 
     @property
     def derived(self) -> bool:
-        """Return whether it is made of the output's ``values``, only where it is read."""
+        """Return whether the column is computed from the output's ``values``, and only if it is read."""
         return self.form in ("logits", "probability")
 
     @property
     def dtype(self) -> str:
-        """Return the numpy name of the numbers of ``values``."""
+        """Return the numpy name of the dtype of ``values``."""
         return _COLUMN_DTYPES.get(self.output_dtype, "float32")
 
     @property
@@ -74,7 +74,7 @@ class OutputColumn:
 
 
 def nested_lists(output: np.ndarray, dtype: str) -> pa.Array:
-    """Return an output ``(n, …)`` as numbers, or as lists nested by its further axes."""
+    """Return an output ``(n, …)`` as numbers, or as lists with one level for each axis after the first."""
     values = pa.array(np.ascontiguousarray(output, dtype).reshape(-1))
     for axis in range(output.ndim - 1, 0, -1):
         rows = math.prod(output.shape[:axis])
@@ -84,19 +84,19 @@ def nested_lists(output: np.ndarray, dtype: str) -> pa.Array:
 
 
 def dense_vectors(values: np.ndarray) -> pa.StructArray:
-    """Return rows ``(n, k)`` as dense ML vectors, which have a type and values, but no size and no indices."""
+    """Return rows ``(n, k)`` as dense ML vectors, whose size and indices are null."""
     rows = len(values)
     absent = pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.list_(pa.int32()))
     parts = [pa.array(np.ones(rows, np.int8)), *absent, nested_lists(values, "float64")]
     return pa.StructArray.from_arrays(parts, names=["type", "size", "indices", "values"])
 
 
-#: The smallest probability that a logit is taken of, and, of a sigmoid, of its complement: half of float32's precision.
+#: The least probability of which a logit is computed, and the least complement of a sigmoid's: float32's precision.
 _LEAST, _LEAST_COMPLEMENT = 2.0**-149, 2.0**-25
 
 
 def class_scores(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    """Return one score a class, ``(n, k)``, float64; a single number p becomes the scores of two classes."""
+    """Return one score for each class, ``(n, k)``, float64; a single number p becomes the scores of two classes."""
     scores = output.reshape(len(output), -1).astype(np.float64)
     if scores.shape[1] > 1:
         return scores
@@ -122,16 +122,16 @@ def class_probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
     scores = class_scores(output, column)
     if not column.logits:
         return scores
-    if output[:1].size == 1:  # of x and -x the sigmoid, which is the softmax of x and 0
+    if output[:1].size == 1:  # the sigmoid of x is the softmax of 0 and x, not of -x and x
         scores = scores * [0.0, 1.0]
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def classes(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    """Return numbers of the likeliest classes, ``(n,)``, float64, and of equally likely ones the first."""
+    """Return the number of the likeliest class of each row, ``(n,)``, float64; the first of equally likely ones."""
     if not column.thresholds:
-        # A lone probability of one half is class 0, as for the accuracy of Keras.
+        # A single probability of one half is class 0, as for the accuracy of Keras.
         return np.asarray(np.argmax(class_scores(output, column), axis=1), np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = class_probabilities(output, column) / np.array(column.thresholds)

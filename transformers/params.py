@@ -1,7 +1,7 @@
 """Parameters of the stages: one mixin a concept, each value checked when it is set.
 
-Parameter names are the constructors' keyword names. A value that cannot work is refused where it is given, by
-the constructor, `set`, `copy` and `load` alike, since all of them go through the converters below.
+Parameter names are the constructors' keyword names. An invalid value is refused when it is set, by the constructor,
+`set`, `copy` and `load` alike, since all of them use the converters below.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _R = TypeVar("_R")
 
 
 def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str, *, keyword: str = "") -> Param[Any]:
-    """Return a parameter whose converter refuses in this project's words.
+    """Return a parameter whose converter raises ConfigurationError for an invalid value.
 
     Args:
         doc: one line for `explainParams`.
-        convert: returns the value to keep; TypeError or ValueError (a ConfigurationError is one) where it cannot work.
+        convert: returns the value to store; it raises TypeError or ValueError for an invalid one.
         expected: completes "`keyword` must be …".
         keyword: keyword of the constructor, if it differs from ``name``.
     """
@@ -55,7 +55,7 @@ def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str, *, 
         except (TypeError, ValueError):
             raise invalid(keyword or name, value, expected) from None
 
-    return Param(Params._dummy(), name, doc, checked)  # noqa: SLF001 - the owner that Spark ML's own mixins give
+    return Param(Params._dummy(), name, doc, checked)  # noqa: SLF001 - the owner in Spark ML's own mixins
 
 
 def column_name(value: Any) -> str:
@@ -71,7 +71,7 @@ def text_or_empty(value: Any) -> str:
 
 
 def column_names(value: Any) -> list[str]:
-    """Return a list of distinct names; one name alone is a list of one."""
+    """Return a list of unique names; a single name becomes a list of one."""
     names = [value] if isinstance(value, str) else list(value)
     if not names or len(set(names)) != len(names):
         raise ValueError
@@ -79,13 +79,13 @@ def column_names(value: Any) -> list[str]:
 
 
 def columns_by_name(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return a mapping from names of a model's inputs or outputs to distinct columns."""
+    """Return a mapping from names of a model's inputs or outputs to unique columns."""
     names = [column_name(name) for name in value]
     return dict(zip(names, column_names(value.values()), strict=True))
 
 
 def names_or_mapping(value: Any) -> list[str] | dict[str, str]:
-    """Return a list of column names, of one where it is a name alone; or a mapping to column names."""
+    """Return a list of column names, or a mapping to column names; a single name becomes a list of one."""
     return columns_by_name(value) if isinstance(value, Mapping) else column_names(value)
 
 
@@ -100,11 +100,11 @@ def integer_from(minimum: int) -> Callable[[Any], int]:
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """Return a converter that takes ``choices`` only; it raises ConfigurationError for anything else."""
+    """Return a converter that accepts only ``choices``; it raises ConfigurationError for anything else."""
     return lambda value: str(require_choice("value", value, choices))
 
 
-#: Converters of parameters, each with what it expects.
+#: Converters of parameters, each with a description of valid values.
 COLUMN = column_name, "the name of a column"
 NEW_COLUMN = column_name, "the name of a new column"
 COLUMN_OR_NONE = text_or_empty, "a column name"
@@ -127,7 +127,7 @@ class Stage(Params, DefaultParamsReadable[Any], ParamsWritable):
 
 
 def on_dataframe(function: Callable[[_S, DataFrame], _R]) -> Callable[[_S, DataFrame], _R]:
-    """Make a method of a stage refuse what is no DataFrame, and shorten the tracebacks of its errors."""
+    """Make a method of a stage refuse anything but a DataFrame, and shorten the tracebacks of its errors."""
 
     @short_errors
     @functools.wraps(function)
@@ -176,7 +176,7 @@ class StageEvaluator(Evaluator, Stage, ABC):
 
 
 def one_dataframe(dataset: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
-    """Return the DataFrame that is given under either name; ConfigurationError for none, both, or something else."""
+    """Return the DataFrame given under one of two names; ConfigurationError for none, both, or another object."""
     if dataset is not None and dataframe is not None:
         raise ConfigurationError("`dataset` must be given once. Received: dataset and dataframe")
     frame = dataset if dataframe is None else dataframe
@@ -186,7 +186,7 @@ def one_dataframe(dataset: DataFrame | None, dataframe: DataFrame | None) -> Dat
 
 
 class ColumnTransformer(StageTransformer, ABC):
-    """A stage that makes one new column of one column of numbers, arrays or vectors."""
+    """A stage that computes one new column from one column of numbers, arrays or vectors."""
 
     input_col = param("input_col", "column to read", *COLUMN)
     output_col = param("output_col", "new column to write", *NEW_COLUMN)

@@ -52,26 +52,26 @@ if TYPE_CHECKING:
     from distkeras.keras_model.recipe import Recipe
 
 
-#: Spark's functions over Arrow arrays, as PySpark has them from 4.1 on; None before.
+#: Spark's functions over Arrow arrays, which PySpark has from 4.1 on; None before.
 arrow_udf: Any
 try:
     from pyspark.sql.pandas.functions import arrow_udf
 except ImportError:
     arrow_udf = None
 
-#: Names that Spark sees: of the model's outputs on their way, of the partition's number, and of the reasons.
+#: Temporary columns: the model's outputs, the partition's number, and the reasons.
 _OUTPUTS, _PARTITION, _REASON = "__distkeras_outputs", "__distkeras_partition", "__distkeras_reason"
 
 
 @dataclass(frozen=True)
 class ModelFunction:
-    """What an executor does for the rows' values of a model's inputs.
+    """The function over Arrow arrays that predicts on executors.
 
     Args:
-        names: a field of a struct for each of the plan's columns; None: the values of its only one. Spark takes no ML
-            vectors within the struct of such a function: there they are arrays.
-        inputs_of: returns a column for each input of the model, and for each column of a key where there are models by
-            key, of the function's arguments.
+        names: names of the struct's fields, one for each of the plan's columns; None: there is one column, without a
+            struct. Spark does not accept ML vectors within the struct of such a function: there they are arrays.
+        inputs_of: returns, from the function's arguments, a column for each input of the model, and with models by key
+            also for each column of a key.
     """
 
     plan: serving.PredictionPlan
@@ -79,13 +79,13 @@ class ModelFunction:
     inputs_of: Callable[[Sequence[pa.Array]], list[pa.Array]]
 
     def results(self, arguments: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        """Yield the function's values for its arguments, which are tuples of arrays where there are several."""
+        """Yield the function's values for its arguments, which are tuples if the function has several."""
         models = self.plan.options.models
         inputs = [column.name for column in self.plan.inputs] + list(models.columns if models is not None else ())
         columns = (self.inputs_of(each if isinstance(each, tuple) else (each,)) for each in arguments)
         batches = (pa.RecordBatch.from_arrays(arrays, names=inputs) for arrays in columns)
         for batch in serving.predict(self.plan, batches, _partition()):
-            outputs = batch.columns[len(inputs) :][: len(self.names or ("",))]  # a caller may not want the reasons
+            outputs = batch.columns[len(inputs) :][: len(self.names or ("",))]  # the reasons are left out if not named
             if self.names is None:
                 yield outputs[0]
             else:
@@ -93,13 +93,13 @@ class ModelFunction:
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
-    """Return the type of what a `ModelFunction` returns for several columns, given their names and types."""
+    """Return the type of a `ModelFunction`'s values for several columns, given their names and types."""
     plain = {name: T.ArrayType(T.DoubleType()) if is_vector(kind) else kind for name, kind in fields.items()}
     return T.StructType([T.StructField(name, kind) for name, kind in plain.items()])
 
 
 def _without_vectors(output: pa.Array) -> pa.Array:
-    return pc.struct_field(output, "values") if pa.types.is_struct(output.type) else output  # null where the vector is
+    return pc.struct_field(output, "values") if pa.types.is_struct(output.type) else output  # null if the vector is
 
 
 def predicted(
@@ -112,11 +112,11 @@ def predicted(
     """Return ``dataset`` with the new ``columns``; lazy, like any transformation.
 
     Args:
-        features: a column for each of its inputs.
+        features: a column for each input of the model.
 
     Raises:
-        ConfigurationError: a new column that is there already.
-        MissingColumnError, ColumnTypeError: no such feature column, or it holds no numbers.
+        ConfigurationError: a new column already exists.
+        MissingColumnError, ColumnTypeError: a feature column does not exist, or does not hold numbers.
     """
     fields = dataset.schema.fields
     column_types(fields, features, options.decode)
@@ -124,7 +124,7 @@ def predicted(
     expressions.check_new_columns(dataset, *(column.name for column in columns), *reason_cols)
     parts = {name: parts_of(field_of(fields, name)) for name in features}
     through, computed = _through_python, list(columns)
-    if arrow_udf is not None:  # the derived columns are made where they are read, of the outputs' values
+    if arrow_udf is not None:  # derived columns are computed from the outputs' values, if they are read
         sources = dict.fromkeys(column.output for column in columns if column.derived)
         computed = [column for column in columns if not column.derived]
         computed += [packed.column("", output) for output in sources]
@@ -139,8 +139,8 @@ def predicted(
 
 def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns: Sequence[OutputColumn]) -> DataFrame:
     """Send only the features to Python, and only the outputs back: the rows stay in the JVM."""
-    # From Spark 4.3 on, batches of a columnar source such as Parquet go to a function as they are, which fails where
-    # the table has ML vectors, given to it or not. A value that only rows have, the partition, makes rows of them.
+    # From Spark 4.3 on, batches of a columnar source such as Parquet go to a function without conversion, which fails
+    # if the table has ML vectors in any column. The partition's number, which only rows have, makes Spark convert.
     names, plan = with_key_columns(plan)
     types = {f"output_{number}": column.spark_type for number, column in enumerate(plan.columns)}
     if plan.options.tolerant:
@@ -149,7 +149,7 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
     function = ModelFunction(plan, list(types) if several else None, lambda arguments: list(arguments)[:-1])
     call = arrow_udf(function.results, struct_of(types) if several else types["output_0"])
     with drivers_python(dataset):
-        # Spark would call a deterministic one wherever the column is named: in a filter, and after it once more.
+        # Spark would call a deterministic one for each use of the column: in a filter, and again after it.
         outputs = call.asNondeterministic()(*(F.col(quoted(name)) for name in names), F.col(_PARTITION))
     rows = dataset.select("*", F.spark_partition_id().alias(_PARTITION))
     if not several:
@@ -170,7 +170,7 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
 
 
 def with_key_columns(plan: serving.PredictionPlan) -> tuple[list[str], serving.PredictionPlan]:
-    """Return the columns that a function is given, and the plan for them: a key may have the name of an input."""
+    """Return the columns of a function's arguments, and the plan for them: a key may have the name of an input."""
     inputs, models = [column.name for column in plan.inputs], plan.options.models
     if models is None:
         return inputs, plan
@@ -180,7 +180,7 @@ def with_key_columns(plan: serving.PredictionPlan) -> tuple[list[str], serving.P
 
 
 def _derivation(column: OutputColumn) -> Callable[[pa.Array], pa.Array]:
-    """Return the function that makes ``column`` of its output's numbers or arrays on executors."""
+    """Return the function that computes ``column`` from its output's numbers or arrays on executors."""
 
     def derive(output: pa.Array) -> pa.Array:
         valid = output.drop_null()
@@ -215,10 +215,10 @@ def _partition() -> int | None:
     return context.partitionId() if context else None
 
 
-#: Archives up to here travel in the closure: far below what a Spark Connect message holds.
+#: Archives up to this size travel in the closure: it is far below the limit of a Spark Connect message.
 _INLINE_BYTES = 4 << 20
 
-#: What a parameter of columns takes.
+#: The description of valid values of a parameter of columns.
 COLUMNS = "a name, distinct names, or a mapping: name of an input or output of the model to a distinct name"
 #: Bytes of the inputs and outputs of one call of the model, by default.
 BATCH_BYTES = 64 << 20
@@ -296,7 +296,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
             features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
         )
         self._set_given(output_type=output_type, decode=decode, handle_invalid=handle_invalid, invalid_col=invalid_col)
-        self.feature_decoders()  # what cannot work is refused here
+        self.feature_decoders()  # raises for invalid ones
         if keras_model is not None and not isinstance(keras_model, PackedModel):
             keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects)
         self._model = keras_model
@@ -314,7 +314,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         return self._model
 
     def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
-        """Return the decoders of features by column; raise ConfigurationError unless ``decode`` says whose they are."""
+        """Return the decoders of features by column; raise ConfigurationError if ``decode`` has other columns."""
         features = listed(names_of(self._required("features_col"), "features_col"))
         by_column = decoders(self.getOrDefault("decode"), features)
         if unknown := sorted(by_column.keys() - set(features)):
@@ -340,7 +340,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         return predicted(dataset, packed, features, columns, options)
 
     def predict(self, dataframe: DataFrame) -> DataFrame:
-        """Return `transform` of the rows, under the name that dist-keras has for it."""
+        """Call `transform`; this is dist-keras' name for it."""
         return self.transform(dataframe)
 
     def archive_to_save(self) -> bytes:
@@ -348,30 +348,30 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         return self.packed_model.data
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
-        """Take back the model."""
+        """Restore the model."""
         assert data is not None, "a predictor without a model is not saved"
         self._model = PackedModel(data)
 
 
-#: For each session, what makes its tasks the models whose tables it has as files, by the models' identities.
+#: For each session, the functions that build models with tables in files in its tasks, by the models' keys.
 _MAPPED: weakref.WeakKeyDictionary[SparkSession, dict[str, Callable[..., MappedModel]]] = weakref.WeakKeyDictionary()
 
 
 class PackedModel:
-    """A model as bytes, with what the driver must know about it.
+    """A model as bytes, with its properties that the driver needs.
 
     Args:
         data: a ``.keras`` archive.
         custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
 
     Raises:
-        ConfigurationError: it cannot be loaded, or has no fixed inputs.
+        ConfigurationError: the model cannot be loaded, or has no fixed inputs.
     """
 
     def __init__(self, data: bytes, custom_objects: Mapping[str, Any] | None = None) -> None:
         self.objects = archive.custom_objects(data)
         self.objects.update(archive.require_objects(custom_objects))
-        # Loading it here finds on the driver what would fail on every executor, and drops the optimizer's state.
+        # Loading it on the driver finds errors before executors do, and discards the optimizer's state.
         model = archive.from_bytes(data, self.objects)
         self.data = archive.to_bytes(model)
         self.inputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "inputs")]
@@ -384,14 +384,14 @@ class PackedModel:
                 )
         self.settings = archive.keras_settings()
         digest = hashlib.sha256(self.data + repr(self.settings).encode())
-        # Two notebook classes of one name may differ, which their bytes do not show.
+        # Two notebook classes of one name may differ, although the archives are equal.
         self.key = digest.hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
         self._maps = mapped_tables.has_wide_tables(model)
         self._maps_losses = self._maps and not mapped_tables.has_activity_losses(model)
         self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
     def archive_reader(self, spark: SparkSession) -> Callable[[], bytes]:
-        """Return what gives tasks of ``spark`` the bytes, which are sent unless they have been."""
+        """Return a function that reads the archive in tasks of ``spark``; the archive is sent once per session."""
         if spark not in self._sent:
             self._sent[spark] = _sent(spark, f"{self.key}.keras", self.data)
         return self._sent[spark]
@@ -405,11 +405,11 @@ class PackedModel:
         return lambda: recipe.build(read())
 
     def _table_mapper(self, spark: SparkSession) -> Callable[..., MappedModel]:
-        """Return what makes tasks of ``spark`` the model with its wide tables in files, one a table and machine."""
+        """Return a function that builds the model with wide tables in files in tasks of ``spark``."""
         sent = _MAPPED.setdefault(spark, {})
         if self.key not in sent:
             parts, tables = mapped_tables.split_tables(archive.from_bytes(self.data, self.objects))
-            # Executors may fetch a file as long as the session lives.
+            # Executors may fetch a file until the session ends.
             folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             files = mapped_tables.save_tables(tables, folder)
@@ -421,7 +421,7 @@ class PackedModel:
         return sent[self.key]
 
     def column(self, name: str, output: int, form: str = "values", **options: Any) -> OutputColumn:
-        """Return a new column of the output of that number; ``options`` are those of `OutputColumn`."""
+        """Return a new column of output number ``output``; ``options`` are those of `OutputColumn`."""
         shape, dtype = self.outputs[output]
         return OutputColumn(name, output, form, len(shape), dtype, **options)
 
@@ -433,7 +433,7 @@ class PackedModel:
         options: serving.PredictionOptions,
         parts: Mapping[str, tuple[str, ...]],
     ) -> serving.PredictionPlan:
-        """Return what a task of ``spark`` needs to predict; ``parts`` are the parts of assembled columns."""
+        """Return the plan of prediction for tasks of ``spark``; ``parts`` are the parts of assembled columns."""
         maps = self._maps and options.models is None
         return serving.PredictionPlan(
             read_archive=bytes if maps else self.archive_reader(spark),
@@ -452,10 +452,10 @@ class PackedModel:
 
 
 def _sent(spark: SparkSession, name: str, data: bytes) -> Callable[[], bytes]:
-    """Send bytes to executors, and return what gives them to tasks."""
+    """Send bytes to executors, and return a function that reads them in tasks."""
     if len(data) <= _INLINE_BYTES:
         return partial(bytes, data)
-    if not _is_connect(spark):  # each executor holds a broadcast once, and only when it is read
+    if not _is_connect(spark):  # each executor fetches a broadcast once, when it is first read
         variable = spark.sparkContext.broadcast(data)
         return lambda: variable.value
     with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
@@ -470,7 +470,7 @@ def _is_connect(spark: SparkSession) -> bool:
 
 
 def _add_file(spark: SparkSession, path: Path) -> None:
-    """Let every executor have a file, which tasks find by its name."""
+    """Send a file to every executor, where tasks find it by its name."""
     if _is_connect(spark):
         spark.addArtifacts(str(path), file=True)
     else:
@@ -498,7 +498,7 @@ def _artifact_bytes(name: str) -> bytes:
 
 
 def _row_bytes(tensors: Sequence[tuple[tuple[int | None, ...], str]]) -> int:
-    # An open extent counts as 1, and a number as four bytes, which it nearly always has.
+    # An open extent counts as 1, and every dtype as four bytes, which nearly all have.
     return sum(math.prod(extent or 1 for extent in shape) * 4 for shape, _ in tensors)
 
 

@@ -46,8 +46,8 @@ class MinMaxTransformer(ColumnTransformer):
         is_vector: whether ``input_col`` must hold vectors or arrays (True) or numbers (False). Default: either.
 
     Raises:
-        ConfigurationError: a range is empty, ``input_col`` is not as ``is_vector`` says, or ``output_col`` is there
-            already.
+        ConfigurationError: a range is empty, ``input_col`` is not as ``is_vector`` says, or ``output_col`` already
+            exists.
         MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
@@ -88,7 +88,7 @@ class MinMaxTransformer(ColumnTransformer):
             )
 
         def scaled(value: Column) -> Column:
-            # Divided first: the ends of the old range map exactly onto those of the new one.
+            # Dividing first maps the ends of the old range exactly onto those of the new one.
             result: Column = (value.cast("double") - old_low) / (old_high - old_low) * (high - low) + low
             return result
 
@@ -105,12 +105,12 @@ class StandardScaleTransformer(StageTransformer):
     .. math:: y = (x - \mu) / \sigma
 
     An element that does not vary (:math:`\sigma = 0`) is only shifted. Without ``means`` and ``stddevs``, each
-    `transform` takes them from the very DataFrame that it is given, in a job of its own: use `fit` on the
-    training data to standardize test data by the same moments.
+    `transform` computes them from its own DataFrame, in a separate job: use `fit` on the training data to
+    standardize test data by the same moments.
 
     Args:
-        columns: columns of numbers, arrays of one length, or vectors; null stays null and counts nowhere.
-        suffix: what the new columns' names add.
+        columns: columns of numbers, arrays of one length, or vectors; null stays null and is not counted.
+        suffix: appended to the columns' names for the new ones.
         means: one list a column, one number an element (a list of one for a column of numbers).
         stddevs: sample standard deviations (divisor n - 1), in the same form.
 
@@ -140,7 +140,7 @@ class StandardScaleTransformer(StageTransformer):
 
     @on_dataframe
     def fit(self, dataset: DataFrame) -> StandardScaleTransformer:
-        """Return a copy that standardizes by the moments of ``dataset`` from now on. Runs one job."""
+        """Return a copy that standardizes by the moments of ``dataset``. It runs one job."""
         sources = [expressions.numeric_column(dataset, name) for name in self._required("columns")]
         moments = [_moments_expression(source) for source in sources]
         with typed_errors():
@@ -185,7 +185,7 @@ def _moments_expression(source: NumericColumn) -> Column:
     vector = source.each(lambda value: value)
     if not source.vector:
         vector = expressions.vector_of(vector)
-    # Summarizer fails on null, but takes no notice of what has weight 0.
+    # Summarizer fails on null, but ignores rows of weight 0.
     nothing = expressions.vector_of(F.array().cast("array<double>"))
     weight = source.column.isNotNull().cast("double")
     return Summarizer.metrics("mean", "std").summary(F.coalesce(vector, nothing), weight)

@@ -1,6 +1,6 @@
-"""The prediction in a task: Arrow in, batches through the model, Arrow out. It runs on executors.
+"""The prediction in a task, on executors: from Arrow batches through the model to Arrow batches.
 
-Importing this loads neither Keras nor a backend: the first row does.
+Importing this module loads neither Keras nor a backend: the first row does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distkeras.transformers.outputs import OutputColumn
 if TYPE_CHECKING:
     import keras
 
-#: Models that one Python worker keeps. Spark uses workers again, so that most jobs find theirs here.
+#: The most models that one Python worker caches. Spark reuses workers, so that most jobs find their model here.
 MODELS_KEPT = 4
 MODELS: OrderedDict[str, keras.Model | MappedModel] = OrderedDict()
 
@@ -36,7 +36,7 @@ class ModelInput:
     """One input of the model.
 
     Args:
-        shape: shape of one row's value; None for one extent that the data decides.
+        shape: shape of one row's value; None for one extent that depends on the data.
         name, dtype, decode, parts: see `Column`.
     """
 
@@ -59,10 +59,13 @@ class ModelsByKey(Protocol):
         """The columns of a key as the user names them."""
 
     def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return for each row why there is no model for its key; None where there is one."""
+        """Return for each row why there is no model for its key; None if there is one."""
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
-        """Yield for each key of some rows with models the places of its rows, and what gives a model its weights."""
+        """Yield for each key in a batch the places of its rows, and a function that loads its weights into a model.
+
+        Every row has a model.
+        """
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class PredictionOptions:
     """The options of predictions.
 
     Args:
-        batch_size: rows of one call of the model, at most.
-        batch_bytes: bytes of the inputs and outputs of a call, at most, unless one row has more.
+        batch_size: the most rows of one call of the model.
+        batch_bytes: the most bytes of the inputs and outputs of a call, unless one row has more.
         decode: functions that make arrays of encoded columns, by column.
         handle_invalid: for rows that cannot be predicted from: "error" fails the job, "skip" leaves them out, "keep"
             keeps them without a prediction.
@@ -79,7 +82,7 @@ class PredictionOptions:
         models: weights by the rows' keys; None: the model's own for all rows.
 
     Raises:
-        ConfigurationError: there is a column of reasons for rows that are not kept.
+        ConfigurationError: ``invalid_col`` is set, but invalid rows are not kept.
     """
 
     batch_size: int
@@ -104,17 +107,17 @@ class PredictionOptions:
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """All that a task needs.
+    """Everything that a task needs to predict.
 
     Args:
         read_archive: returns the model's ``.keras`` archive, in the task.
-        key: identity of the model: content hash, and what else distinguishes two models.
+        key: identity of the model: a content hash, and a unique suffix if the model has custom objects.
         objects: custom objects; unpickling them chooses the backend.
         inputs: the model's inputs, in its order.
-        columns: the new columns, of which each shows one of the model's outputs.
+        columns: the new columns, each computed from one of the model's outputs.
         row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.
-        map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: it
-            is the archive's.
+        map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: the
+            model is loaded from the archive.
         settings: those of ``keras.config`` on the driver, which layers read while they compute.
     """
 
@@ -129,7 +132,7 @@ class PredictionPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def rows_a_call(self, row_bytes: int = 0) -> int:
-        """Return the rows of a call of the model, for rows of ``row_bytes``, or of as many as the shapes tell."""
+        """Return the rows of a call of the model, for rows of ``row_bytes``, or of the fixed shapes' bytes if more."""
         return max(1, min(self.options.batch_size, self.options.batch_bytes // max(1, row_bytes, self.row_bytes)))
 
 
@@ -137,16 +140,16 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
     """Yield the batches of one partition with the model's outputs as further columns, in order.
 
     Raises:
-        BadValueError: a null, NaN or infinite feature.
-        ShapeError: a feature that does not fill the input, or a model that returns another number of rows.
+        BadValueError: a feature is null, NaN or infinite.
+        ShapeError: a feature does not fill the input, or the model returns another number of rows.
     """
     first_row = 0
     model: keras.Model | MappedModel | None = None
     size = plan.rows_a_call()
-    # What is yielded at a time holds all its outputs: no more than for a call, where that is bounded by bytes.
+    # A yielded batch holds all its outputs: it has no more bytes of them than a call.
     most = max(size, plan.options.batch_bytes // max(1, plan.row_bytes) // size * size)
     for batch in rebatched(batches, size, most):
-        # Bad data is found before seconds go into importing a backend, on each of Spark's attempts.
+        # Bad data is found before a backend is imported, which takes seconds in each of Spark's attempts.
         arrays, why = _inputs(plan, batch, worker, first_row)
         if model is None:
             model = _cached_model(plan)
@@ -166,7 +169,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
 def _inputs(
     plan: PredictionPlan, batch: pa.RecordBatch, worker: int | None, first_row: int
 ) -> tuple[list[np.ndarray], list[str | None]]:
-    """Return the model's inputs from the usable rows, and for each row why it is not usable, or None."""
+    """Return the model's inputs from the usable rows, and for each row the reason why it is not usable, or None."""
 
     def convert(part: pa.RecordBatch, first: int) -> list[np.ndarray]:
         return [_input_array(part, column, worker, first) for column in plan.inputs]
@@ -181,13 +184,13 @@ def _inputs(
     usable = batch.filter(pa.array([text is None for text in why]))
     if usable.num_rows:
         return convert(usable, first_row), why
-    # The types of the columns come from the model: a row of zeros, which no row of the batch gets.
+    # The model is called on a row of zeros, only for the types of the columns: the result goes to no row.
     shapes = [[1, *(extent or 1 for extent in column.shape)] for column in plan.inputs]
     return [np.zeros(shape, column.dtype) for shape, column in zip(shapes, plan.inputs, strict=True)], why
 
 
 def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
-    """Return values of the rows that have no reason in the order of all rows, with nulls for the others.
+    """Return one value for each row: the next of ``values`` if the row has no reason in ``why``, else null.
 
     Args:
         values: one for each row without a reason, or one value of the right type if there is no such row.
@@ -196,14 +199,14 @@ def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
     places = np.maximum(np.cumsum(~missing) - 1, 0)
     if not pa.types.is_struct(values.type):
         return values.take(pa.array(places, pa.int64(), mask=missing))
-    # Spark wants the fields of a vector not to be null, not even within one that is.
+    # Spark requires that the fields of a vector are not null, even in a null vector.
     parts = [values.field(number).take(pa.array(places)) for number in range(values.type.num_fields)]
     names = [values.type.field(number).name for number in range(values.type.num_fields)]
     return pa.StructArray.from_arrays(parts, names=names, mask=pa.array(missing))
 
 
 def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of a multiple of ``size`` rows, except for the last; copy only across seams.
+    """Yield the same rows in batches of a multiple of ``size`` rows, except for the last; copy only joined ones.
 
     A batch has at most ``most`` rows, a multiple of ``size``; None for any number.
     """
@@ -240,7 +243,7 @@ def _predict_by_key(
     plan: PredictionPlan,
     worker: int | None,
 ) -> tuple[list[np.ndarray], list[str | None]]:
-    """Return each output for the rows that have inputs and a model, and for each row why it has not, or None."""
+    """Return each output for the rows with inputs and a model, and for each row the reason why it has none, or None."""
     models = plan.options.models
     assert models is not None
     no_model = models.why_not(batch)
@@ -265,7 +268,7 @@ def _predict_by_key(
 
 
 def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
-    # A model whose weights change from key to key is not the one that others find under its archive's key.
+    # A model whose weights change from key to key must not be shared with jobs that use its archive's weights.
     models = plan.options.models
     key = plan.key if models is None else f"{plan.key} {type(models).__name__}"
     model = MODELS.get(key)
@@ -314,7 +317,7 @@ def outputs_of_call(model: keras.Model | MappedModel, inputs: Sequence[np.ndarra
     if isinstance(model, MappedModel):
         return model.outputs(inputs)
 
-    # A model may name its inputs in a dictionary, and then takes nothing else.
+    # A model may require its inputs as a dictionary.
     structure = getattr(model, "_inputs_struct", None)
     x = inputs[0] if structure is None else keras.tree.pack_sequence_as(structure, list(inputs))
     return [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
@@ -323,7 +326,7 @@ def outputs_of_call(model: keras.Model | MappedModel, inputs: Sequence[np.ndarra
 def pad(array: np.ndarray, full: int) -> np.ndarray:
     """Return ``array`` with its last row repeated up to the next power of two, but to at most ``full`` rows.
 
-    Backends compile for each batch size they meet: this leaves them a handful, and wastes less than half a call.
+    Backends compile for each batch size: this limits the number of sizes, and wastes less than half a call.
     """
     n = len(array)
     target = min(full, 1 << (n - 1).bit_length())
@@ -346,11 +349,11 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
 def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:
     """Return ML vectors, as Spark sends them (type, size, indices, values), as lists of doubles.
 
-    Dense ones are a view. Converting on the JVM would send every vector twice, for the column itself stays.
+    Dense ones are a view. A conversion on the JVM would send every vector twice, since the column itself is kept.
 
     Raises:
-        BadValueError: a null.
-        ShapeError: sparse vectors of unequal size, or next to dense ones of another.
+        BadValueError: a vector is null.
+        ShapeError: the vectors have unequal sizes.
     """
     if vectors.null_count:
         row = first_row + int(np.argmax(vectors.is_null().to_numpy(zero_copy_only=False)))
@@ -360,7 +363,7 @@ def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_
     if not sparse.any():
         return values
     counts = np.diff(values.offsets.to_numpy())
-    # Dense vectors leave the size out.
+    # The size of dense vectors is null.
     lengths = np.where(sparse, sizes.fill_null(0).to_numpy(), counts)
     odd = np.flatnonzero(lengths != lengths[0])
     if odd.size:
@@ -371,7 +374,7 @@ def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_
             column=name,
         )
     size = int(lengths[0])
-    # A dense vector has no indices: its numbers go where they stand.
+    # A dense vector has no indices: its numbers stay in their places.
     places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     places[np.repeat(sparse, counts)] = indices.flatten().to_numpy()
     full = np.zeros(len(vectors) * size)

@@ -23,16 +23,16 @@ from distkeras.transformers.params import (
 
 
 class OneHotTransformer(ColumnTransformer, HasOutputDim, HasOutputType):
-    """Turns a class number into ``output_dim`` numbers, all 0 but a 1 at that place.
+    """Turns a class number into ``output_dim`` numbers: 1 at that place, 0 elsewhere.
 
-    Null stays null. A job ends in a BadValueError in the text of Spark's own error when it meets a number that
-    is no class: a fraction, NaN, or outside ``[0, output_dim)``.
+    Null stays null. A job fails with a BadValueError in the text of Spark's own error when it reads a number that
+    is not a class: a fraction, NaN, or outside ``[0, output_dim)``.
 
     Args:
         output_dim: number of classes.
         input_col: numbers, counted from 0.
         output_col: new column.
-        output_type: "vector" (the default), a dense one; or "array", ``array<float>``, half as large.
+        output_type: "vector" (the default): a dense vector; "array": ``array<float>``, half as large.
 
     Raises:
         ConfigurationError: The input is not a number, or ``output_col`` already exists.
@@ -70,19 +70,20 @@ class OneHotTransformer(ColumnTransformer, HasOutputDim, HasOutputType):
 class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThreshold):
     """Turns a prediction into the number of its class, as a double, which is what Spark's evaluators read.
 
-    Several scores: the place of the largest, the first of equals. A single score (a sigmoid's output, as a
-    number, an array or a vector of one): 1 from ``activation_threshold`` on, 0 below. Null stays null. A job
-    ends in a BadValueError or ShapeError in the text of Spark's own error when it meets NaN, a null among the
-    scores, no scores, or not ``output_dim`` of them.
+    Of several scores, the class is the place of the largest, or of the first of equal ones. A single score (a sigmoid's
+    output, as a number, an array or a vector of one) is class 1 from ``activation_threshold`` on, 0 below. Null stays
+    null. A job fails with a BadValueError or ShapeError in the text of Spark's own error when it reads NaN, a null
+    among the scores, no scores, or another number of them than ``output_dim``.
 
-    With a ``default_index``, the index is found as dist-keras found it: the first score from ``activation_threshold``
-    on, else the largest above 0, else ``default_index``. For probabilities that add up to 1 that is the largest, too.
+    With a ``default_index``, the class is chosen as in dist-keras: the first score of at least
+    ``activation_threshold``, else the largest if it is above 0, else ``default_index``. For probabilities that sum to 1
+    that is also the largest.
 
     Args:
         output_dim: expected number of scores; None does not check it.
         input_col: scores; default ``"prediction"``.
         output_col: new column; default ``"prediction_index"``.
-        default_index: the class where no score is above 0; default: none, the largest score decides.
+        default_index: the class if no score is above 0; default: none, the largest score decides.
         activation_threshold: least single score of class 1; default 0.5.
 
     Raises:
@@ -124,7 +125,7 @@ class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThresh
         return index
 
     def get_index(self, vector: Any) -> int:
-        """Return the index of the scores ``vector``, as `transform` finds it with a ``default_index``, or with 0."""
+        """Return the class of the scores ``vector``, as `transform` does with a ``default_index``; 0 if it is unset."""
         threshold = self._required("activation_threshold")
         default = self._required("default_index") if self.isDefined("default_index") else 0
         scores = [float(score) for score in vector]
@@ -145,13 +146,13 @@ def _to_extents(value: Any) -> list[int]:
 class ReshapeTransformer(ColumnTransformer):
     """Arranges the numbers of an array (nested or flat) or vector as arrays nested by ``shape``, row-major.
 
-    Null stays null. A job ends in a ShapeError in the text of Spark's own error when it meets a row whose count
+    Null stays null. A job fails with a ShapeError in the text of Spark's own error when it reads a row whose count
     of numbers does not fill ``shape``.
 
     Args:
         input_col: arrays or vectors.
-        output_col: new column: arrays nested as deep as ``shape`` is long; ``array<double>`` from a vector.
-        shape: extents, all positive; one may be -1 and is then found for each row.
+        output_col: new column: arrays with one level for each axis of ``shape``; ``array<double>`` from a vector.
+        shape: extents, all positive; one may be -1 and is then computed for each row.
 
     Raises:
         ConfigurationError: The input is a plain number, or ``output_col`` already exists.
@@ -200,8 +201,8 @@ def _split_into(values: Column, length: Column) -> Column:
 
 
 def _computed_once(value: Column, body: Callable[[Column], Column]) -> Column:
-    # Spark computes an expression wherever it is used, unless a lambda takes it as its variable: without this, a vector
-    # is read again for each of its elements, at each level of nesting.
+    # Spark computes an expression at each use, unless it is the variable of a lambda: without this, a vector is read
+    # again for each of its elements, at each level of nesting.
     return F.transform(F.array(value), body).getItem(0)
 
 

@@ -1,4 +1,4 @@
-"""The prediction of a stream in a task, with versions that another stream publishes. It runs on executors."""
+"""The prediction of a stream in a task, on executors, with versions that another stream publishes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from distkeras.spark.failures import message_first
 if TYPE_CHECKING:
     import keras
 
-#: Columns on the way: the version's name, and its number.
+#: Temporary columns: the version's name, and its number.
 NAME, NUMBER = "__distkeras_version_name", "__distkeras_version"
-#: The local properties in which Spark has a streaming query's id, and the number of its micro-batch.
+#: The local properties in which Spark stores a streaming query's id, and the number of its micro-batch.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
 class PublishedModels:
-    """The versions in a directory, for rows that say which one predicts them. Travels to executors.
+    """The versions in a directory, for rows with a column that names their version. Travels to executors.
 
     Args:
-        model: the key of the model that they are for.
+        model: the key of the model of these versions.
         columns: the name of the column with the version's name.
     """
 
@@ -45,11 +45,11 @@ class PublishedModels:
         return (NAME,)
 
     def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return for each row that there is a model."""
+        """Return None for each row: every version has a model."""
         return [None] * batch.num_rows
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
-        """Yield for each version of some rows the places of its rows, and what gives a model its weights."""
+        """Yield for each version in a batch the places of its rows, and a function that loads it into a model."""
         names = batch.column(self.columns[0])
         for name in pc.unique(names).to_pylist():
             yield np.flatnonzero(pc.equal(names, name)), partial(self._load, name=name)
@@ -62,7 +62,7 @@ class PublishedModels:
 
 
 class _Loaded:
-    """A model of this process, and the version that its weights are."""
+    """A model of this process, and the version of its weights."""
 
     def __init__(self, model: keras.Model) -> None:
         self._weights = VariableVector(trainable_variables(model))
@@ -70,14 +70,14 @@ class _Loaded:
         self._version: tuple[str, str] | None = None
 
     def load(self, models: PublishedModels, name: str) -> None:
-        """Set the model's weights, unless they are this version's."""
+        """Load the weights of a version into the model, unless it has them."""
         if self._version == (models.uri, name):
             return
         version = version_named(name)
         assert version is not None, name
         with message_first():
             center, statistics = VersionFolder(models.uri).load(version, models.model)
-        self._version = None  # until both are there
+        self._version = None  # until both are loaded
         self._weights.load(center)
         self._moving_statistics.load(statistics)
         self._version = models.uri, name
@@ -88,12 +88,12 @@ _LOADED: weakref.WeakKeyDictionary[keras.Model, _Loaded] = weakref.WeakKeyDictio
 
 @dataclass(frozen=True)
 class HeldVersion:
-    """Makes one row with the version that a micro-batch is predicted with. Travels to one task of each micro-batch."""
+    """Yields one row with the version that predicts a micro-batch. Travels to one task of each micro-batch."""
 
     uri: str
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the version's name and number for each row of ``batches``, of which one has a row."""
+        """Yield the version's name and number for the batch that has a row; the other batches are empty."""
         for batch in batches:
             if batch.num_rows:
                 with message_first():

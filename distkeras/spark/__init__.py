@@ -1,4 +1,4 @@
-"""A Spark session that is ready: its Python workers begin with Keras imported, and the driver has it, too.
+"""A Spark session that is warmed up: its Python workers begin with Keras imported, and so does the driver.
 
 ::
 
@@ -7,9 +7,9 @@
     spark = session("local[4,4]")                             # in a notebook or a script
     spark-submit --conf spark.python.daemon.module=distkeras.spark.daemon ...
 
-What makes the difference are the settings of Spark in `CONFIG`, which must be there when a session starts. Where a
-session is given, as on a cluster's gateway, put them into the configuration of the cluster; distkeras must be installed
-where executors run, not be shipped with the job.
+This takes the settings of Spark in `CONFIG`, which must be set when a session starts. If the platform makes the
+session, as a cluster's gateway does, put them into the configuration of the cluster. distkeras must be installed where
+executors run; shipping it with the job does not suffice.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Settings of Spark for workers that are forked from a daemon that has imported Keras. An executor starts another
-#: daemon for each environment of its workers; Spark adds this variable to those of SQL alone, and rows that are made of
-#: a Python list would have a second daemon, which imports Keras again.
+#: daemon for each environment of its workers. Spark itself sets the variable below only for workers of SQL: without the
+#: setting, rows from a Python list would get a second daemon, which imports Keras again.
 CONFIG = {
     "spark.python.daemon.module": "distkeras.spark.daemon",
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
 }
 
-#: What workers must find in their environment as it is here, since Keras reads it once, on its first import.
+#: Environment variables that workers get from the driver: Keras reads them only on its first import.
 _ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", "TF_CPP_MIN_LOG_LEVEL")
 
-#: What a session imports when it starts, some of it as Keras does.
+#: The modules that a session imports when it starts; Keras imports some of them too.
 _SPARKS_OWN = ("pandas", "pyarrow", "google.protobuf", "pyspark.sql.classic.dataframe", "pyspark.sql.pandas.map_ops")
-#: Seconds for the import of Keras to end once Spark is up; later users of Keras wait for it themselves.
+#: Seconds that the import of Keras may take after Spark has started; later imports of Keras wait for it.
 _IMPORT_SECONDS = 120.0
 
 
@@ -62,16 +62,16 @@ def session(
     names another one.
 
     Args:
-        master: such as "local[4,4]" (four slots, up to four attempts of a task) or "yarn". Default: what
-            ``spark-submit`` or ``spark.master`` says.
-        app_name: of the application.
-        config: further settings of Spark; they win over those here.
-        warm_up: import Keras here while Spark starts, so that what Keras reads of the environment must be there by
-            then; and begin at once, in the background, with what the first job of a session otherwise waits for:
-            executors, the daemon on each of them, its imports.
+        master: such as "local[4,4]" (four slots, up to four attempts of a task) or "yarn". Default: that of
+            ``spark-submit`` or ``spark.master``.
+        app_name: the name of the application.
+        config: further settings of Spark; they override those of this function.
+        warm_up: import Keras while Spark starts, so that Keras' environment variables must be set before; and start, in
+            the background, everything that the first job of a session otherwise waits for: executors, the daemon on
+            each of them, its imports.
 
     Raises:
-        ConfigurationError: a session without these settings runs already: Spark reads them when it starts.
+        ConfigurationError: a session without these settings runs already, and Spark reads them only when it starts.
     """
     from pyspark.sql import SparkSession
 
@@ -103,7 +103,7 @@ def session(
 @contextlib.contextmanager
 def _keras_meanwhile() -> Iterator[None]:
     """Import Keras in another thread, while this one waits for a JVM."""
-    for name in _SPARKS_OWN:  # two threads that first import the same one at once may find half of it
+    for name in _SPARKS_OWN:  # of two threads that import a module at once, one may see it half imported
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     thread = threading.Thread(target=_import_keras, name="distkeras-import", daemon=True)
@@ -119,12 +119,12 @@ def _import_keras() -> None:
 
     try:
         import_keras(on_driver=True)
-    except Exception as error:  # noqa: BLE001 - a driver may do without it; an import of it raises again
+    except Exception as error:  # noqa: BLE001 - a driver may not need Keras; a later import raises the error again
         log.warning("Keras could not be imported: %s", error)
 
 
 def _warm_up(spark: SparkSession) -> None:
-    """Run a job of a row a slot through a Python worker: Spark starts executors, daemons and code paths for it."""
+    """Run a job with one row per slot through Python workers: it makes Spark start executors and daemons."""
 
     def through(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from records

@@ -1,4 +1,4 @@
-"""Spark actions in threads of their own, which can be waited for with a deadline, and canceled."""
+"""Spark actions in separate threads, with deadlines on waits, and cancellation."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from distkeras.spark.cluster import context_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Seconds from one try to cancel a job to the next: Spark may not have known the job yet.
+#: Seconds from one attempt to cancel a job to the next: Spark may not know the job yet.
 _AGAIN_SECONDS = 1.0
 
 
 class SparkAction:
-    """A Spark action in a thread of its own, which begins at once.
+    """A Spark action in a separate thread, which starts at once.
 
     Args:
-        on_end: called in the thread once the action has ended, well or not.
+        on_end: called in the thread after the action has succeeded or failed.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class SparkAction:
             self._on_end()
 
     def ended(self, timeout: float = 0.0) -> bool:
-        """Return whether the action has ended, or does so within ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds for the action to end, and return whether it has."""
         return self._ended.wait(timeout)
 
     def rows(self) -> list[Any]:
-        """Return the rows of an action that has ended, or raise what Spark raised; DeadlineError before its end."""
+        """Return the rows of an action that has ended, or raise Spark's error; raise DeadlineError before its end."""
         if not self.ended():
             raise DeadlineError(
                 "a Spark action must have ended before its rows are read. Received: one that still runs"
@@ -66,7 +66,7 @@ class SparkAction:
         return self._rows
 
     def cancel(self, seconds: float) -> None:
-        """Cancel the action, and wait until it has ended, for so many seconds at most."""
+        """Cancel the action, and wait at most ``seconds`` until it has ended."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # a session that has ended raises
@@ -77,7 +77,7 @@ class SparkAction:
 def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Callable[[], None]:
     """Return ``function`` for another thread, with the calling thread's job group, pool, description and tags.
 
-    Spark keeps these for each thread. Without them, ``cancelJobGroup`` and fair pools have no effect on our Spark jobs.
+    Spark stores these per thread. Without them, ``cancelJobGroup`` and fair pools have no effect on our Spark jobs.
     """
     from pyspark import inheritable_thread_target
 
@@ -85,8 +85,8 @@ def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Cal
     return wrapped
 
 
-# A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.
-# Those of the Spark context can be canceled from anywhere; Connect has no context.
+# A classic session's tags belong to one thread, and other threads cannot interrupt its jobs. So the tags of the Spark
+# context are used, whose jobs any thread can cancel; Spark Connect has no context, but its session's tags are shared.
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The facts that a Spark session knows about its cluster, also under Spark Connect, and the Python of its tasks.
+"""A Spark session's facts about its cluster, also under Spark Connect, and the Python interpreter of its tasks.
 
 Importing this module loads neither pyspark nor Keras.
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _DEFAULT_PYTHON = "python3"
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
-#: The settings of Spark that are asked for.
+#: The settings of Spark that are read.
 _SETTINGS = (
     "spark.master", "spark.driver.host", "spark.driver.port", "spark.task.cpus", "spark.executor.instances",
     "spark.executor.cores", "spark.dynamicAllocation.enabled", "spark.ui.showConsoleProgress",
 )  # fmt: skip
-#: Guards `SparkContext.pythonExec` while it is another one.
+#: Guards `SparkContext.pythonExec` while it is replaced.
 _python_lock = threading.Lock()
 
 
 def is_local(master: str) -> bool:
-    """Return whether all of Spark is one process under this ``spark.master``."""
+    """Return whether Spark runs as one process under this ``spark.master``."""
     return _LOCAL.fullmatch(master) is not None
 
 
@@ -69,7 +69,7 @@ class SparkFacts:
 
     Args:
         connect: it is a session of Spark Connect, which hides the rest.
-        master: the one that runs; a session's own setting may have been written over by a later builder.
+        master: the running master; a later builder may have overwritten the session's own setting.
         parallelism: Spark's default; None under Spark Connect.
         cores_known: the default parallelism of ``local[*]`` is the number of its cores.
         settings: those of `_SETTINGS` that are set.
@@ -83,7 +83,7 @@ class SparkFacts:
 
     @classmethod
     def of(cls, session: SparkSession) -> SparkFacts:
-        """Ask ``session``."""
+        """Read the facts of ``session``."""
         context = context_of(session)
         values = {name: session.conf.get(name, None) for name in _SETTINGS}
         settings = {name: str(value) for name, value in values.items() if value is not None}
@@ -98,13 +98,13 @@ class SparkFacts:
         return is_local(self.master)
 
     def default_workers(self) -> int:
-        """Return Spark's default parallelism; raise ConfigurationError where Spark Connect hides it."""
+        """Return Spark's default parallelism; raise ConfigurationError under Spark Connect, which hides it."""
         if self.parallelism is None:
             raise ConfigurationError("`num_workers` must be given under Spark Connect. Received: None")
         return self.parallelism
 
     def driver_host(self) -> str:
-        """Return the driver's address for executors; raise ConfigurationError where Spark Connect hides it."""
+        """Return the driver's address for executors; raise ConfigurationError under Spark Connect, which hides it."""
         if self.local:
             return "127.0.0.1"
         if self.connect:
@@ -116,7 +116,7 @@ class SparkFacts:
 
     @property
     def console_bar(self) -> bool:
-        """Return whether Spark shows its own progress on the console, as it does in shells."""
+        """Return whether Spark shows its own progress bar on the console, as it does in shells."""
         return self.settings.get("spark.ui.showConsoleProgress") == "true"
 
     @property
@@ -126,14 +126,14 @@ class SparkFacts:
         return (host, int(port)) if host and port.isdecimal() and int(port) else None
 
     def server_host(self) -> str:
-        """Return the address that a server in the cluster binds: loopback for a local master, else "", any."""
+        """Return the address that a server in the cluster binds: loopback for a local master, else "" for any."""
         return "127.0.0.1" if self.local and not self.connect else ""
 
     def slots(self, resources: ResourceProfile | None = None) -> int | None:
-        """Return how many tasks Spark can run at once; None where that is not known before the job."""
+        """Return how many tasks Spark can run at once; None if that is unknown before the job."""
         each_task = int(self.settings.get("spark.task.cpus", "1"))
         if resources is not None:
-            if resources.executorResources:  # for executors that are not there yet
+            if resources.executorResources:  # Spark starts new executors for these
                 return None
             request = resources.taskResources.get("cpus")
             each_task = int(request.amount) if request else each_task
@@ -149,7 +149,7 @@ class SparkFacts:
         return None
 
     def _local_cores(self, number: str | None) -> int:
-        """Return the cores of ``local[number]``; 0 where they are not known."""
+        """Return the cores of ``local[number]``; 0 if they are unknown."""
         if number != "*":
             return int(number or 1)
         return self.parallelism if self.cores_known and self.parallelism is not None else 0
@@ -157,11 +157,10 @@ class SparkFacts:
 
 @contextmanager
 def drivers_python(df: DataFrame) -> Iterator[None]:
-    """Let tasks run on this interpreter, where they run on this machine and no other one was chosen.
+    """Make tasks on this machine use this Python interpreter, unless the user has chosen one.
 
-    PySpark takes the first ``python3`` of the path otherwise, which is another one wherever a virtual environment is
-    not activated. It counts for the functions that Spark is handed within the context, in a session that runs already,
-    too; all other functions stay where they were.
+    PySpark would use the first ``python3`` of the path, which is another one if a virtual environment is not activated.
+    This applies only to functions that Spark receives within the context, also in a session that runs already.
     """
     context = context_of(df.sparkSession)
     if context is None or not str(context.master).startswith("local") or _python_chosen(context):
@@ -176,7 +175,7 @@ def drivers_python(df: DataFrame) -> Iterator[None]:
 
 
 def tasks_python(session: SparkSession) -> str:
-    """Return the interpreter that PySpark names to executors, in words; Spark Connect hides it."""
+    """Return a text that names the Python interpreter of tasks; Spark Connect hides it."""
     context = context_of(session)
     if context is None:
         return "the Python of the Spark Connect server"

@@ -1,8 +1,8 @@
-"""A daemon for Spark's Python workers that has imported what they need: ``spark.python.daemon.module``.
+"""A daemon for Spark's Python workers that has imported the modules they need: ``spark.python.daemon.module``.
 
-Spark's own forks workers, of which each imports Keras and a backend by itself: seconds for every worker, and for every
-retried task. Here a worker is forked with all that in its memory, which it shares with the others. Importing starts
-nothing of a backend's runtime, so that the fork is safe: threads and devices come with the first use.
+With Spark's own daemon, each worker imports Keras and a backend itself, which takes seconds for every worker and every
+retried task. Here workers are forked with these modules in memory, which they share. The import does not start a
+backend's runtime, so that the fork is safe: threads and devices are created on first use.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pyspark import daemon
 
 from distkeras.spark.first_import import import_keras
 
-#: What a worker would import itself, one after the other, before Keras, which a cluster may do without.
+#: The modules to import, in this order, before Keras, which a cluster may lack.
 _MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.serving", "distkeras.training.task")
 
 
 def main() -> None:
-    """Import, then fork workers until Spark ends the daemon."""
+    """Import the modules, then fork workers until Spark ends the daemon."""
     for name in _MODULES:
-        # What cannot be imported here cannot be there either: the worker that needs it says so, in its task.
+        # A module that is missing here is also missing in workers: one that needs it raises the error in its task.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with contextlib.suppress(ImportError):
         import_keras()
-    gc.freeze()  # a worker collects after each task, and need not walk through all this
+    gc.freeze()  # so that a worker's collection after each task skips these objects
     daemon.manager()
 
 

@@ -1,9 +1,9 @@
 """The conversion of errors of Spark and Keras into typed errors, and the shortening of tracebacks.
 
-An error says in its first line what is wrong. What follows is the caller's own code alone: frames of this package, of
-Spark, Keras and its backend are left out, of the error and of what caused it. All of it is kept, as text, in
+An error says in its first line what is wrong. Its traceback, and that of its cause, shows only the caller's own code:
+frames of this package, of Spark, Keras and its backend are left out. The full text is in
 `DistkerasError.full_traceback` and, from a worker, in `remote_traceback`; with ``DISTKERAS_TRACEBACK=full`` in the
-environment everything is shown.
+environment all frames are shown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPED = re.compile(
     r"(?: \[(?:worker/partition (\d+))?(?:, )?(?:column '([^']*)')?(?:, )?(?:step (\d+))?\])?"
     r"(?: SQLSTATE: \w+)?\s*(?:\n|$)"
 )
-#: What Spark says where a task's Python does not start, or lacks something.
+#: Spark's messages if a task's Python does not start, or lacks a module.
 _PYTHON = re.compile(
     r"(?:ModuleNotFoundError: )?No module named '?[\w.]+'?|ImportError: [^\n]+|Cannot run program \"[^\"]+\""
     r"|\[?PYTHON_VERSION_MISMATCH\]?[^\n]*|Python in worker has different version[^\n]*"
@@ -50,9 +50,9 @@ _PYTHON = re.compile(
 
 
 def named_error(failure: BaseException) -> DistkerasError | None:
-    """Return the error of ours whose name and text are in what Spark has raised; None if there is none.
+    """Return the typed error whose name and text Spark's error contains; None if there is none.
 
-    A task's error comes through Spark so, and so does one that a JVM expression raises.
+    In this form errors of tasks and of JVM expressions reach the driver.
     """
     text = str(failure)
     match = _TYPED.search(text)
@@ -64,10 +64,10 @@ def named_error(failure: BaseException) -> DistkerasError | None:
 
 
 def typed_error(failure: BaseException, session: SparkSession) -> DistkerasError:
-    """Return what Spark has raised in ``session`` as one of our errors."""
+    """Return an error that Spark raised in ``session`` as a typed error."""
     known_error = named_error(failure)
     if known_error is not None:
-        if isinstance(known_error, NodeError):  # no reason to end the job before that
+        if isinstance(known_error, NodeError):  # other attempts were made first
             known_error.message += ", after the last attempt that Spark makes"
         return known_error
     text = str(failure)
@@ -83,7 +83,7 @@ def typed_error(failure: BaseException, session: SparkSession) -> DistkerasError
 
 
 def innermost(failure: BaseException) -> str:
-    """Return the one line that says what failed first: Py4J's own says only which of its calls an exception left."""
+    """Return the headline of the innermost Java cause: Py4J's own text names only the call that failed."""
     java: Any = getattr(failure, "java_exception", None)
     try:
         while java is not None and java.getCause() is not None:
@@ -97,9 +97,9 @@ def innermost(failure: BaseException) -> str:
 
 @contextmanager
 def message_first() -> Iterator[None]:
-    """Let Spark's text of an error of ours, which a task raises within, begin with the error's message.
+    """Make Spark's text of a typed error that a task raises in this context begin with the error's message.
 
-    Spark would show the worker's traceback first. The worker ends with the error, and its environment with it.
+    Spark would show the worker's traceback first. The variable affects no other task: the worker ends with the error.
     """
     try:
         yield
@@ -110,7 +110,7 @@ def message_first() -> Iterator[None]:
 
 
 def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Shorten the traceback of an error of ours that ``function`` raises; for functions that users call."""
+    """Shorten the traceback of a typed error that ``function`` raises; for functions that users call."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -125,7 +125,7 @@ def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def shortened(error: DistkerasError) -> DistkerasError:
-    """Return ``error`` without traceback, and with its cause only where that shows code of the caller's own."""
+    """Return ``error`` without traceback, and with its cause only if that shows the caller's own code."""
     if error.full_traceback is None:
         error.full_traceback = "".join(traceback.format_exception(error))
     cause = error.__cause__

@@ -1,7 +1,6 @@
-"""The first import of Keras in a process: a third shorter than Python's own.
+"""The first import of Keras in a process, in two thirds of the usual time.
 
-It takes longer than a small model's epochs, each Python worker of a session that has no daemon for it pays it, and
-no one should wait for modules that are not needed.
+It takes longer than a small model's epochs, and without the daemon each Python worker of a session repeats it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: What Keras imports only if it is there, for pictures of its own; half a second, and executors draw none.
+#: Keras imports it if it is installed, to draw plots. That takes half a second, and executors draw none.
 _NOT_NEEDED = "matplotlib"
 
 
@@ -24,18 +23,18 @@ def import_keras(*, on_driver: bool = False) -> None:
     """Import Keras with its backend, which `archive.ensure_backend` has chosen, unless this process has them.
 
     Args:
-        on_driver: the user may draw pictures, and has objects that the collector must not take for permanent.
+        on_driver: the user may draw plots, and has objects that the garbage collector must not freeze.
     """
     if "keras" in sys.modules:
         return
-    # A collection would look through hundreds of thousands of objects that are there to stay, a hundred times.
+    # During the import, a hundred collections would traverse hundreds of thousands of permanent objects.
     collects = gc.isenabled()
     gc.disable()
     try:
         with nullcontext() if on_driver else _absent_here():
             importlib.import_module("keras")
         if not on_driver:
-            gc.freeze()  # nor need a later collection look through them, or one between two tasks
+            gc.freeze()  # so that later collections skip them
     finally:
         if collects:
             gc.enable()
@@ -52,7 +51,7 @@ def _absent_here() -> Iterator[None]:
 
 
 class _Absent(MetaPathFinder):
-    """Hides `_NOT_NEEDED` from one thread; others, which may decode rows meanwhile, find it."""
+    """Hides `_NOT_NEEDED` from one thread; other threads, which may decode rows at the same time, can import it."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

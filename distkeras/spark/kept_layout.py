@@ -1,15 +1,14 @@
-"""Rows that a session has already spread over partitions or read, for the next job on the same ones.
+"""Reuse of rows that a session has already spread over partitions, or read, by the next job on the same rows.
 
-Giving each row its partition is a shuffle, which costs a small model more than its training. A cross-validation trains
-on the same rows again and again; where Spark itself keeps them (``cache``, ``persist``), the files of that shuffle are
-as good the second time. So are the validation rows that the driver has read. Importing this module loads neither
-pyspark nor Keras.
+Assigning rows to partitions is a shuffle, which takes longer than the training of a small model. A cross-validation
+trains on the same rows again and again; if Spark itself keeps them (``cache``, ``persist``), the files of that shuffle
+are reused. So are the validation rows that the driver has read. Importing this module loads neither pyspark nor Keras.
 
-Whether rows are the same is never guessed from a plan. The user's DataFrame must be rows that Spark keeps, of which at
-most columns were picked and renamed; everything else, filters and expressions included, is laid out again each time. So
-all that decides the layout is known: the object that keeps the rows, which of its columns are used under which names,
-the settings of the session, and what `Arrangement` lists. Spark must have all of the rows when a job comes: those that
-it has lost, or that were dropped behind its back, it computes again, from sources that may have changed.
+Whether rows are the same is never guessed from a plan. The user's DataFrame must consist of rows that Spark keeps, of
+which columns may only be selected and renamed; everything else, filters and expressions included, is laid out again
+each time. So everything that determines the layout is known: the object that keeps the rows, which of its columns are
+used under which names, the settings of the session, and the fields of `Arrangement`. Spark must have all of the rows
+when a job starts: rows that were lost or evicted are computed again, from sources that may have changed.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-#: Most columns of a DataFrame whose plan is looked at: each costs some calls of the JVM.
+#: The most columns of a DataFrame whose plan is examined: each costs some calls of the JVM.
 _MOST_COLUMNS = 200
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Everything that decides how the rows of a DataFrame are laid out, except those rows themselves.
+    """Everything that determines the layout of the rows of a DataFrame, except those rows themselves.
 
     Args:
-        columns: names of its columns that the layout is computed from.
+        columns: names of the columns of ``source`` from which the layout is computed.
         made_by: all other arguments of that computation.
     """
 
@@ -46,16 +45,16 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class _LayoutKey:
-    """What two layouts share if their rows are the same."""
+    """The key of a layout: equal keys mean equal rows."""
 
     cache: Any  # the JVM object that keeps the rows
-    ordinals: tuple[tuple[str, int], ...]  # of each column of the arrangement among those that are kept
+    ordinals: tuple[tuple[str, int], ...]  # for each column of the arrangement, its number among the kept columns
     settings: dict[str, str]  # of the session
     made_by: Hashable  # of the arrangement
 
 
 class _Latest(Generic[_T]):
-    """The latest value that was made of rows that Spark keeps, until another one comes or its session ends."""
+    """Keeps the latest value that was computed from rows that Spark keeps, until the next one or its session's end."""
 
     def __init__(self) -> None:
         self._kept: tuple[_LayoutKey, SparkSession, _T] | None = None
@@ -77,17 +76,17 @@ class _Latest(Generic[_T]):
 
 
 class KeptLayout(_Latest["DataFrame"]):
-    """Keeps the latest layout until another one comes or its session ends; Spark then removes the files."""
+    """Keeps the latest layout until the next one or its session's end; Spark then removes the files."""
 
     def of(self, df: DataFrame, arrangement: Arrangement | None) -> DataFrame:
-        """Return the rows of ``df`` as they already lie, if they do; else ``df``, kept from now on if that is sound.
+        """Return the kept layout of the rows of ``df``; if there is none, lay them out, and keep that if possible.
 
-        Under Spark Connect, which hides plans, ``df`` comes back as it is. Runs the job that spreads the rows, where
-        Spark plans adaptively.
+        Under Spark Connect, which hides plans, ``df`` is returned unchanged. With adaptive planning, this runs the job
+        that spreads the rows.
 
         Args:
             df: from `ordering.partitioned`.
-            arrangement: what ``df`` was computed from; None: never keep it.
+            arrangement: identifies how ``df`` was computed; None: never keep its layout.
         """
         session = df.sparkSession
         key = _key_of(arrangement)
@@ -97,7 +96,7 @@ class KeptLayout(_Latest["DataFrame"]):
             return kept
         from pyspark.sql import DataFrame
 
-        # What has run once, Spark does not run again for the same RDD; a DataFrame's plan makes a new RDD each time.
+        # Spark does not repeat the shuffle of the same RDD, but a DataFrame's plan makes a new RDD each time.
         rdd = df._jdf.queryExecution().toRdd()  # noqa: SLF001 - PySpark has no public way to a plan
         laid_out = DataFrame(session._jsparkSession.internalCreateDataFrame(rdd, df._jdf.schema(), False), session)  # noqa: SLF001 - the same
         self._keep(key, session, laid_out)
@@ -105,13 +104,13 @@ class KeptLayout(_Latest["DataFrame"]):
 
 
 class KeptRows(_Latest[_T]):
-    """Keeps what was last read of rows on the driver, until something else is read or its session ends."""
+    """Keeps the latest value that was read from rows on the driver, until the next one or its session's end."""
 
     def of(self, arrangement: Arrangement | None, read: Callable[[], _T], fits: Callable[[_T], bool]) -> _T:
-        """Return what ``read`` returned for the same rows before, if that was kept; else what it returns now.
+        """Return the kept result of ``read`` for the same rows; if there is none, call ``read`` and keep its result.
 
         Args:
-            arrangement: everything that decides what ``read`` returns; None: never keep it.
+            arrangement: everything that determines the result of ``read``; None: never keep it.
             read: reads the rows.
             fits: returns whether a value is small enough to be kept.
         """
@@ -128,7 +127,7 @@ class KeptRows(_Latest[_T]):
 
 
 def _is_stored(cache: Any, context: SparkContext) -> bool:
-    """Return whether Spark has all rows of ``cache``: what was lost or dropped is computed again, and may be others."""
+    """Return whether Spark has all rows of ``cache``: lost rows are computed again, and may differ."""
     number = cache.cachedColumnBuffers().id()
     for rdd in context._jsc.sc().getRDDStorageInfo():  # noqa: SLF001 - PySpark has no public way to what is stored
         if rdd.id() == number:
@@ -138,22 +137,22 @@ def _is_stored(cache: Any, context: SparkContext) -> bool:
 
 def _same(kept: _LayoutKey, key: _LayoutKey, context: SparkContext) -> bool:
     jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public way to the JVM
-    cache = jvm.java.util.IdentityHashMap()  # Spark's objects are equal where their descriptions are
+    cache = jvm.java.util.IdentityHashMap()  # `equals` of Spark's objects compares their descriptions
     cache.put(kept.cache, True)
     rest = (key.ordinals, key.settings, key.made_by)
     return bool(cache.containsKey(key.cache)) and (kept.ordinals, kept.settings, kept.made_by) == rest
 
 
 def _key_of(arrangement: Arrangement | None) -> _LayoutKey | None:
-    """Return None where the rows are anything else than columns of rows that Spark keeps, and under Spark Connect."""
+    """Return the key of an arrangement; None if its rows are not columns of rows that Spark keeps, or under Connect."""
     if arrangement is None or context_of(session := arrangement.source.sparkSession) is None:
         return None
     names = arrangement.source.columns
-    folded = [name.casefold() for name in names]  # where Spark does not tell them apart, it refuses the column
+    folded = [name.casefold() for name in names]  # Spark may refuse names that differ only in case
     alone = all(name in names and folded.count(name.casefold()) == 1 for name in arrangement.columns)
     if len(names) > _MOST_COLUMNS or not alone:
         return None
-    # A DataFrame remembers what was kept when it was first looked at; one that is made from it does not.
+    # A DataFrame's plan has the cached data of its first use; that of a new DataFrame has the current ones.
     plan = arrangement.source.select("*")._jdf.queryExecution().withCachedData()  # noqa: SLF001 - PySpark has no public way to a plan
     outputs = plan.output()
     identities = {name: outputs.apply(names.index(name)).exprId() for name in arrangement.columns}
@@ -176,7 +175,7 @@ def _key_of(arrangement: Arrangement | None) -> _LayoutKey | None:
 
 
 def _origin(listed: Any, identity: Any) -> Any:
-    """Return the id of the attribute that a projection passes on as ``identity``; None if it computes something."""
+    """Return the id of the attribute that a projection selects as ``identity``; None if it is an expression."""
     for place in range(listed.size()):
         expression = listed.apply(place)
         if expression.exprId() == identity:

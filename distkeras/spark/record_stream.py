@@ -1,8 +1,8 @@
-"""The record batches that Spark sends to a task, and whether they are all that it meant to send.
+"""The record batches that Spark sends to a task, and the check that none is missing.
 
-An Arrow stream that is cut between two record batches reads like one that has ended. Spark cuts it whenever it gives up
-on an attempt: when another attempt was faster, or when reading the input has failed. The task would see fewer rows, and
-no error. Importing this module loads neither pyspark nor Keras.
+An Arrow stream that is cut between two record batches looks like one that has ended. Spark cuts it whenever it gives up
+on an attempt: when another attempt was faster, or when reading the input has failed. The task would receive fewer rows,
+and no error. Importing this module loads neither pyspark nor Keras.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Spark's setting, which it reads when it plans a job, and again where it plans the rest of one after a shuffle.
+#: Spark's setting, which it reads when it plans a job, and again when it plans the rest of a job after a shuffle.
 ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: The approximate size of one record batch that passes fastest from the JVM to Python.
+#: The approximate size of a record batch at which the transfer from the JVM to Python is fastest.
 _BATCH_BYTES = 4 << 20
 _LEAST_ROWS, _SPARKS_ROWS = 16, 10_000
 
 
 def rows_of_batch(row_bytes: int) -> int:
-    """Return how many rows of ``row_bytes`` each a record batch has: at most Spark's default."""
+    """Return the number of rows of ``row_bytes`` in a record batch: at most Spark's default."""
     return max(_LEAST_ROWS, min(_SPARKS_ROWS, _BATCH_BYTES // row_bytes))
 
 
 def in_sized_batches(df: DataFrame, row_bytes: int) -> DataFrame:
-    """Return the same rows as a DataFrame that Spark hands to Python in batches of `rows_of_batch`.
+    """Return the same rows as a DataFrame that Spark sends to Python in batches of `rows_of_batch`.
 
-    It belongs to a copy of its session with another setting: the user's session and its other jobs stay as they are.
-    ``df`` comes back as it is where the user has set a size, and under Spark Connect, which has no such copy.
+    It belongs to a copy of its session with another setting: the user's session and its other jobs are not affected.
+    ``df`` is returned unchanged if the user has set a size, and under Spark Connect, which has no such copy.
     """
     context = context_of(df.sparkSession)
     if context is None:
@@ -69,10 +69,10 @@ def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
 
 
 class MicroBatchSession:
-    """A copy of the session of a stream, in which its micro-batches are planned, one like the other.
+    """A copy of the session of a stream, in which all of its micro-batches are planned.
 
-    Its record batches have a good size, and Spark does not plan adaptively: the number of partitions is given, and each
-    look at what a shuffle has written would be another job.
+    Its record batches have a good size, and Spark does not plan adaptively: the number of partitions is given, and
+    adaptive planning would run another job for each shuffle.
     """
 
     def __init__(self) -> None:
@@ -94,14 +94,14 @@ class CutStreamError(OSError):
 
 
 class RecordStream:
-    """Yields what Spark sends; raises `CutStreamError` in place of ending early.
+    """Yields the record batches that Spark sends; raises `CutStreamError` if the stream was cut.
 
     Args:
-        records: what Spark hands the function of ``mapInArrow``.
-        connection: what they are read from, from `connection_to_spark`.
+        records: the argument of the function for ``mapInArrow``.
+        connection: the connection that they are read from, from `connection_to_spark`.
 
     Attributes:
-        broken: reading has failed. Spark knows why, and the parameter server need not.
+        broken: reading has failed. Spark knows why, and the error is not reported to the parameter server.
     """
 
     def __init__(self, records: Iterator[pa.RecordBatch], connection: BinaryIO) -> None:
@@ -115,7 +115,7 @@ class RecordStream:
     def __next__(self) -> pa.RecordBatch:
         try:
             record = next(self._records, None)
-            # After the last row Spark goes on to send the end of its own protocol, and keeps the connection open.
+            # After the last row Spark still sends the end of its own protocol, and keeps the connection open.
             if record is None and not self._connection.peek(1):  # type: ignore[attr-defined]  # it is buffered
                 raise CutStreamError("Spark closed the connection before it had sent all rows of the partition.")
         except BaseException:
@@ -127,12 +127,12 @@ class RecordStream:
 
 
 def connection_to_spark() -> BinaryIO:
-    """Return what this Python worker reads from Spark; to be called in the thread that runs the task.
+    """Return this Python worker's connection to Spark. Call it in the thread that runs the task.
 
-    PySpark has no public way to it. It is an argument of the worker's ``main``, which is on the stack.
+    PySpark has no public access to it. It is an argument of the worker's ``main``, which is on the stack.
 
     Raises:
-        ConfigurationError: it is not there, so that lost rows could not be noticed.
+        ConfigurationError: it is not on the stack, so that lost rows could not be detected.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to a caller's variables
     while frame is not None:
