@@ -1,1 +1,1 @@
-"""Trains a model for each group of rows, one key after another on executors, and keeps the models."""
+"""The training of one model for each group of rows, on executors, and the storage of these models."""

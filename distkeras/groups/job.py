@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Partitions for each slot: groups differ in size, and slots that are done take the next partition.
+#: Partitions for each slot: groups differ in size, and free slots take the next partition.
 _PARTITIONS_A_SLOT = 4
-#: Seconds between two writes of finished groups, at least.
+#: The least seconds between two writes of finished groups.
 _WRITE_SECONDS = 1.0
-#: Seconds from one look at the Spark job to the next, and that Spark may take to end a cancelled one.
+#: Seconds from one check of the Spark job to the next, and that Spark may take to end a cancelled job.
 _LOOK_SECONDS, _CANCEL_SECONDS = 1.0, 60.0
 #: The number that stands for a partition in the pieces of groups that were trained as jobs of their own.
 _LARGE = 99_999
@@ -74,12 +74,12 @@ class GroupPlan:
         df: the rows, with the columns of ``spec`` and of the key.
         threads: compute threads of a task; None: the cores that Spark gives to it.
         replica: the model, compiled like the workers', for its metrics' names.
-        path: the folder of the result; None: one that this process removes when it ends.
-        resume: continue with the job that the folder holds.
-        rule: that of large groups.
-        rows_max: rows of a group that one task trains.
-        side_by_side: most groups that a task trains in one step.
-        silence: seconds in which some task must save a group.
+        path: the folder of the result; None: a temporary one, which this process removes when it ends.
+        resume: continue the job in the folder.
+        rule: the update rule of large groups.
+        rows_max: the most rows of a group that a single task trains.
+        side_by_side: the most groups that a task trains in one step.
+        silence: seconds within which some task must save a group.
     """
 
     df: DataFrame
@@ -98,7 +98,7 @@ class GroupPlan:
     silence: float
 
     def identity(self, partitions: int) -> dict[str, Any]:
-        """Return what a job that is resumed in this one's folder must have in common with it; JSON-ready."""
+        """Return the identity, JSON-ready: a job that resumes this one must have the same."""
         model = self.replica.model
         state = packed_weights([numpy_value(variable) for variable in [*model.weights, *model.optimizer.variables]])
         return {
@@ -126,11 +126,11 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
         DifferentJobError: the folder holds another job.
         EmptyDataError: there are no rows.
         DeadlineError: no task has saved a group for too long.
-        DistkerasError: what ended the job's tasks.
+        DistkerasError: the job's tasks failed.
     """
     fields = key_fields(plan.df.schema, plan.by, RESERVED)
     if plan.side_by_side > 1:
-        GroupsSideBySide(plan.recipe, plan.model_file, plan.spec, plan.side_by_side)  # what cannot work fails here
+        GroupsSideBySide(plan.recipe, plan.model_file, plan.spec, plan.side_by_side)  # raises here if it cannot work
     facts = SparkFacts.of(plan.df.sparkSession)
     partitions = (plan.settings.num_workers or facts.default_workers()) * _PARTITIONS_A_SLOT
     uri = _folder_of(plan, facts)
@@ -159,7 +159,7 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
 
 
 def _arrow_schema(fields: Sequence[StructField]) -> pa.Schema:
-    """Return the columns of a key as pieces have them; timestamps are in UTC."""
+    """Return the Arrow schema of a key's columns in pieces; timestamps are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -184,7 +184,7 @@ def _folder_of(plan: GroupPlan, facts: SparkFacts) -> str:
 
 
 def _begin(plan: GroupPlan, uri: str, partitions: int) -> Manifest:
-    """Describe the job in its folder, which is empty or holds the same job."""
+    """Write the job's manifest to its folder, which must be empty or hold the same job."""
     files = folder(uri)
     manifest = Manifest(plan.identity(partitions), plan.by)
     saved = Manifest.load(files)
@@ -200,7 +200,7 @@ def _begin(plan: GroupPlan, uri: str, partitions: int) -> Manifest:
 
 
 def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[dict[str, Any]]:
-    """Run ``task`` on the rows in the order of their keys; return what the attempts that Spark counts have yielded."""
+    """Run ``task`` on the rows in the order of their keys; return the results of the attempts that Spark accepted."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -209,7 +209,7 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[dict[str, An
 
     sized = in_sized_batches(grouped, plan.spec.row_bytes)
     trained = map_in_arrow(sized, task.train_partition, from_arrow_schema(task.result_schema), resources)
-    # By way of Arrow, as pieces are read: a timestamp of a `Row` has lost its time zone.
+    # Collected as Arrow, in which pieces are read, too: a timestamp in a `Row` has no time zone.
     action = SparkAction(session, lambda: trained.toArrow().to_pylist(), "distkeras-groups")
     try:
         _wait(action, task.uri, plan.silence)
@@ -222,12 +222,12 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[dict[str, An
 
 
 def _wait(action: SparkAction, uri: str, silence: float) -> None:
-    """Wait for the end of the Spark job, for as long as its tasks save groups in ``uri``."""
+    """Wait for the end of the Spark job while its tasks save groups in ``uri``; DeadlineError if they stop."""
     files = folder(uri)
     while True:
         saved, deadline = set(files.names()), time.monotonic() + silence
         while time.monotonic() < deadline:
-            if action.ended(_LOOK_SECONDS):  # in short waits, which let Ctrl-C through
+            if action.ended(_LOOK_SECONDS):  # short waits, so that Ctrl-C is handled
                 return
         if saved.issuperset(files.names()):
             raise DeadlineError(
@@ -237,7 +237,7 @@ def _wait(action: SparkAction, uri: str, silence: float) -> None:
 
 
 def _rows_by_key(plan: GroupPlan, partitions: int) -> DataFrame:
-    """Put the rows of each key next to one another in one partition, in the order of a hash of their values."""
+    """Return the rows such that those of each key are adjacent in one partition, in the order of a hash of values."""
     from pyspark.sql import functions as F
 
     keys = [f"distkeras_key_{number}" for number in range(len(plan.by))]
@@ -252,7 +252,7 @@ def _rows_by_key(plan: GroupPlan, partitions: int) -> DataFrame:
 
 
 def _train_large(plan: GroupPlan, task: GroupTask, keys: Sequence[Key], train_large: TrainLarge) -> list[str]:
-    """Train each large group as a job of its own; return the names of their pieces."""
+    """Train each large group as a separate job; return the names of their pieces."""
     if not keys:
         return []
     pieces = Pieces(task.uri, task.schema)
@@ -264,7 +264,7 @@ def _train_large(plan: GroupPlan, task: GroupTask, keys: Sequence[Key], train_la
         log.info("group %s has more than %d rows and is trained as a job of its own", text, task.rows_max)
         began = time.monotonic()
         try:
-            group = train_large(plan.df.where(_has_key(plan.by, key)).drop(CLASS_WEIGHT))  # it gives them once more
+            group = train_large(plan.df.where(_has_key(plan.by, key)).drop(CLASS_WEIGHT))  # it adds that column again
         except DistkerasError as error:
             if error.origin is not Origin.USER:
                 raise
@@ -285,10 +285,10 @@ def _has_key(by: Sequence[str], key: Key) -> Column:
 
 
 def _finish(task: GroupTask, manifest: Manifest, names: Sequence[str]) -> None:
-    """Name the pieces that count, and remove those of attempts that Spark gave up on."""
+    """Record the valid pieces in the manifest, and delete those of attempts that Spark gave up on."""
     files = folder(task.uri)
     replace(manifest, pieces=tuple(names)).save(files)
-    counted = set(names)
+    valid = set(names)
     for name in files.names():
-        if name.startswith("piece-") and name not in counted:
+        if name.startswith("piece-") and name not in valid:
             files.delete(name)

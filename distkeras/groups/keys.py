@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
-#: Types whose equal values are equal in Spark, Arrow, Parquet and Python alike; by the beginning of their names.
+#: Types for which Spark, Arrow, Parquet and Python agree on equality; by the beginning of their names.
 _KINDS = ("tinyint", "smallint", "int", "bigint", "string", "boolean", "date", "timestamp", "decimal")
 
 
 def key_names(by: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the columns to group by; raise ConfigurationError unless ``by`` is a column or distinct ones."""
+    """Return the columns to group by; raise ConfigurationError unless ``by`` is a column or a list of unique ones."""
     names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else ()
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
         raise invalid("by", by, "the name of a column, or a list of distinct names")
@@ -38,11 +38,11 @@ def key_fields(schema: StructType, names: Sequence[str], reserved: Sequence[str]
     """Return the columns of a key.
 
     Args:
-        reserved: names that the result has for other columns.
+        reserved: names of the result's other columns.
 
     Raises:
         MissingColumnError: there is no such column.
-        ColumnTypeError: its type has values of which Spark, Arrow or Python disagree whether they are equal.
+        ColumnTypeError: Spark, Arrow and Python disagree on the equality of values of its type.
         ConfigurationError: its name is reserved.
     """
     fields = [field_of(schema.fields, name) for name in names]
@@ -63,11 +63,11 @@ def key_fields(schema: StructType, names: Sequence[str], reserved: Sequence[str]
 
 
 def keyed_runs(records: Iterator[pa.RecordBatch], count: int) -> Iterator[tuple[Key, pa.RecordBatch]]:
-    """Yield the rows in stretches of one key each; a key may have several stretches, which follow one another.
+    """Yield the rows in runs of one key each; a key may have several consecutive runs.
 
     Args:
         records: rows in the order of their keys, whose first columns are the key's.
-        count: columns of a key.
+        count: the number of columns of a key.
     """
     for record in records:
         if not record.num_rows:
@@ -82,7 +82,7 @@ def keyed_runs(records: Iterator[pa.RecordBatch], count: int) -> Iterator[tuple[
 
 
 def _differs(column: pa.Array) -> np.ndarray:
-    """Return for each value but the first whether it differs from the one before it; nulls are equal."""
+    """Return for each value after the first whether it differs from the previous one; nulls are equal."""
     before, after = column.slice(0, len(column) - 1), column.slice(1)
     values = pc.fill_null(pc.not_equal(before, after), False)
     nulls = pc.xor(before.is_null(), after.is_null())
@@ -91,12 +91,12 @@ def _differs(column: pa.Array) -> np.ndarray:
 
 
 def distinct_keys(columns: Sequence[pa.Array]) -> tuple[list[Key], np.ndarray]:
-    """Return the distinct keys of rows with these columns, and for each row the place of its key among them."""
+    """Return the unique keys of rows with these columns, and for each row the place of its key among them."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         encoded = column.dictionary_encode(null_encoding="encode")
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        codes = np.unique(codes, return_inverse=True)[1]  # small numbers again: products of many columns overflow
+        codes = np.unique(codes, return_inverse=True)[1]  # keeps codes small: products over many columns overflow
     _, firsts, places = np.unique(codes, return_index=True, return_inverse=True)
     return [tuple(column[int(row)].as_py() for column in columns) for row in firsts], places
 
@@ -107,7 +107,7 @@ def key_text(key: Key, names: Sequence[str]) -> str:
 
 
 def key_of(values: Mapping[str, Any] | Any, names: Sequence[str]) -> Key:
-    """Return the key for its only value, or for a mapping by column; raise ConfigurationError for other columns."""
+    """Return the key for a single value, or for a mapping by column; raise ConfigurationError for other columns."""
     if not isinstance(values, Mapping):
         if len(names) > 1:
             raise invalid("key", values, f"a mapping with a value for each of {', '.join(names)}")

@@ -1,7 +1,7 @@
-"""Trained groups as data: Parquet files in one folder, each with the groups that a task has finished since the last.
+"""Trained groups as data: Parquet files in one folder, called pieces, to which tasks write the groups they finish.
 
-A piece is written under another name and then moved, so that a name stands for a whole file. A task that Spark runs
-again reads the pieces of its partition and continues with the keys that are in none of them. Importing this module
+A piece is written under another name and then moved, so that its name never refers to a partial file. A task that Spark
+runs again reads the pieces of its partition and continues with the keys that are in none of them. Importing this module
 loads neither pyspark nor Keras.
 """
 
@@ -23,7 +23,7 @@ from distkeras.groups.keys import Key
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.world.files import Files, open_files
 
-#: What a piece has in addition to the columns of the key: what the caller sees, and what only this package reads.
+#: The columns of a piece in addition to those of the key: public ones, and those that only this package reads.
 SHOWN = (
     ("rows", pa.int64()),
     ("seconds", pa.float64()),
@@ -35,24 +35,24 @@ _OWN = (("distkeras_checksum", pa.uint64()), ("distkeras_weights", pa.binary()))
 CHECKSUM, WEIGHTS = (name for name, _ in _OWN)
 RESERVED = tuple(name for name, _ in (*SHOWN, *_OWN))
 
-#: Bytes of weights in one row group of a piece: what is read to look one key up.
+#: Bytes of weights in one row group of a piece, which is read to look up one key.
 _ROW_GROUP_BYTES = 1 << 20
-#: The file that describes a finished job, and that with its model.
+#: The file that describes a job, and the file with its model.
 MANIFEST, MODEL = "groups.json", "model.keras"
 _NAME = re.compile(r"piece-(\d+)-[0-9a-f]+-\d+-\d+\.parquet")
 
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """One group's model, or why it has none.
+    """One group's model, or the error of its training.
 
     Args:
-        seconds: that its training took.
-        loss: mean over the rows of its last epoch; None where there is an error.
-        metrics: the same for each metric, by name; None where there is an error.
-        error: why there is no model; None where there is one.
+        seconds: the duration of its training.
+        loss: mean over the rows of its last epoch; None if there is an error.
+        metrics: the same for each metric, by name; None if there is an error.
+        error: why there is no model; None if there is one.
         checksum: of its rows in their order.
-        weights: of the model, as `packed_weights` makes them; None where there is an error.
+        weights: of the model, as `packed_weights` makes them; None if there is an error.
     """
 
     key: Key
@@ -71,7 +71,7 @@ def piece_schema(keys: pa.Schema) -> pa.Schema:
 
 
 def key_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the names of the columns of a key, which are the first of a piece's."""
+    """Return the names of the columns of a key, which are the first columns of a piece."""
     return tuple(schema.names[: -len(RESERVED)])
 
 
@@ -79,10 +79,10 @@ class Pieces:
     """The pieces in one folder.
 
     Args:
-        uri: of the folder; made if it is not there.
+        uri: of the folder, which is created if it does not exist.
 
     Raises:
-        SnapshotError: the folder cannot be opened or made.
+        SnapshotError: the folder cannot be opened or created.
     """
 
     def __init__(self, uri: str, schema: pa.Schema) -> None:
@@ -103,10 +103,10 @@ class Pieces:
         write_whole(self._files, name, buffer.getvalue())
 
     def finished(self, partition: int) -> tuple[list[str], dict[Key, tuple[int, int]]]:
-        """Return the pieces of a partition that count, and the rows and the checksum of each key in them.
+        """Return the valid pieces of a partition, and the number of rows and the checksum of each key in them.
 
-        Two attempts of one task may have trained the same key. So a piece counts if the pieces that count already have
-        none of its keys.
+        Two attempts of one task may have trained the same key. So a piece is valid if no earlier valid piece has one of
+        its keys.
         """
         names: list[str] = []
         keys: dict[Key, tuple[int, int]] = {}
@@ -125,12 +125,12 @@ class Pieces:
         return sorted(name for name, match in parsed if match is not None and int(match[1]) == partition)
 
     def table(self, name: str, columns: Sequence[str] = ()) -> pa.Table:
-        """Return a piece: its keys, and the columns of those names."""
+        """Return the keys of a piece, and those of its other columns that ``columns`` names."""
         wanted = [*key_columns(self._schema), *columns]
         return self.open(name).read(columns=wanted).select(wanted)
 
     def open(self, name: str) -> pq.ParquetFile:
-        """Open a piece to read parts of it; errors are those of `opened`."""
+        """Open a piece to read parts of it; it raises as `opened` does."""
         return opened(self._files, name)
 
     def keys(self, table: pa.Table) -> Iterator[Key]:
@@ -139,7 +139,7 @@ class Pieces:
 
 
 def opened(files: Files, name: str) -> pq.ParquetFile:
-    """Open a piece to read parts of it; raise SnapshotError if it is not there, or not whole."""
+    """Open a piece to read parts of it; raise SnapshotError if it is missing or damaged."""
     try:
         return pq.ParquetFile(pa.BufferReader(b"".join(files.read(name))))
     except (OSError, pa.ArrowException) as error:
@@ -147,7 +147,7 @@ def opened(files: Files, name: str) -> pq.ParquetFile:
 
 
 def folder(uri: str) -> Files:
-    """Return the files of a folder, which is made if need be; raise SnapshotError if that fails."""
+    """Return the files of a folder, which is created if it does not exist; raise SnapshotError if that fails."""
     try:
         return open_files(uri)
     except OSError as error:
@@ -155,7 +155,7 @@ def folder(uri: str) -> Files:
 
 
 def write_whole(files: Files, name: str, data: bytes) -> None:
-    """Write a file that has its name only once it is whole."""
+    """Write a file atomically: it gets its name only when it is complete."""
     draft = f"{name}.draft"
     files.write(draft, [data])
     files.sync(draft)
@@ -164,7 +164,7 @@ def write_whole(files: Files, name: str, data: bytes) -> None:
 
 
 def read_whole(files: Files, name: str) -> bytes | None:
-    """Return the bytes of a file; None where it is not there."""
+    """Return the bytes of a file; None if it does not exist."""
     return b"".join(files.read(name)) if name in files.names() else None
 
 
@@ -178,9 +178,9 @@ class Manifest:
     """The identity of a job, and the pieces that hold its result.
 
     Args:
-        identity: what a job that goes on in the folder must share; JSON-ready.
+        identity: a job that resumes in the folder must have the same; JSON-ready.
         keys: names of the columns of a key.
-        pieces: names of those that count; None while the job is not finished.
+        pieces: names of the valid pieces; None while the job is not finished.
     """
 
     identity: dict[str, Any]
@@ -188,12 +188,12 @@ class Manifest:
     pieces: tuple[str, ...] | None = None
 
     def save(self, files: Files) -> None:
-        """Write it to the folder."""
+        """Write the manifest to the folder."""
         write_whole(files, MANIFEST, json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
     def load(cls, files: Files) -> Manifest | None:
-        """Return the folder's; None where it has none."""
+        """Return the manifest of the folder; None if there is none."""
         data = read_whole(files, MANIFEST)
         if data is None:
             return None
@@ -208,7 +208,7 @@ def packed_weights(arrays: Sequence[np.ndarray]) -> bytes:
 
 
 def unpacked_weights(data: bytes, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:
-    """Return the arrays that `packed_weights` took, read-only, given the shape and the dtype of each."""
+    """Reverse `packed_weights`: return the arrays, read-only, given the shape and the dtype of each."""
     arrays, start = [], 0
     for shape, dtype in kinds:
         count = math.prod(shape)

@@ -1,4 +1,4 @@
-"""One traced replica for many groups: its weights, optimizer and seeds are set back before each of them."""
+"""One traced replica for many groups: its weights, optimizer and seeds are reset before each of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ReplicaOfGroups:
-    """A model that is trained on one group after another, each time from the state that it came with.
+    """A model that is trained on one group after another, each time from its initial state.
 
-    A model with classes or functions of the user's own is built again for each group: it may have state that is not in
-    its variables.
+    A model with a user's classes or functions is built again for each group: it may have state that is not in its
+    variables.
     """
 
     def __init__(self, recipe: Recipe, model_file: bytes) -> None:
@@ -40,7 +40,7 @@ class ReplicaOfGroups:
         """Train on the rows of one group, as a single machine would.
 
         Epoch ``e`` has the rows in the order ``numpy.random.default_rng((seed, 0, e)).permutation(rows)``, or in the
-        order in which they come where `DataSpec.shuffle` is off.
+        order of arrival if `DataSpec.shuffle` is off.
 
         Args:
             columns: an array for each of ``spec.columns``, with all rows of the group.
@@ -64,7 +64,7 @@ class ReplicaOfGroups:
                 batches = [
                     cut.batch(epoch, index, index + 1 == len(cuts)) for index, cut in enumerate(part, start=first)
                 ]
-                replica = self._begun(batches[0]) if replica is None else replica
+                replica = self._reset_replica(batches[0]) if replica is None else replica
                 steps = replica.train(batches)
                 require_finite(steps[:, 0], epoch, first)
                 sums = sums + (steps * [[batch.size] for batch in batches]).sum(axis=0)
@@ -72,8 +72,8 @@ class ReplicaOfGroups:
         assert replica is not None
         return replica, means
 
-    def _begun(self, batch: Batch) -> KerasReplica:
-        """Return a replica in the state that the model came with."""
+    def _reset_replica(self, batch: Batch) -> KerasReplica:
+        """Return a replica in the model's initial state."""
         if self._replica is not None and self._initial:
             for variable, value in self._initial:
                 variable.assign(value)
@@ -85,7 +85,7 @@ class ReplicaOfGroups:
 
 
 def new_replica(recipe: Recipe, model_file: bytes, batch: Batch) -> KerasReplica:
-    """Return a replica in the state that the model has come with, prepared for ``batch``, with a built optimizer."""
+    """Return a replica in the model's initial state, prepared for ``batch``, with a built optimizer."""
     replica = KerasReplica(recipe.build(model_file, to_train=True))
     replica.prepare(batch)
     if not replica.model.optimizer.built:
@@ -94,7 +94,7 @@ def new_replica(recipe: Recipe, model_file: bytes, batch: Batch) -> KerasReplica
 
 
 def all_state_is_in_variables(recipe: Recipe, model_file: bytes, model: keras.Model) -> bool:
-    """Return whether a model that the recipe built is made of Keras' own classes and functions alone."""
+    """Return whether a model that the recipe built consists only of Keras' own classes and functions."""
     return not recipe.objects and fingerprint(recipe, read_config(model_file), model) is not None
 
 
@@ -105,7 +105,7 @@ def _values(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
 
 
 def require_finite(losses: np.ndarray, epoch: int, first: int) -> None:
-    """Raise NonFiniteError unless losses of steps in a row are finite; ``first`` is the number of the first step."""
+    """Raise NonFiniteError unless the losses of consecutive steps are finite; ``first`` is the first step's number."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if bad.size:
         raise NonFiniteError(

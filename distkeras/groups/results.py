@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     from pyspark.sql import DataFrame, SparkSession
 
-#: Bytes of weights that a process keeps.
+#: The most bytes of weights that a process caches.
 _KEPT_BYTES = 256 << 20
 
 
@@ -31,7 +31,7 @@ class GroupTable:
     """The location of the trained groups; it is sent to executors.
 
     Args:
-        names: of the pieces that count.
+        names: of the valid pieces.
     """
 
     uri: str
@@ -58,13 +58,13 @@ class GroupTable:
         return key_columns(self.schema)
 
     def read(self, columns: Sequence[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some pieces: their keys, and the columns of those names."""
+        """Yield the rows of the pieces ``names``: their keys, and the named columns."""
         pieces = Pieces(self.uri, self.schema)
         for name in names:
             yield from pieces.table(name, columns).to_batches()
 
     def dataframe(self, session: SparkSession, columns: Sequence[str]) -> DataFrame:
-        """Return all rows as a DataFrame: their keys, and the columns of those names."""
+        """Return all rows as a DataFrame: their keys, and the named columns."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         fields = [self.schema.field(name) for name in (*self.key_names, *columns)]
@@ -80,7 +80,7 @@ class GroupTable:
 
 
 class WeightsByKey:
-    """Looks weights up in the pieces; keeps those that were asked for last."""
+    """Looks up weights in the pieces, and caches the most recently used ones."""
 
     def __init__(self, table: GroupTable) -> None:
         self._table = table
@@ -98,7 +98,7 @@ class WeightsByKey:
         return len(self._places)
 
     def why_not(self, key: Key) -> str | None:
-        """Return why there is no model for a key; None where there is one."""
+        """Return why there is no model for a key; None if there is one."""
         place = self._places.get(key)
         text = key_text(key, self._table.key_names)
         if place is None:
@@ -137,7 +137,7 @@ def load_weights(model: keras.Model, data: bytes) -> None:
     """Set the weights of a model from those of a group."""
     kinds = [(tuple(weight.shape), np.dtype(weight.dtype)) for weight in model.weights]
     for weight, value in zip(model.weights, unpacked_weights(data, kinds), strict=True):
-        weight.assign(value.copy())  # a backend may keep pointing into what it is given
+        weight.assign(value.copy())  # a backend may keep a reference to the array
 
 
 #: The lookup that this process used last.
@@ -161,14 +161,14 @@ class GroupModels:
         return self.table.key_names
 
     def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return for each row why there is no model for its key; None where there is one."""
+        """Return for each row why there is no model for its key; None if there is one."""
         keys, places = self._keys(batch)
         lookup = _lookup(self.table)
         reasons = [lookup.why_not(key) for key in keys]
         return [reasons[place] for place in places]
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
-        """Yield for each key of some rows with models the places of its rows, and what gives a model its weights."""
+        """Yield for each key in a batch the places of its rows, and a function that loads its weights into a model."""
         keys, places = self._keys(batch)
         lookup = _lookup(self.table)
         for number, key in enumerate(keys):
@@ -179,10 +179,10 @@ class GroupModels:
 
 
 class GroupResults:
-    """The models of all groups, and a table of how their training went.
+    """The models of all groups, and a table with the outcome of each training.
 
     Attributes:
-        path: the folder that holds them; a job without ``path`` keeps them until the process ends.
+        path: the folder with the models; a job without ``path`` keeps it until the process ends.
     """
 
     def __init__(self, session: SparkSession, table: GroupTable, recipe: Recipe, model_file: bytes) -> None:
@@ -195,7 +195,7 @@ class GroupResults:
     def table(self) -> DataFrame:
         """One row a group: the columns of its key, rows, seconds, loss, metrics, and error, or null.
 
-        Loss and metrics are means over the rows of the last epoch. They are null where there is an error.
+        Loss and metrics are means over the rows of the last epoch. They are null if there is an error.
         """
         return self.stored.dataframe(self.session, [name for name, _ in SHOWN])
 

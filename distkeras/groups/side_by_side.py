@@ -20,7 +20,7 @@ from distkeras.keras_model.stacked_models import StackedModels
 from distkeras.ps.errors import ConfigurationError, NonFiniteError
 from distkeras.ps.rules.base import MOST_STEPS_A_CALL
 
-#: Most bytes of the variables of all models in a stack. A step needs several times as much.
+#: The most bytes of the variables of all models in a stack. A step needs several times as much.
 _STACK_BYTES_MAX = 256 << 20
 
 
@@ -41,10 +41,10 @@ class CommonSteps(NamedTuple):
 
 
 class GroupsSideBySide:
-    """A stack of models that is trained on some groups at once, each time from the state that the model came with.
+    """A stack of models that is trained on several groups at once, each time from the model's initial state.
 
     Args:
-        count: most groups at once.
+        count: the most groups at once.
 
     Raises:
         ConfigurationError: the model cannot be stacked, or ``count`` is too large for its variables.
@@ -67,14 +67,14 @@ class GroupsSideBySide:
         self._models = StackedModels(model, example(spec), replica.metric_names, count)
 
     def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
-        """Train on the rows of some groups, each as `ReplicaOfGroups.train` does, but for rounding.
+        """Train on the rows of some groups, each as `ReplicaOfGroups.train` does up to rounding.
 
         Args:
             groups: at most as many as there are models; for each one an array for each of ``spec.columns``.
 
         Returns:
             For each group the weights of its model, as `packed_weights` makes them, and float64 ``(1 + metrics,)``:
-            loss and metrics, means over the rows of the last epoch. An error, if one of its losses is NaN or infinite.
+            loss and metrics, means over the rows of the last epoch; or an error if one of its losses is not finite.
         """
         counts = np.array([len(columns[0]) for columns in groups])
         columns = tuple(map(np.concatenate, zip(*groups, strict=True)))
@@ -117,7 +117,7 @@ class GroupsSideBySide:
         return np.zeros((len(orders), 1)) if sums is None else sums
 
     def _common_steps(self, counts: Sequence[int]) -> Iterator[CommonSteps]:
-        """Yield what `common_steps` does, in parts of which TensorFlow takes each in one call."""
+        """Yield the results of `common_steps`, cut so that TensorFlow can take each in one call."""
         for common in common_steps(counts, self._spec.batch_size):
             step_bytes = len(common.places) * common.size * self._spec.row_bytes
             most = max(1, min(MOST_STEPS_A_CALL, MOST_BYTES_A_CALL // step_bytes))
@@ -126,14 +126,14 @@ class GroupsSideBySide:
 
 
 def common_steps(counts: Sequence[int], batch_size: int) -> Iterator[CommonSteps]:
-    """Cut an epoch of several groups: each group takes its own mini-batches in order, each of them once.
+    """Cut an epoch of several groups: each group takes its own mini-batches in order, exactly once.
 
-    No mini-batch is filled up: whole ones come first, for as long as groups have any; then the last, shorter ones, of
-    which those of one size come together.
+    Mini-batches are not padded: full ones come first, as long as a group has any; then the last, shorter ones, grouped
+    by size.
 
     Args:
         counts: rows of each group.
-        batch_size: rows of a whole mini-batch.
+        batch_size: rows of a full mini-batch.
     """
     rows = np.asarray(counts)
     whole, rest = rows // batch_size, rows % batch_size
@@ -156,7 +156,7 @@ def _rows_of(orders: Sequence[np.ndarray], common: CommonSteps, batch_size: int)
 
 
 def require_small_stack(model_bytes: int, count: int) -> None:
-    """Raise ConfigurationError if the variables of so many models, with their optimizers, take too much memory."""
+    """Raise ConfigurationError if the variables of ``count`` models, with their optimizers, take too much memory."""
     most = max(1, _STACK_BYTES_MAX // model_bytes)
     if count > most:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The task on an executor: it trains one partition's groups, one after another or several side by side."""
+"""The task on an executor, which trains one partition's groups, one after another or several side by side."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from distkeras.training.task import prepare_process
 
 log = logging.getLogger(__name__)
 
-#: Finished groups are written after that share of the time that the task has run, if that is more than the least wait.
+#: Finished groups are written again after this share of the task's run time, but not before `write_seconds`.
 _WRITE_SHARE = 0.01
-#: Bytes of weights after which they are written at once.
+#: Bytes of pending weights from which groups are written at once.
 _WRITE_BYTES = 64 << 20
 #: More rows than any partition has.
 _ALL_ROWS = 1 << 62
 
 _Outcome = tuple[bytes, np.ndarray] | DistkerasError
-"""The weights of a trained group, and loss and metrics; or why it has none."""
+"""The weights of a trained group, and loss and metrics; or its error."""
 
 
 class _Models:
-    """The models that groups are trained with, each built and traced when it is first wanted."""
+    """The models that groups are trained with, each built and traced on first use."""
 
     def __init__(self, task: GroupTask, model_file: bytes) -> None:
         self._task, self._model_file = task, model_file
@@ -77,15 +77,15 @@ class _Models:
 
 
 def _error_of_group(error: Exception) -> DistkerasError | None:
-    """Return why a group cannot be trained; None for an error that is not the group's."""
+    """Return the typed error if the group caused it; None for an error of the machine or the job."""
     typed = sorted_error(error)
     if typed.origin is not Origin.USER:
         return None
-    typed.worker = None  # the group's key says which rows
+    typed.worker = None  # the group's key identifies the rows
     return typed
 
 
-#: Of this process, which Spark gives one task after another: the models of the job that ran last.
+#: The models of the latest job in this process, in which Spark runs one task after another.
 _MODELS: dict[str, _Models] = {}
 
 
@@ -94,13 +94,13 @@ class GroupTask:
     """Everything a task needs, in Spark's own task closure; the model is in the folder.
 
     Args:
-        run: a name for this run of the job, for its pieces' names.
+        run: a name for this run of the job, which is part of its pieces' names.
         metrics: names of loss and metrics, loss first.
-        rows_max: rows of a group that is trained here; a larger one is left to the driver. Those of the groups that are
-            trained side by side are not more in all.
-        side_by_side: most groups that are trained in one step.
+        rows_max: the most rows of a group that a task trains, and of all groups in one step; a larger group is left to
+            the driver.
+        side_by_side: the most groups that are trained in one step.
         threads: compute threads; None: the cores that Spark gives to a task.
-        write_seconds: between two writes of finished groups, at least.
+        write_seconds: the least seconds between two writes of finished groups.
     """
 
     uri: str
@@ -116,12 +116,12 @@ class GroupTask:
 
     @property
     def result_schema(self) -> pa.Schema:
-        """The columns of what `train_partition` yields: the key of a group that is too large, or a piece's name."""
+        """The columns of `train_partition`'s results: the key of a group that is too large, or a piece's name."""
         keys = list(self.schema)[: len(key_columns(self.schema))]
         return pa.schema([*keys, pa.field("distkeras_piece", pa.string())])
 
     def train_partition(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``: rows in the order of their keys in, names of pieces and large keys out."""
+        """Train a partition's rows, in the order of keys; yield pieces' names and large keys; for ``mapInArrow``."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -143,7 +143,7 @@ class GroupTask:
 
 @dataclass
 class _GroupRows:
-    """The rows of one group, as they come."""
+    """The rows of one group that have arrived."""
 
     key: Key
     records: list[pa.RecordBatch] = field(default_factory=list)
@@ -158,6 +158,7 @@ class GroupPartition:
         self._task, self._number, self._attempt = task, number, attempt
         self._pieces = Pieces(task.uri, task.schema)
         self.names, self._finished = self._pieces.finished(number)
+        #: Groups to train in the next step, and trained groups to write.
         self._waiting: list[_GroupRows] = []
         self._pending: list[TrainedGroup] = []
         self._began = self._written = time.monotonic()
@@ -191,7 +192,7 @@ class GroupPartition:
             group.checksum.update(record)
             group.records.append(record)
             if group.rows > self._task.rows_max or key in self._finished:
-                group.records.clear()  # only counted
+                group.records.clear()  # only their number and checksum are needed
         if group is not None:
             yield group
 
@@ -206,7 +207,7 @@ class GroupPartition:
             )
 
     def _train_waiting(self) -> None:
-        """Train the groups that wait. They are written together, so that no successor trains a part of them."""
+        """Train the waiting groups. They are written together, so that no later attempt trains a part of them."""
         if not self._waiting:
             return
         began = time.monotonic()
@@ -237,7 +238,7 @@ class GroupPartition:
         return TrainedGroup(group.key, group.rows, seconds, float(means[0]), metrics, None, checksum, weights)
 
     def _columns(self, group: _GroupRows) -> ColumnArrays:
-        """Return the group's rows as arrays, and drop its record batches, so that the rows are in memory once."""
+        """Return the group's rows as arrays, and discard its record batches, so that the rows are in memory once."""
         parts, rows = [], 0
         size = self._task.spec.batch_size
         for record in group.records:
@@ -263,7 +264,7 @@ class GroupPartition:
 
 
 def _models(task: GroupTask) -> _Models:
-    """This process' models for the job of ``task``."""
+    """Return this process' models for the job of ``task``."""
     models = _MODELS.get(task.run)
     if models is None:
         ensure_backend(task.recipe.backend)
