@@ -1,4 +1,4 @@
-"""The job server, which trains what it is sent on Spark, and its client.
+"""The job server, which runs submitted jobs on Spark, and its client.
 
 ::
 
@@ -8,7 +8,7 @@
     job = client.submit(model, "agn", data="/data/train.parquet", num_workers=4)
     trained = job.wait().model()
 
-What a job is travels as JSON and as a ``.keras`` archive: no code, and no pickle.
+A job is sent as JSON and a ``.keras`` archive, without code and without pickle.
 """
 
 from distkeras.job_server.client import JobClient as Client

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from distkeras.trainer import Trainer
 
-#: Seconds from one look at a job to the next.
+#: Seconds from one poll of a job to the next.
 _LOOK = 1.0
-#: Seconds that a server may be away, as for a restart, while its job is waited for.
+#: Seconds that a server may be unreachable, as during a restart, while a client waits for a job.
 _AWAY = 120.0
 #: An offset behind the end of any log.
 _END = 2**53
@@ -154,7 +154,7 @@ class JobClient:
         return self.send("/predictions", description, _bytes_of(model))
 
     def send(self, path: str, description: Mapping[str, Any], model: bytes | None) -> RemoteJob:
-        """Send a description, with the model, if there is one.
+        """Send a description and, if there is one, the model.
 
         Raises:
             DescriptionError: as in `submit`.
@@ -301,7 +301,7 @@ class RemoteJob:
             raise JobFailedError(f"job {self.id} ended as {self.state}{text}")
 
     def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """Yield the job's records as they come, until the job has ended, and an empty one when there is none.
+        """Yield the job's records as they come, until the job has ended; an empty record if a poll returns none.
 
         Args:
             deadline: by `time.monotonic`.
@@ -313,11 +313,11 @@ class RemoteJob:
             yield from answer["rows"] or [{}]
 
     def _answers(self, part: str, offset: int, key: str, deadline: float) -> Iterator[dict[str, Any]]:
-        """Yield the answers about a part of the job that grows, until the job has ended and ``key`` is empty."""
+        """Yield the answers about a growing part of the job, until the job has ended and ``key`` is empty."""
         away = time.monotonic() + _AWAY
         while True:
             try:
-                ended = self.refresh().state in FINAL  # asked before the news: none comes after
+                ended = self.refresh().state in FINAL  # read first: then the last answer is complete
                 answer = self.connection.call("GET", self._path(part), offset=offset)
             except (ServerLostError, DeadlineError):
                 if time.monotonic() > min(away, deadline):
@@ -447,7 +447,7 @@ def _require_known(options: Mapping[str, Any]) -> None:
 
 
 def _is_trainer(value: Any) -> TypeGuard[Trainer]:
-    """Return whether ``value`` is a `Trainer`, without importing what that needs."""
+    """Return whether ``value`` is a `Trainer`, without importing its module."""
     module = sys.modules.get("distkeras.trainer")
     return module is not None and isinstance(value, module.Trainer)
 
@@ -457,7 +457,7 @@ def _bytes_of(model: keras.Model | str | PathLike[str]) -> bytes:
 
 
 def _require_json(description: Mapping[str, Any]) -> None:
-    """Check that a description can be sent as JSON; an optimizer or a loss that is an object of Keras cannot."""
+    """Check that a description can be sent as JSON: it must not have objects of Keras, such as optimizers."""
     for group, values in description.items():
         for name, value in (values if isinstance(values, dict) else {"": values}).items():
             try:

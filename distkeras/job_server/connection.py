@@ -1,4 +1,4 @@
-"""A client's side of HTTP: the standard library's, which sends a token nowhere but to the server it is for."""
+"""The client's HTTP connection, by the standard library, which sends a token to no host but its server."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostErr
 from distkeras.ps.validate import require_number
 
 _PREFIX = "/api/v1"
-#: Bytes of the longest answer of JSON.
+#: The most bytes of a JSON answer.
 _LONGEST = 64 << 20
 TOKEN = "DISTKERAS_TOKEN"
-#: What a proxy answers while the server behind it is away, as for a restart.
+#: The statuses of a proxy whose server is unreachable, as during a restart.
 _FROM_PROXIES = (502, 503, 504)
 
 
@@ -56,10 +56,10 @@ class ServerConnection:
         return f"{type(self).__name__}({self.url!r})"
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """Return an endpoint's answer of JSON; None if it is empty.
+        """Return the JSON answer of an endpoint; None if it is empty.
 
         Raises:
-            JobServerError: The server has refused the request; the class is the one that it names.
+            JobServerError: The server has refused the request; the class depends on the status.
             ServerLostError: The server cannot be reached.
             DeadlineError: The server does not respond.
         """
@@ -67,7 +67,7 @@ class ServerConnection:
         return self._json(self._request(method, path, data, "application/json", query))
 
     def upload(self, path: str, name: str, value: Any, file_name: str, file: bytes | None) -> Any:
-        """Return the answer to a form that has a part of JSON, and a file, if there is one."""
+        """Post a form with a JSON part and, if there is one, a file; return the answer."""
         boundary = secrets.token_hex(16)
         head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n'
@@ -132,7 +132,7 @@ class ServerConnection:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches it: an address of loopback, and no name but its own."""
+    """Return whether ``host`` is a loopback address or "localhost"."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -140,14 +140,14 @@ def is_loopback(host: str) -> bool:
 
 
 class NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect: it would take a token, or a webhook's job, to where it must not go."""
+    """Follows no redirect, which could send a token or a webhook's job to another host."""
 
     def redirect_request(self, *_arguments: Any, **_keywords: Any) -> None:
         """Return no new request, so that the answer is an error."""
 
 
 def _error_of(status: int, body: bytes) -> JobServerError | ServerLostError:
-    """Return the error that the server describes; or what a proxy says of a server that it cannot reach."""
+    """Return the error that the server describes, or ServerLostError if a proxy cannot reach the server."""
     kind = BY_STATUS.get(status, JobServerError)
     try:
         error = json.loads(body)["error"]

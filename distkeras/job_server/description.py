@@ -1,6 +1,6 @@
-"""The descriptions of jobs and predict jobs that a client submits, as models with their own checks and documentation.
+"""The descriptions of jobs and predict jobs that a client submits, as pydantic models with checks and documentation.
 
-The fields of `Trainer`, `ModelPredictor`, `EarlyStopping`, the rules and the schedules are read from their own
+The fields of `Trainer`, `ModelPredictor`, `EarlyStopping`, the rules and the schedules are read from their
 declarations (`distkeras.settings`), so that an option is declared in one place.
 """
 
@@ -32,11 +32,11 @@ from distkeras.transformers.predictor import ModelPredictor
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Bytes of the longest description.
+#: The most bytes of a description.
 LONGEST = 1 << 20
 #: How pydantic names the scalar types of a union in the location of an error.
 _TYPE_NAMES = {"float", "int", "bool", "str", "none"}
-#: Longest list, longest text, and longest part of a received value that an error repeats.
+#: The most items of a list, the most characters of a text, and those of a received value in an error.
 _ITEMS, _TEXT, _SHOWN = 100, 200, 300
 
 
@@ -70,7 +70,7 @@ Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,64}$")]
 
 
 def _require_few(value: Any) -> Any:
-    """Return ``value``; pydantic counts the items of a dictionary only after it has looked at each of them."""
+    """Return ``value``; raise ValueError for a large dictionary, which pydantic would check only after its items."""
     if isinstance(value, dict) and len(value) > _ITEMS:
         raise ValueError(f"It must have at most {_ITEMS} items, not {len(value)}")
     return value
@@ -85,7 +85,7 @@ class OptimizerConfig(Submitted):
     )
 
 
-#: The type of a field in JSON, by its annotation in Python.
+#: The JSON type of a field, by its annotation in Python.
 _TYPES: dict[str, Any] = {
     "bool": bool,
     "int": Integer,
@@ -114,7 +114,7 @@ def _model_of_options(
 
     Args:
         left_out: names of options that a job cannot set.
-        types: the types of options, by name, whose annotation says too little.
+        types: by name, the types of options whose annotations are not precise enough.
         more: further fields, as `pydantic.create_model` takes them.
     """
     fields = {
@@ -189,7 +189,7 @@ class Description(Submitted):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the description in ``value``, checked as far as it goes; raise DescriptionError, with the field."""
+        """Return the checked description in ``value``; raise DescriptionError, which names the invalid field."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -225,13 +225,13 @@ class JobDescription(Description):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        """Check what the fields mean together, as far as is possible without a model."""
+        """Check the fields in combination, as far as is possible without a model."""
         rule = self.made_rule()
         self.made_early_stopping(cast("DataFrame", None))  # the rows are read later
         arguments = defaults_of(Trainer) | flattened(self.keywords()) | {"deadlines": Deadlines()}
         try:
             if arguments["learning_rate"] is None and rule.traits.gradient:
-                arguments["learning_rate"] = 0.01  # the optimizer has one, which is not known here
+                arguments["learning_rate"] = 0.01  # that of the model's optimizer, which is unknown here
             training = train_settings(arguments)
             for kind in (ServerSettings, WorkerSettings):
                 component_settings(kind, rule, training, arguments)
@@ -267,7 +267,7 @@ class JobDescription(Description):
         return grouped(options)
 
 
-#: Keywords of `ModelPredictor` that a job cannot set: its model arrives in another way, and code does not travel.
+#: Keywords of `ModelPredictor` that a job cannot set: the model is a separate part, and code is not sent.
 PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects", "decode"}
 _OF_PREDICTOR = _model_of_options(
     options_of(ModelPredictor),
@@ -298,10 +298,10 @@ class PredictionDescription(Description):
 
 
 def description_error(error: ValidationError, prefix: str = "", *, form: bool = False) -> DescriptionError:
-    """Return one error of a validation: that of the deepest field.
+    """Return one error of a validation: that of the most deeply nested field.
 
     Args:
-        prefix: the field that the checked value is in.
+        prefix: the field that contains the checked value.
         form: a form was checked, whose part ``job`` is the description.
     """
     places = []
@@ -321,7 +321,7 @@ def description_error(error: ValidationError, prefix: str = "", *, form: bool = 
 
 
 def _names(detail: Mapping[str, Any]) -> list[str]:
-    """Return the fields that lead to an error, without what pydantic adds at a union: types, and tags of schedules."""
+    """Return the path of fields to an error, without the types and schedule tags that pydantic adds for unions."""
     parts = [str(part)[:100] for part in detail["loc"]]
     last = parts[-1:] if detail["type"] in ("extra_forbidden", "missing") else []
     way = parts[: len(parts) - len(last)]
@@ -332,19 +332,19 @@ def _names(detail: Mapping[str, Any]) -> list[str]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Return the JSON in ``text``; raise DescriptionError for another text, a long one, and an ambiguous one."""
+    """Return the parsed JSON in ``text``; raise DescriptionError if it is invalid, too long or ambiguous."""
     if len(text) > LONGEST:
         raise DescriptionError(f"JSON must have at most {LONGEST} bytes. Received: {len(text)}")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is not text, and no database takes it
+        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair, which databases refuse
         return value
     except (ValueError, RecursionError) as error:
         raise DescriptionError(f"the request must be JSON. Received: {str(error)[:_SHOWN]}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object with distinct keys: readers disagree about which of two equal keys counts."""
+    """Return a JSON object, whose keys must be unique: parsers disagree on which of two equal keys counts."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key that occurs twice")
@@ -363,7 +363,7 @@ def _finite(text: str) -> float:
 
 
 def _of_field(error: ConfigurationError, group: str, keywords: Collection[str], else_: str) -> DescriptionError:
-    """Return the error of an argument with the field that has its name."""
+    """Return a DescriptionError with the field of the argument that ``error`` names."""
     if isinstance(error, DescriptionError):
         return error
     match = re.search(r"`(\w+)`", error.message)

@@ -1,7 +1,7 @@
-"""One job's own process: ``python -m distkeras.job_server.driver FOLDER ATTEMPT``, as the job server starts it.
+"""The process of one job: the job server starts it as ``python -m distkeras.job_server.driver FOLDER ATTEMPT``.
 
-It waits for a line on its standard input before it does anything: so a driver that its server could not write down does
-nothing. It outlives the server, and reports the outcome of the job by files in its folder.
+It waits for a line on its standard input before it does anything, so that a driver that its server could not record
+does nothing. It outlives the server, and reports the outcome of the job by files in its folder.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from distkeras.transformers.predictor import ModelPredictor, PackedModel
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What the server writes once it has written down which process this is.
+#: The line that the server sends after it has recorded this process.
 GO = b"go\n"
 #: Settings of Spark that the operator may override: Spark's own page has no access control.
 _CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-#: More of these, where all of Spark is one process on this machine: no other machine needs to reach its ports.
+#: Further settings if Spark runs as one process on this machine: no other machine needs to reach its ports.
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.authenticate": "true"}
-#: Seconds from one look at the tasks of a predict job to the next.
+#: Seconds from one poll of the tasks of a predict job to the next.
 _LOOK = 1.0
-#: Characters of an error that the job's record keeps.
+#: The most characters of an error in the job's record.
 _ERROR_MAX = 2000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the job, and return the exit status; the file of the result says more."""
+    """Run the job, and return the exit status; the result file has the outcome."""
     folder, attempt = JobFolder(Path(arguments[0])), int(arguments[1])
     if sys.stdin.buffer.readline() != GO:
         return 3
@@ -73,8 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         with LeaseRenewal(folder.beat(attempt), folder.fence, attempt):
             summary = run(folder, attempt)
     except KeyboardInterrupt:
-        return 128 + signal.SIGTERM  # the server knows why it asked
-    except Exception as error:  # noqa: BLE001 - any error fails the job, and its result holds the reason
+        return 128 + signal.SIGTERM  # the server knows why it sent the signal
+    except Exception as error:  # noqa: BLE001 - any error fails the job, and the result file has the reason
         traceback.print_exc()
         failure = {"type": type(error).__name__, "error": innermost(error)[:_ERROR_MAX]}
         write_whole(folder.result(attempt), {"state": "failed"} | failure)
@@ -87,8 +87,8 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
     """Train or predict.
 
     Returns:
-        What a summary has: of training rule, workers, commits, samples, seconds, and why it was stopped; of predictions
-        rows.
+        The summary: of training, the rule, the numbers of workers, commits, samples and seconds, and why it was stopped
+        early; of predictions, the number of rows.
     """
     order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
     require_no_links(order["data"])
@@ -112,15 +112,15 @@ def predict(
 
     Args:
         folder: of the job, with the model.
-        description: what to do.
-        places: where to read and to write, as URIs.
-        attempt: which driver of the job this is. A later one writes over what those before it had begun to write.
+        description: the submitted description.
+        places: the URIs to read from and to write to.
+        attempt: the number of this driver of the job. A later one overwrites the output of earlier ones.
 
     Returns:
-        What a summary has: rows.
+        The summary: the number of rows.
 
     Raises:
-        ConfigurationError: there is something where it is to write to.
+        ConfigurationError: the output already exists.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -135,21 +135,21 @@ def predict(
             raise ConfigurationError(f"`output` must not exist yet. Received: {output}, which exists")
         folder.begun.touch(mode=0o600)
     append(folder.progress, {"kind": "predicting", "attempt": attempt})
-    seen, stop = Observation(), threading.Event()
-    looking = threading.Thread(target=_report_tasks, args=(spark, folder, stop), daemon=True)
-    looking.start()
+    observation, stop = Observation(), threading.Event()
+    reporter = threading.Thread(target=_report_tasks, args=(spark, folder, stop), daemon=True)
+    reporter.start()
     try:
-        rows.observe(seen, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").parquet(output)
+        rows.observe(observation, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").parquet(output)
     finally:
         stop.set()
-        looking.join(2 * _LOOK)
-    count = int(seen.get["rows"])
+        reporter.join(2 * _LOOK)
+    count = int(observation.get["rows"])
     append(folder.progress, {"kind": "predicted", "rows": count})
     return {"rows": count}
 
 
 def _exists(spark: SparkSession, place: str) -> bool:
-    """Return whether something is there, on any file system that Spark knows."""
+    """Return whether a path exists, on any file system that Spark supports."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop's file systems
     configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
     path = jvm.org.apache.hadoop.fs.Path(place)
@@ -157,7 +157,7 @@ def _exists(spark: SparkSession, place: str) -> bool:
 
 
 def _report_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event) -> None:
-    """Report how many of Spark's tasks are done, whenever that has changed."""
+    """Report the number of finished Spark tasks whenever it has changed."""
     tracker, before = spark.sparkContext.statusTracker(), None
     while not stop.wait(_LOOK):
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
@@ -168,7 +168,7 @@ def _report_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event)
 
 
 def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Train, from the checkpoint of the attempt before, and write model, history and commits to the folder."""
+    """Train, from the checkpoint of the previous attempt, and write model, history and commits to the folder."""
     description = JobDescription.from_json(order["description"])
     callbacks: list[Callback] = [ProgressLines(folder.progress, attempt), JobWatch(folder.journal)]
     if description.time_budget is not None:
@@ -194,7 +194,7 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
 
 @contextlib.contextmanager
 def _session(folder: JobFolder, order: Mapping[str, Any]) -> Iterator[SparkSession]:
-    """Give the session of the job, and stop Spark, even if a signal has interrupted one of its answers."""
+    """Yield the session of the job, and stop Spark afterwards, even if a signal has interrupted a call of the JVM."""
     local = _LOCAL if is_local(order["master"]) else {}
     config = _CONFIG | local | order["config"]
     spark = session(order["master"], app_name=f"distkeras {folder.path.name}", config=config)
@@ -203,12 +203,12 @@ def _session(folder: JobFolder, order: Mapping[str, Any]) -> Iterator[SparkSessi
     finally:
         try:
             spark.stop()
-        except Exception:  # noqa: BLE001 - the processes of this session are ended by who started it
+        except Exception:  # noqa: BLE001 - the server ends the processes of this session
             traceback.print_exc()
 
 
 def trainer_of(data: bytes, description: JobDescription) -> Trainer:
-    """Return the trainer that a description describes; ``data`` is the archive that was sent."""
+    """Return the trainer for a description; ``data`` is the submitted archive."""
     keywords = description.keywords()
     optimizer = keywords.get("worker_optimizer")
     if isinstance(optimizer, Mapping):

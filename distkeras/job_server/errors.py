@@ -20,8 +20,8 @@ class DescriptionError(JobServerError, ConfigurationError):
     """A job's description or model cannot work.
 
     Args:
-        message: what was expected and what came.
-        field: where in the description, such as "options.batch_size"; "model" for the archive.
+        message: what was expected and what was received.
+        field: the field of the description, such as "options.batch_size"; "model" for the archive.
     """
 
     status = 422
@@ -80,7 +80,7 @@ class JobFailedError(JobServerError, RuntimeError):
     """A job failed, was cancelled or was lost. The client raises it, with the server's reason."""
 
 
-#: What a client makes of a status; any other is a `JobServerError`.
+#: The error that a client raises for a status; for any other status it is `JobServerError`.
 BY_STATUS: dict[int, type[JobServerError]] = {
     kind.status: kind for kind in JobServerError.__subclasses__() if "status" in vars(kind)
 }

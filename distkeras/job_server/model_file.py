@@ -1,10 +1,9 @@
 """The checks of an uploaded ``.keras`` archive, before Keras opens it.
 
-`require_archive` looks at the archive's list of members and at the configuration: with Python's standard library, so
-that the job server itself never parses weights. `require_weights` looks at the file of weights, and `require_size`
-compares it with what the configuration describes: both in the job's own process. Keras' safe mode refuses lambdas
-besides. What is refused here earlier would make Keras read files or addresses, unpickle, unpack without a bound, or
-allocate more than was sent.
+`require_archive` checks the archive's list of members and the configuration, with Python's standard library, so that
+the job server itself never parses weights. `require_weights` checks the file of weights, and `require_size` compares it
+with the configuration: both in the job's own process. Keras' safe mode also refuses lambdas. The archives that are
+refused here would make Keras read files or addresses, unpickle, unpack without a bound, or allocate more than was sent.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ from typing import Any
 from distkeras.job_server.errors import DescriptionError
 from distkeras.ps.errors import headline
 
-#: Members, their bytes when unpacked against those of the archive, bytes of the configuration, depth of its values.
+#: Limits: members, ratio of unpacked bytes to those of the archive, bytes of the configuration, depth of its values.
 MEMBERS_MAX, RATIO_MAX, CONFIG_MAX, DEPTH_MAX = 1000, 20, 4 << 20, 200
 #: A model may have this many times the numbers in its file, plus the floor: Keras merges LoRA's weights on saving.
 SIZE_RATIO_MAX, SIZE_FLOOR = 2, 1 << 20
-#: Bytes of an archive's list of members, which is read whole.
+#: The most bytes of an archive's list of members, which is read as a whole.
 _LIST_MAX = 1 << 20
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 _NEEDED = {_CONFIG, "metadata.json", _WEIGHTS}
-#: Modules of Keras whose classes make up a model; what stands elsewhere reads files, addresses, or settings.
+#: Modules of Keras whose classes models consist of; other modules read files, addresses, or settings.
 _MODULES = {
     "activations", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics", "models", "ops",
     "optimizers", "quantizers", "random", "regularizers", "applications",
 }  # fmt: skip
-#: Of these, where functions stand that a model may call; those of others load and fetch things.
+#: Those of them with functions that a model may call; functions of the others load files or download.
 _FUNCTIONS = {"activations", "constraints", "initializers", "losses", "metrics", "ops", "regularizers"}
-#: What else may be part of a model: the optimizers of this package, by the names that Keras has them registered by.
+#: The optimizers of this package, which may also be part of a model, by their registered names.
 _OPTIMIZERS = {"distkeras>LazyAdam", "distkeras>LazyMomentum"}
-#: Keras' own words for values, of which the others are code.
+#: Keras' markers of values; its other markers are code.
 _VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"}
-#: Layers that are code, or load it.
+#: Layers that contain or load code.
 _CODE = {"Lambda", "TorchModuleWrapper", "JaxLayer", "FlaxLayer", "TFSMLayer"}
-#: Arguments of layers that name a file where they are a text.
+#: Arguments of layers that name a file if they are strings.
 _FILES = {"vocabulary", "idf_weights", "file_path", "filepath"}
-#: What Python's readers of archives, of JSON and of HDF5 raise on what is none.
+#: The errors of Python's readers of archives, JSON and HDF5 for invalid data.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, NotImplementedError, RecursionError, RuntimeError,
     ValueError, LookupError, TypeError,
@@ -58,7 +57,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.>]{0,199}")
 
 
 def require_archive(file: Path | BytesIO) -> None:
-    """Raise DescriptionError unless Keras may open the file: an archive of bounded size, of parts of models."""
+    """Raise DescriptionError unless Keras may open the file: an archive of bounded size, with parts of models only."""
     try:
         size = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
         with _opened(file) as reader, zipfile.ZipFile(reader) as archive:
@@ -98,12 +97,12 @@ def _require_members(archive: zipfile.ZipFile, size: int) -> None:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file that returns at most ``bound`` bytes at a time, because an archive decides how much is read."""
+    """A file that returns at most ``bound`` bytes at a time, because the archive determines how much is read."""
 
     bound = _LIST_MAX
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read as any file does; raise ValueError if it is more than ``bound``."""
+        """Read as any file does; raise ValueError for more bytes than ``bound``."""
         data = super().read(self.bound + 1 if size is None or size < 0 else min(size, self.bound + 1))
         if len(data) > self.bound:
             raise ValueError(f"a list of files that is too long: more than {self.bound} bytes")
@@ -153,13 +152,13 @@ def _require_part(part: dict[str, Any]) -> None:
 
 
 def _require_registered(name: Any) -> None:
-    """Check that a class of this package, by its registered name, is an optimizer: a layer reads files."""
+    """Check that a class of this package, given by its registered name, is an optimizer: its layers read files."""
     if str(name).startswith("distkeras>") and name not in _OPTIMIZERS:
         raise _refused(f"made of Keras' classes. Received: {str(name)[:100]!r}")
 
 
 def _is_of_models(module: str, name: Any) -> bool:
-    """Return whether what stands there may be in a model: a class, whose name begins with a capital, or a function."""
+    """Return whether a class (its name begins with a capital) or a function of ``module`` may be in a model."""
     parts = module.split(".")
     if parts[0] == "distkeras":
         return f"distkeras>{name}" in _OPTIMIZERS
@@ -169,15 +168,15 @@ def _is_of_models(module: str, name: Any) -> bool:
     if not name[:1].isupper():
         return bool(below) and below[0] in _FUNCTIONS
     if below[:1] == ["applications"]:
-        return name == "LayerScale"  # of ConvNeXt; the others build models, and fetch weights for them
+        return name == "LayerScale"  # a layer of ConvNeXt; the others build models and download weights
     return not below or below[0] in _MODULES
 
 
 def require_weights(data: bytes) -> None:
-    """Check that an archive's file of weights holds no more than it declares, and no links to other files.
+    """Check that an archive's file of weights contains all of its arrays, without links to other files.
 
     Args:
-        data: of an archive that `require_archive` has let pass.
+        data: an archive that `require_archive` has accepted.
 
     Raises:
         DescriptionError: it has links, arrays in other files, or arrays of more bytes than the file.
@@ -204,10 +203,10 @@ def require_size(data: bytes) -> None:
     shapes of its variables are known.
 
     Args:
-        data: of an archive that `require_archive` and `require_weights` have let pass.
+        data: an archive that `require_archive` and `require_weights` have accepted.
 
     Raises:
-        DescriptionError: it has more weights than the file, or Keras cannot build it.
+        DescriptionError: the model has more weights than the file, or Keras cannot build it.
     """
     import h5py
     import keras
@@ -220,16 +219,16 @@ def require_size(data: bytes) -> None:
         with keras.StatelessScope(initialize_variables=False):
             model = keras.saving.deserialize_keras_object(config, safe_mode=True)
             needed = sum(math.prod(variable.shape) for variable in model.weights)
-    except Exception as error:  # Keras' layers raise any kind
+    except Exception as error:  # Keras' layers raise errors of any class
         raise _refused(f"a model that Keras can build. Keras said: {headline(str(error))[:300]}") from error
     finally:
-        keras.utils.clear_session()  # otherwise the end of the next scope would allocate the variables
+        keras.utils.clear_session()  # else the end of the next scope would allocate the variables
     if needed > SIZE_RATIO_MAX * stored + SIZE_FLOOR:
         raise _refused(f"an archive with the weights of its model, {needed} numbers. Received: one with {stored}")
 
 
 def _datasets(file: Any) -> Iterator[Any]:
-    """Yield every array in a file of HDF5 once, even if links lead in circles."""
+    """Yield every array in an HDF5 file once, even if links are cyclic."""
     import h5py
 
     pending, seen = [file], set()

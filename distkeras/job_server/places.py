@@ -1,7 +1,7 @@
 """The places where jobs may read and write: a user's path is compared with those that the server's operator allows.
 
-A local path is looked at without its symbolic links, when a job is submitted and again by its driver: who may write to
-a place that jobs read must not lead these elsewhere.
+Symbolic links of a local path are resolved, when a job is submitted and again by its driver: a user who may write to a
+place that jobs read must not redirect them to another place.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from urllib.parse import urlsplit
 
 from distkeras.job_server.errors import DescriptionError
 
-#: Longest part of what came that an error repeats.
+#: The most characters of a received value in an error.
 _SHOWN = 300
-#: What Spark would take for a pattern, which might lead out of where a user may read.
+#: Characters that Spark would take for a pattern, which might match files outside of the allowed places.
 _PATTERN = re.compile(r"[*?#\[\]{}\\%\x00-\x1f]")
 _LOCAL = "file://"
 
 
 def require_no_links(uri: str) -> None:
-    """Raise DescriptionError if a local place has become a symbolic link, or holds one that leads out of it."""
+    """Raise DescriptionError if a local place has become a symbolic link, or contains one that points out of it."""
     if not uri.startswith(_LOCAL):
         return
     path = Path(uri.removeprefix(_LOCAL))
@@ -39,13 +39,13 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> st
     """Return the URI of ``place``, if it lies below one of ``roots``.
 
     Args:
-        roots: paths and URIs of folders, or of what is read itself.
+        roots: paths and URIs of folders, or of single files.
 
     Returns:
-        The URI as Spark gets it; of a local file without symbolic links.
+        The URI for Spark; that of a local file has no symbolic links.
 
     Raises:
-        DescriptionError: it lies elsewhere, or may mean several things.
+        DescriptionError: ``place`` is not below a root, or is ambiguous.
     """
     allowed = [_located(root) for root in roots]
     if _PATTERN.search(place) or ".." in PurePosixPath(place).parts:
@@ -87,7 +87,7 @@ def require_existing(uri: str, field: str) -> None:
 
 
 def _located(place: str) -> tuple[str, PurePosixPath]:
-    """Return scheme and host, and the path there; a local path is without symbolic links."""
+    """Return scheme and host, and the path; symbolic links of a local path are resolved."""
     parts = urlsplit(place if "://" in place else f"{_LOCAL}{Path(place).absolute()}")
     if parts.scheme == "file" and not parts.netloc:
         return _LOCAL, PurePosixPath(Path(parts.path).resolve())

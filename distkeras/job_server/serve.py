@@ -1,4 +1,4 @@
-"""``distkeras serve``: the job server as a process, and what its operator may say."""
+"""``distkeras serve``: the process of the job server, and its command line."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from distkeras.ps.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 PORT = 8571
-#: What names the database where the command line, which others can see, does not.
+#: The environment variable with the database's URL: other users could read a password on the command line.
 DATABASE = "DISTKERAS_JOBS_DATABASE"
 _MEGABYTE, _HOUR, _DAY = 1 << 20, 3600.0, 86400.0
-#: Seconds that the look at the jobs which is in progress has to end.
+#: Seconds that the check of the jobs in progress may take to end.
 _LAST_LOOK = 30.0
 
 
@@ -100,7 +100,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class JobServer:
-    """The job server, whose port is bound; `run` serves until `stop`."""
+    """The job server. The constructor binds its port; `run` serves until `stop`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         if not (is_loopback(options.host) or options.trusted_proxy or options.plain_http):
@@ -133,7 +133,7 @@ class JobServer:
             options.database or os.environ.get(DATABASE) or f"sqlite:///{self._folder / 'jobs.sqlite'}"
         )
         files = JobFiles(options.files or self._folder / "files")
-        tempfile.tempdir = str(files.temporary())  # uploads wait where they will lie
+        tempfile.tempdir = str(files.temporary())  # uploads are received on the disk of the jobs' files
         jobs = JobStore(self._engine)
         self._runner = JobRunner(jobs, files, runner)
         self._webhooks = WebhookSender(jobs)
@@ -153,11 +153,11 @@ class JobServer:
 
     @property
     def url(self) -> str:
-        """Return the address at which it listens."""
+        """Return the URL of the server."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._http.port}"
 
     def run(self) -> None:
-        """Serve until `stop`. The drivers of jobs continue, and the next server finds them."""
+        """Serve until `stop`. The drivers of jobs continue, and the next server takes them over."""
         works = {"distkeras-jobs": self._runner.run, "distkeras-webhooks": self._webhooks.run}
         threads = [Thread(target=work, args=(self._stop,), name=name, daemon=True) for name, work in works.items()]
         for thread in threads:
@@ -210,7 +210,7 @@ def _private(folder: Path) -> Path:
     except OSError as error:
         raise ConfigurationError(f"`--folder` must be a folder to write to. Received: {folder}: {error}") from error
     if not any(folder.iterdir()):
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")  # begun in a checkout, it has a token in it
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")  # the folder has a token, and may be in a checkout
     return folder
 
 

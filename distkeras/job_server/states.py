@@ -21,7 +21,8 @@ class JobState(enum.StrEnum):
 
 _ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
-#: What may follow each state. A job whose driver died without a word is queued again, to continue from its checkpoint.
+#: The states that may follow each one. A job whose driver died without a result is queued again, to continue from its
+#: checkpoint.
 FOLLOWS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLED}),
     JobState.STARTING: _ENDED | {JobState.TRAINING, JobState.PREDICTING, JobState.QUEUED},
@@ -29,14 +30,14 @@ FOLLOWS: Mapping[JobState, frozenset[JobState]] = {
     JobState.PREDICTING: _ENDED | {JobState.QUEUED},
     **dict.fromkeys(_ENDED, frozenset()),
 }
-#: In which nothing more happens.
+#: The states that no other state follows.
 FINAL = frozenset(state for state, following in FOLLOWS.items() if not following)
-#: In which a job has a server that answers for it.
+#: The states in which a server is responsible for the job.
 ACTIVE = frozenset({JobState.STARTING, JobState.TRAINING, JobState.PREDICTING})
-#: What a job may be for.
+#: The kinds of jobs.
 TRAIN, PREDICT = "train", "predict"
 KINDS = (TRAIN, PREDICT)
-#: The state in which a driver does what its job is for.
+#: The state in which the driver of each kind of job works.
 AT_WORK = {TRAIN: JobState.TRAINING, PREDICT: JobState.PREDICTING}
 
 

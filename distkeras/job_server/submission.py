@@ -1,7 +1,7 @@
-"""A trainer as a job server takes it: its model, compiled, and its settings as JSON.
+"""A trainer in the form that a job server accepts: its compiled model, and its settings as JSON.
 
-What has no such form is refused by its name before anything is sent: code of the user's own, rows that are in memory,
-addresses of this machine.
+Settings without such a form are refused by name before anything is sent: the user's code, rows in memory, addresses of
+this machine.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ LEFT_OUT = {
     *("model", "rule", "custom_objects", "decode", "deadlines", "frozen_weights"),
     *("server", "host", "port", "progress", "log_every", "resources"),
 }
-#: Arguments of ``compile``, which travel with the model.
+#: Arguments of ``compile``, which are part of the model's archive.
 _COMPILED = {"worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics"}
 
 
 def description_of(trainer: Trainer) -> dict[str, Any]:
-    """Return the parts of a job's description that ``trainer`` decides, JSON-ready.
+    """Return the parts of a job's description that ``trainer`` determines, JSON-ready.
 
-    Rule and options are there as far as they differ from the defaults.
+    They contain the rule, and the options that differ from the defaults.
 
     Raises:
-        DescriptionError: a part cannot travel.
+        DescriptionError: a part cannot be sent.
     """
     _require_known_rule(trainer.rule)
     for name, value, default in (
@@ -56,7 +56,7 @@ def description_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def model_of(trainer: Trainer) -> bytes:
-    """Return the archive of the model, compiled as the workers'; raise DescriptionError if it has code in it."""
+    """Return the archive of the model, compiled like the workers'; raise DescriptionError if it contains code."""
     recipe = trainer.recipe
     if recipe.objects:
         names = ", ".join(sorted(recipe.objects))

@@ -1,4 +1,4 @@
-"""Webhooks: the end of a job is posted as JSON to an address that its user names and the operator allows."""
+"""Webhooks: the outcome of a job is posted as JSON to an address that its user names and the operator allows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkeras.job_server.store.jobs import JobStore, StoredJob
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one look at the jobs to the next, that an address has to answer, and from each try to the next one.
+#: Seconds from one check for ended jobs to the next, for an address to answer, and from each attempt to the next one.
 _LOOK, _TIMEOUT, _PAUSES = 2.0, 10.0, (10.0, 60.0, 600.0, 3600.0)
 
 
@@ -29,10 +29,10 @@ def require_webhook(url: str, allowed: Sequence[str]) -> None:
     """Check that the server may post to ``url``.
 
     Args:
-        allowed: beginnings of URLs, of the operator: scheme, host and port must be the same, and the path begin so.
+        allowed: the operator's prefixes of URLs: scheme, host and port must be the same, and the path must be below.
 
     Raises:
-        DescriptionError: it must not.
+        DescriptionError: the server must not post there.
     """
     try:
         parts = urlsplit(url)
@@ -56,19 +56,19 @@ def _within(url: Any, prefix: Any) -> bool:
 
 
 class WebhookSender:
-    """Posts jobs that have ended, until each address has answered, at most five times.
+    """Posts ended jobs, until each address has acknowledged, at most five times.
 
-    Two servers with one database do not post the same job at a time. An address may get a job twice, if a server dies
-    between its answer and the note of it; the id tells.
+    Two servers with one database do not post the same job at a time. An address may receive a job twice if a server
+    dies between the acknowledgment and its record; the id identifies the job.
     """
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
-        # No proxies: they would be another way to where the server must not post.
+        # No proxies: they could reach addresses to which the server must not post.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
 
     def run(self, stop: threading.Event) -> None:
-        """Look for jobs that have ended, until ``stop``."""
+        """Post ended jobs, until ``stop``."""
         while not stop.wait(_LOOK):
             try:
                 self.send_due()
@@ -87,7 +87,7 @@ class WebhookSender:
                 log.warning("the webhook of job %s was tried %d times without success", job.id, job.tries + 1)
 
     def _post(self, job: StoredJob) -> bool:
-        """Return whether the address has taken the job."""
+        """Post a job, and return whether the address has acknowledged it."""
         fields = {"id", "kind", "user", "name", "tags", "state", "created", "started", "ended", "attempt", "error"}
         body = job.model_dump(include=fields)
         headers = {"Content-Type": "application/json", "Idempotency-Key": job.id}

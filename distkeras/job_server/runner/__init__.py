@@ -1,1 +1,1 @@
-"""Jobs at work: each is a process of its own, with a session, a folder and a log of its own."""
+"""Runs jobs, each in its own process, with its own session, folder and log."""

@@ -1,4 +1,4 @@
-"""A job's folder: what lies where, and how a driver and the server tell each other by it."""
+"""A job's folder: its files, by which the driver and the server communicate."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 
-#: Bytes of progress that one answer has at most.
+#: The most bytes of progress in one answer.
 PIECE_MAX = 1 << 20
 #: Seconds after which a folder without a job is removed.
 _STRAY = 86400.0
 
 
 class _Within:
-    """A path in a folder, by its name."""
+    """A descriptor for the path of a file in a job's folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,11 +42,11 @@ class JobFolder:
         history: Parquet with a row for each mini-batch.
         commits: Parquet with a row for each commit.
         fence: the number of the first attempt that may still work.
-        log: what the drivers and Spark print.
-        progress: a line of JSON for each look at the job and for each event, of all attempts.
-        journal: what a page of the job follows; see `distkeras.dashboard.journal`.
-        begun: exists once a predict job may write to its output, where nothing was before.
-        checkpoint: what an attempt continues from.
+        log: the output of the drivers and of Spark.
+        progress: a line of JSON for each second of training and each event, of all attempts.
+        journal: the events for a page of the job; see `distkeras.dashboard.journal`.
+        begun: exists after a predict job has found that its output did not exist.
+        checkpoint: the snapshots that an attempt continues from.
     """
 
     path: Path
@@ -63,19 +63,19 @@ class JobFolder:
     checkpoint = _Within("checkpoint")
 
     def beat(self, attempt: int) -> Path:
-        """Return the file that a driver changes every second."""
+        """Return the file of a driver's heartbeat, which changes every second."""
         return self.path / f"beat-{attempt}"
 
     def order(self, attempt: int) -> Path:
-        """Return the file that says what the driver of an attempt has to do."""
+        """Return the file with the order for the driver of an attempt."""
         return self.path / f"order-{attempt}.json"
 
     def result(self, attempt: int) -> Path:
-        """Return the file with the result of an attempt, which its driver writes at once."""
+        """Return the file with the result of an attempt, which its driver writes atomically."""
         return self.path / f"result-{attempt}.json"
 
     def read_result(self, attempt: int) -> dict[str, Any] | None:
-        """Return the result of an attempt; None where its driver has not written one."""
+        """Return the result of an attempt; None if its driver has not written one."""
         try:
             result = json.loads(self.result(attempt).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -83,7 +83,7 @@ class JobFolder:
         return result if isinstance(result, dict) else None
 
     def cut_log(self, most: int) -> None:
-        """Shorten a log of more than ``most`` bytes to its latest half; drivers continue at its end."""
+        """Truncate a log of more than ``most`` bytes to its latest half; drivers continue to append."""
         try:
             with self.log.open("rb") as file:
                 if file.seek(0, os.SEEK_END) <= most:
@@ -104,7 +104,7 @@ class JobFolder:
                 try:
                     total += Path(folder, name).lstat().st_size
                 except FileNotFoundError:
-                    continue  # a snapshot that was replaced meanwhile
+                    continue  # a replaced snapshot
         return total
 
 
@@ -112,7 +112,7 @@ class JobFiles:
     """The folders of all jobs, in one folder that the servers of a database share.
 
     Args:
-        root: which is made if it is not there; no other user may read it.
+        root: the folder, which is created if it does not exist; other users cannot read it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -127,13 +127,13 @@ class JobFiles:
         return JobFolder(self._jobs / job_id)
 
     def incoming(self) -> JobFolder:
-        """Make a folder for a job that is being submitted."""
+        """Create a folder for a job that is being submitted."""
         folder = JobFolder(self._incoming / uuid.uuid4().hex)
         folder.path.mkdir(mode=0o700)
         return folder
 
     def accept(self, folder: JobFolder, job_id: str) -> JobFolder:
-        """Make a folder of `incoming` the folder of a job."""
+        """Move a folder from `incoming` to the folders of jobs."""
         accepted = self.of(job_id)
         folder.path.rename(accepted.path)
         return accepted
@@ -151,14 +151,14 @@ class JobFiles:
         return shutil.disk_usage(self.root).free
 
     def strays(self) -> list[JobFolder]:
-        """Return folders that have not changed for a day; those below `incoming` belong to no job."""
+        """Return folders that have not changed for a day; those in `incoming` do not belong to a job."""
         limit = time.time() - _STRAY
         folders = [path for parent in (self._incoming, self._jobs) for path in parent.iterdir()]
         return [JobFolder(path) for path in folders if path.lstat().st_mtime < limit]
 
 
 def write_whole(path: Path, value: Any) -> None:
-    """Write JSON so that a reader finds all of the file or none, also after the machine stopped."""
+    """Write JSON atomically: a reader finds all of the file or none, also after a crash of the machine."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -168,10 +168,10 @@ def write_whole(path: Path, value: Any) -> None:
 
 
 def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the whole lines from byte ``offset`` on, at most `PIECE_MAX` bytes, and the next offset."""
+    """Return the complete lines from byte ``offset`` on, at most `PIECE_MAX` bytes, and the next offset."""
     try:
         with path.open("rb") as file:
-            # Some file systems refuse a place that no file of theirs reaches.
+            # Some file systems refuse an offset beyond their largest file.
             file.seek(min(offset, file.seek(0, os.SEEK_END)))
             piece = file.read(PIECE_MAX)
     except FileNotFoundError:
@@ -182,13 +182,13 @@ def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
         try:
             row = json.loads(line)
         except ValueError:
-            continue  # cut short where a driver died
+            continue  # a partial line of a driver that died
         if isinstance(row, dict):
             rows.append(row)
     return rows, offset + end
 
 
-#: Seconds from one look at the job to the next.
+#: Seconds from one status line to the next.
 _EVERY = 1.0
 
 
@@ -196,8 +196,8 @@ class ProgressLines(Callback):
     """Writes a line when training begins, one per second while commits come, and one at the end.
 
     Args:
-        path: of the file, to which is appended.
-        attempt: which driver of the job this is.
+        path: of the file, to which the lines are appended.
+        attempt: the number of this driver of the job.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
@@ -207,7 +207,7 @@ class ProgressLines(Callback):
         self._clock = -1
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Write that the job is about to train."""
+        """Write that training begins."""
         append(self._path, {"kind": "training", "attempt": self._attempt, "metrics": list(setup.metrics)})
 
     def on_center(self, context: CallbackContext) -> None:
@@ -240,7 +240,7 @@ class EventLines(logging.Handler):
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """Add a line in one piece, even while other processes add lines."""
+    """Append a line atomically, even while other processes append lines."""
     row = {"time": time.time()} | {name: _finite(value) for name, value in row.items()}
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

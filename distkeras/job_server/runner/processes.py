@@ -1,7 +1,7 @@
-"""Processes of a job: their identity, their session, and how a driver lives on while no server can see it.
+"""Processes of a job: their identity, their session, and the lease of a driver that its server cannot see.
 
 A process is visible only from its own machine and PID namespace. A server elsewhere, such as in another container,
-knows a driver by its heartbeat, and ends it by a fence.
+observes a driver by its heartbeat, and ends it by a fence.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import psutil
 log = logging.getLogger(__name__)
 
 _TEXT = re.compile(r"(\d{1,9}):(\d{1,15})@([0-9a-f]{16})")
-#: Seconds between two heartbeats, and that a driver has to end by itself once it is fenced.
+#: Seconds between two heartbeats, and for a fenced driver to end by itself.
 _BEAT, _GRACE = 1.0, 30.0
 
 
 @cache
 def here() -> str:
-    """Return the place that processes are visible from: this boot of this machine, and this PID namespace."""
+    """Return an identifier of the place in which processes see each other: a boot of a machine, a PID namespace."""
     try:
         boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not on Linux
@@ -39,7 +39,7 @@ def here() -> str:
 
 
 def _started(process: psutil.Process) -> int:
-    """Return when a process started, in ticks since the boot: seconds since the epoch change with the clock."""
+    """Return when a process started, in ticks since the boot, which do not change when the clock is set."""
     try:
         return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
     except FileNotFoundError:
@@ -50,11 +50,11 @@ def _started(process: psutil.Process) -> int:
 
 @dataclass(frozen=True)
 class ProcessId:
-    """The identity of a process, which no other process ever has.
+    """The unique identity of a process.
 
     Args:
         started: ticks from the boot of its machine to its start.
-        place: where it is visible; see `here`.
+        place: from where it is visible; see `here`.
     """
 
     pid: int
@@ -71,7 +71,7 @@ class ProcessId:
 
     @classmethod
     def parse(cls, text: str | None) -> ProcessId | None:
-        """Return the process that `str` described; None for another text."""
+        """Return the process that a text of `str` describes; None for another text."""
         match = _TEXT.fullmatch(text or "")
         return None if match is None else cls(int(match[1]), int(match[2]), match[3])
 
@@ -80,7 +80,7 @@ class ProcessId:
 
     @property
     def visible(self) -> bool:
-        """Return whether this process can see it, so that `alive` and `session` know the truth."""
+        """Return whether the calling process can see it, so that `alive` and `session` are correct."""
         return self.place == here()
 
     def alive(self) -> bool:
@@ -92,14 +92,14 @@ class ProcessId:
             return False
 
     def terminate(self) -> None:
-        """Ask it to end, if it is there."""
+        """Send it SIGTERM, if it is alive."""
         _send(self.pid, signal.SIGTERM, self.alive)
 
     def session(self) -> list[int]:
         """Return the processes of the session that it leads or has led, without zombies."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if not self._is(psutil.Process(self.pid)):
-                return []  # another one has its number: nothing of the session is left
+                return []  # its pid was reused: nothing of the session is left
         return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
 
     def memory(self) -> int:
@@ -112,7 +112,7 @@ class ProcessId:
         return total
 
     def kill_session(self) -> bool:
-        """Kill what is there of its session; return whether nothing was left to kill."""
+        """Kill all processes of its session; return whether there were none."""
         processes = self.session()
         for pid in processes:
             _send(pid, signal.SIGKILL, partial(self._has, pid))
@@ -126,10 +126,10 @@ class ProcessId:
 
 
 class LeaseRenewal:
-    """A context in which a driver has a heartbeat, and ends when a server has fenced it.
+    """A context in which a driver writes heartbeats, and ends when a server has fenced it.
 
     Args:
-        beat: file that changes every second.
+        beat: file of the heartbeat, which changes every second.
         fence: file with the number of the first attempt that may still work.
     """
 
@@ -150,7 +150,7 @@ class LeaseRenewal:
         beats = 0
         while not self._stop.wait(_BEAT):
             beats += 1
-            with contextlib.suppress(OSError):  # without beats, the server takes this driver for dead
+            with contextlib.suppress(OSError):  # without heartbeats, the server considers this driver dead
                 self._beat.write_text(str(beats))
             if first_allowed(self._fence) > self._attempt:
                 log.error("Another server has taken the job from attempt %d: this driver ends.", self._attempt)
@@ -160,7 +160,7 @@ class LeaseRenewal:
 
 
 def first_allowed(fence: Path) -> int:
-    """Return the number of the first attempt that a fence allows; 0 where there is none."""
+    """Return the number of the first attempt that a fence allows; 0 if there is no fence."""
     try:
         return int(fence.read_text())
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def first_allowed(fence: Path) -> int:
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory of this machine, or of this container where that has fewer."""
+    """Return the bytes of memory of this machine, or of this container if that has fewer."""
     total = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):  # "max", or no control groups
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -176,9 +176,9 @@ def machine_memory() -> int:
 
 
 def _send(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:
-    """Send a signal to a process for which ``is_it`` holds, and to no other that has got its number meanwhile.
+    """Send a signal to a process if ``is_it`` returns true, and never to another process that has reused its pid.
 
-    The check comes after the process is held: where another one has its number by then, the held one is gone.
+    The check is made after a pidfd is open: if it holds then, the pidfd refers to the right process.
     """
     with contextlib.suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):  # not on Linux

@@ -1,14 +1,14 @@
-"""Starts jobs, watches their drivers, ends them, and records how they ended, also after its own death.
+"""Starts jobs, watches their drivers, ends them, and records their outcomes; another server continues if this one dies.
 
 Rules:
-    1. A driver works only once the database says which process it is: no job has an unknown driver.
-    2. What a driver says of its job, in the file of the result, is the truth. A driver that is gone and has said
-       nothing has died: the job continues from its checkpoint, in a new one, or is lost.
-    3. A job has ended only when nothing of its session is left, or, where the driver is not visible from here, when its
-       heartbeat has stopped for as long as a lease and it is fenced.
+    1. A driver works only after the database has its process identity: no job has an unknown driver.
+    2. The result file of a driver is authoritative. A driver that has ended without one has died: the job continues
+       from its checkpoint, in a new driver, or is lost.
+    3. A job has ended only when no process of its session is left or, if the driver is not visible from here, when its
+       heartbeat has stopped for the length of a lease and it is fenced.
     4. A job's server holds a lease in the database and renews it. Another server takes the job over when it sees that
-       the process of the server is gone, or that the lease was not renewed for its length. That length is measured by
-       the clock of the observer alone, which only rises: no two clocks are compared, and none that can be set.
+       the process of the server has ended, or that the lease was not renewed for its length. That length is measured by
+       the monotonic clock of the observer: no two clocks are compared, and none that can be set.
     5. Each change of state is a compare-and-swap on the attempt and its server, so that two servers never both act.
 """
 
@@ -40,13 +40,13 @@ from distkeras.ps.validate import check_fields, count, not_negative, positive
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one look at all jobs to the next, and from one look for what is too old.
+#: Seconds from one check of all jobs to the next, and from one removal of old files to the next.
 _LOOK, _SWEEP = 1.0, 600.0
-#: Seconds for all threads of a killed driver to be gone.
+#: Seconds for all threads of a killed driver to end.
 _REAPED = 5.0
 #: How often a lease is renewed within its length.
 _RENEWALS = 6
-#: Who looks at everybody's jobs.
+#: The account of the server itself, which sees all jobs.
 _SERVER = Account(0, "server", ADMIN)
 
 
@@ -55,18 +55,18 @@ class RunnerSettings:
     """The operator's settings for running jobs.
 
     Args:
-        slots: jobs at a time.
+        slots: the most jobs that run at once.
         master: of Spark, such as "local[4,4]" or "yarn".
-        attempts_max: drivers that one job may have, one after the other.
-        grace: seconds that a driver has to end, when asked to, before it is killed.
-        lease: seconds without a sign of life after which another server, or a driver that is not visible from here,
-            counts as dead.
+        attempts_max: the most drivers of one job, one after the other.
+        grace: seconds for a driver to end after SIGTERM, before it is killed.
+        lease: seconds without a renewal or heartbeat after which another server, or a driver that is not visible from
+            here, counts as dead.
         retention: seconds that an ended job is kept; None: forever.
         run_max: seconds that a driver may run; None: forever.
-        log_max: bytes of what a job's drivers print; of more, the latest are kept.
-        memory_max: bytes of private memory that the processes of a job may have on this machine; None: no limit.
-        reserve: bytes that the disk of the jobs' files must have left for one to begin.
-        command: what starts a driver; its folder and attempt follow.
+        log_max: the most bytes of a job's log; of more, the latest are kept.
+        memory_max: the most bytes of private memory of a job's processes on this machine; None: no limit.
+        reserve: the least free bytes on the disk of the jobs' files for a job to begin.
+        command: the command of a driver; its folder and attempt are appended.
     """
 
     slots: int = count(1, 0)
@@ -87,7 +87,7 @@ class RunnerSettings:
 
 
 class JobRunner:
-    """Runs jobs; see the module. ``clock`` returns seconds that only rise, in which leases are measured."""
+    """Runs jobs; see the module. ``clock`` is the monotonic clock, in seconds, that measures leases."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class JobRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._files, self._settings, self._clock = store, files, settings, clock
-        #: The process that answers for a job; the rest distinguishes two runners of one process.
+        #: The identity of this server: host and process, and a suffix that distinguishes two runners of one process.
         self.name = f"{socket.gethostname()[:100]}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
-        self._excesses: dict[str, str] = {}  # by job: why its driver was killed, where that was for its memory
-        #: Signs of life of servers and drivers, and when each was new here.
+        self._asked: dict[str, float] = {}  # by job: when this process began to wait for the driver to end
+        self._excesses: dict[str, str] = {}  # by job: the error if its driver was killed for its memory
+        #: The latest renewals of servers and heartbeats of drivers, and when each was first seen.
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
         self._next_sweep, self._next_renewal = 0.0, clock()
         self._looked_at = time.monotonic()
@@ -123,14 +123,14 @@ class JobRunner:
                 )
 
     def tick(self) -> None:
-        """Look at all jobs once."""
+        """Check all jobs once, and start waiting ones in free slots."""
         running = 0
         if self._clock() >= self._next_renewal:
             self._next_renewal = self._clock() + self._settings.lease / _RENEWALS
             self._store.renew(self.name)
         active = self._store.active()
         mine = {job.id for job in active if job.server == self.name}
-        # A driver whose job another server has taken is still this process' child.
+        # A driver whose job another server has taken over is still this process' child.
         self._children = {job: child for job, child in self._children.items() if child.poll() is None or job in mine}
         self._signs = {key: sign for key, sign in self._signs.items() if key[1] in {job.id for job in active}}
         for job in active:
@@ -145,10 +145,10 @@ class JobRunner:
         self._sweep()
 
     def _adopt(self, job: StoredJob) -> bool:
-        """Take a job over from a server that has died."""
+        """Take a job over if its server has died; return whether that was done."""
         server = ProcessId.parse((job.server or "").split("/")[1] if "/" in (job.server or "") else None)
         silent = self._is_silent("server", job.id, f"{job.server} {job.renewal}")
-        self._is_silent("driver", job.id, self._beat(job))  # so that both are waited for at a time
+        self._is_silent("driver", job.id, self._beat(job))  # so that both leases run at the same time
         server_died = server is not None and server.visible and not server.alive()
         if (
             not (server_died or silent)
@@ -160,7 +160,7 @@ class JobRunner:
         return True
 
     def _is_silent(self, kind: str, job_id: str, sign: str) -> bool:
-        """Return whether a sign of life has been the same for the length of a lease."""
+        """Return whether a renewal or heartbeat has not changed for the length of a lease."""
         now = self._clock()
         known, since = self._signs.get((kind, job_id), (None, now))
         if known != sign:
@@ -206,12 +206,12 @@ class JobRunner:
                 if self._store.set_driver(job, str(ProcessId.of(child.pid))):
                     pipe.write(GO)
             except (ProcessLookupError, BrokenPipeError):
-                pass  # it has died already, which the next look finds
+                pass  # it has died already; the next check finds that
         log.info("job %s of %s begins, attempt %d", job.id, job.user, job.attempt)
         return True
 
     def _look(self, job: StoredJob) -> bool:
-        """Check one job; return whether nothing of it is left."""
+        """Check one job; return whether its driver has ended, so that its slot is free."""
         folder = self._files.of(job.id)
         child = self._children.get(job.id)
         if child is not None:
@@ -231,12 +231,12 @@ class JobRunner:
         if visible and driver is not None and not driver.kill_session():
             return False
         if driver is not None and not visible:
-            write_whole(folder.fence, job.attempt + 1)  # if it only stood still, it ends when it continues
+            write_whole(folder.fence, job.attempt + 1)  # if it was only suspended, it ends when it resumes
         self._settle(job, folder)
         return True
 
     def _outgrows(self, job: StoredJob, driver: ProcessId) -> bool:
-        """Return whether the processes of a job have more memory than they may; keep that as the job's error."""
+        """Return whether the processes of a job exceed the limit of memory; store that as the job's error."""
         most = self._settings.memory_max
         if most is None or (used := driver.memory()) <= most:
             return False
@@ -247,12 +247,12 @@ class JobRunner:
         return True
 
     def _overdue(self, job: StoredJob) -> bool:
-        """Return whether its driver has run for longer than one may."""
+        """Return whether the job's driver has run for longer than the limit."""
         most, started = self._settings.run_max, job.started
         return most is not None and started is not None and time.time() - started > most
 
     def _end(self, job: StoredJob, driver: ProcessId) -> None:
-        """Ask a driver to end, or wait for one that has said how its job ended; then kill it."""
+        """Ask a driver to end, or wait for one that has written its result; kill it after the grace period."""
         if not driver.visible:
             if job.cancel is not None or self._overdue(job):
                 write_whole(self._files.of(job.id).fence, job.attempt + 1)
@@ -266,11 +266,11 @@ class JobRunner:
             driver.kill_session()
 
     def _settle(self, job: StoredJob, folder: JobFolder) -> None:
-        """Record how a job whose driver is gone has ended, or put it back into the queue."""
+        """Record the outcome of a job whose driver has ended, or put the job back into the queue."""
         child = self._children.pop(job.id, None)
         self._asked.pop(job.id, None)
         status = None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its first thread may be gone before the others are
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its main thread may end before the others
             status = None if child is None else child.wait(_REAPED)
         died = "died" if status is None else f"died with exit status {status}"
         result = folder.read_result(job.attempt) or {}
@@ -294,7 +294,7 @@ class JobRunner:
             self._store.move(job, JobState.LOST, text.replace("the last one died", "the last one"), size, died)
 
     def _sweep(self) -> None:
-        """Remove jobs and folders that are too old, every `_SWEEP` seconds."""
+        """Remove expired jobs, and folders without a job, every `_SWEEP` seconds."""
         if time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + _SWEEP
@@ -304,7 +304,7 @@ class JobRunner:
                 try:
                     self._store.remove(job)
                 except StateError:
-                    continue  # its user has removed it meanwhile
+                    continue  # its user has removed it
                 log.info("job %s of %s is removed, as its retention has ended", job.id, job.user)
         for folder in self._files.strays():
             try:
@@ -314,7 +314,7 @@ class JobRunner:
 
 
 def _works(folder: JobFolder, job: StoredJob) -> bool:
-    """Return whether a driver has said that it trains, or predicts: each attempt continues with the file."""
+    """Return whether the driver of this attempt has reported that it works; all attempts share the file."""
     mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
     try:
         with folder.progress.open("rb") as file:
@@ -324,6 +324,6 @@ def _works(folder: JobFolder, job: StoredJob) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a driver: this process' without the secrets of the server and its operator."""
+    """Return the environment of a driver: that of this process without the secrets of the server and its operator."""
     secrets = ("DISTKERAS_JOBS_", "DISTKERAS_TOKEN")
     return {name: value for name, value in os.environ.items() if not name.startswith(secrets)}

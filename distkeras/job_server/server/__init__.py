@@ -1,1 +1,1 @@
-"""The job server: REST under ``/api/v1``, on Flask."""
+"""The REST interface of the job server, under ``/api/v1``, on Flask."""

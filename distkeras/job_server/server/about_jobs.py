@@ -1,4 +1,4 @@
-"""Endpoints about jobs: each asks the store as the caller, so that another user's jobs do not exist for it."""
+"""Endpoints about jobs: each queries the store as the caller, so that another user's jobs do not exist for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ jobs_api = endpoints("jobs")
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
-#: What the saved page of a job has of it; it may be sent to others.
+#: The fields of a job in its saved page, which its user may give to others.
 _SHOWN = ("kind", "state", "error", "attempts")
 
 
@@ -116,7 +116,7 @@ def resubmit_job(path: JobPath) -> Any:
 
 
 def _training_order(description: JobDescription) -> dict[str, Any]:
-    """Return what only the driver gets, if the server allows what the job reads."""
+    """Return the order for the driver; raise DescriptionError unless the server allows the places it reads."""
     order = {"kind": TRAIN, "data": _data(description.data)}
     if description.early_stopping is not None:
         order["validation"] = _data(description.early_stopping.data, "early_stopping.data")
@@ -124,7 +124,7 @@ def _training_order(description: JobDescription) -> dict[str, Any]:
 
 
 def _prediction_order(description: PredictionDescription) -> dict[str, Any]:
-    """Return what only the driver gets, if the server allows what the job reads and writes."""
+    """Return the order for the driver; raise DescriptionError unless the server allows the places it uses."""
     output = require_output(description.output, services().settings.output, g.account.name)
     _require_public(output, "output")
     return {"kind": PREDICT, "data": _data(description.data), "output": output}
@@ -145,7 +145,7 @@ def _require_public(uri: str, field: str) -> None:
 
 def _sent_model(sent: FileStorage | None) -> Callable[[Path], object]:
     """Return the function that writes the uploaded model to a file."""
-    if sent is None or not hasattr(sent, "save"):  # a text in place of a file is not refused by the library
+    if sent is None or not hasattr(sent, "save"):  # the library does not refuse a text in place of a file
         raise DescriptionError("`model` must be a file in the form. Received: none", "model")
     most = services().settings.upload_max
 
@@ -188,7 +188,7 @@ def _copy_of(model: Path, error: Exception) -> Callable[[Path], object]:
 
 
 def _accept(description: Description, order: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
-    """Put a job into the queue with its model; all of it or nothing."""
+    """Put a job with its model into the queue; if that fails, remove its files."""
     files, settings = services().files, services().settings
     if description.webhook is not None:
         require_webhook(description.webhook, settings.webhooks)
@@ -321,7 +321,7 @@ def _folder(path: JobPath) -> JobFolder:
 
 
 def _file(path: JobPath, name: str) -> Response:
-    """Send a file of a finished job; one that a driver has only begun to write is not sent."""
+    """Send a file of a finished job; before, a driver may not have written all of it."""
     job = _job(path)
     file = services().files.of(job.id).path / name
     kind = next(iter((_MODEL if name.endswith(".keras") else _TABLE)[200]["content"]))

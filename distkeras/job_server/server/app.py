@@ -1,6 +1,6 @@
-"""The application: it identifies the caller first, then checks the request; every error is an answer of JSON.
+"""The application: it identifies the caller first, then checks the request; every error is a JSON answer.
 
-The pages about the server itself are here too: whether it works, and numbers for Prometheus.
+The pages about the server itself are here too: its health, and metrics for Prometheus.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from distkeras.ps.errors import ConfigurationError
 
 server_pages = Blueprint("server", __name__)
 
-#: Seconds after which a runner that has not looked at the jobs counts as stuck.
+#: Seconds after which a runner that has not checked the jobs counts as stuck.
 SILENCE_MAX = 120.0
 
 
@@ -69,7 +69,7 @@ def show_metrics() -> Response:
 
 log = logging.getLogger(__name__)
 
-#: Paths that need no token: they describe the interface, and show nothing of jobs and users.
+#: Paths that need no token: they describe the interface, without data of jobs and users.
 PUBLIC = {"/", "/openapi.json", "/dashboard", "/healthz"}
 _POLICY = "Content-Security-Policy"
 _HEADERS = {
@@ -84,7 +84,7 @@ _HEADERS = {
 
 
 class _StrictJson(DefaultJSONProvider):
-    """JSON whose meaning is the same for all readers."""
+    """JSON that all parsers read in the same way."""
 
     sort_keys = False
 
@@ -113,7 +113,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
     app.extensions["distkeras"] = services
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.config["MAX_FORM_MEMORY_SIZE"] = LONGEST
-    app.config["MAX_FORM_PARTS"] = 50  # enough to name the parts that are not expected
+    app.config["MAX_FORM_PARTS"] = 50  # enough for an error that names unexpected parts
     app.config["MAX_CONTENT_LENGTH"] = services.settings.upload_max + 2 * LONGEST
     app.before_request(partial(_require_account, services, failures or FailureLimit()))
     app.before_request(_require_small_json)
@@ -130,7 +130,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
 
 
 def bearer(header: str | None) -> str:
-    """Return the token in a header "Authorization"; an empty text where there is none."""
+    """Return the token in a header "Authorization"; an empty text if there is none."""
     match = re.fullmatch(r"Bearer +(\S{1,200}) *", header or "", re.IGNORECASE)
     return match[1] if match else ""
 
@@ -157,15 +157,15 @@ def _details(name: str, value: Any) -> str:
 
 
 def _dashboard() -> Response:
-    """Return the page, which has no data: it asks its reader for a token."""
+    """Return the page, which contains no data: it asks the user for a token."""
     page = server_page()
     return Response(page.html, mimetype="text/html", headers={_POLICY: page.policy})
 
 
 def _require_account(services: Services, failures: FailureLimit) -> None:
-    """Identify the caller, before anything else is read.
+    """Identify the caller before anything else is read.
 
-    A valid token is accepted from every address: failures of other users there do not count against its user.
+    A valid token is accepted from every address, regardless of failures from the same address.
     """
     if request.path in PUBLIC and request.method in ("GET", "HEAD"):
         return
@@ -183,7 +183,7 @@ def _require_account(services: Services, failures: FailureLimit) -> None:
 
 
 def _require_small_json() -> None:
-    """Limit a body of JSON, and read the description in a form strictly: the library would not."""
+    """Limit the size of a JSON body, and parse the description in a form strictly, which the library does not."""
     if request.mimetype != "multipart/form-data":
         request.max_content_length = LONGEST
     elif "job" in request.form:
@@ -191,7 +191,7 @@ def _require_small_json() -> None:
 
 
 def _refuse(error: ValidationError) -> NoReturn:
-    """Raise the error of a request that is not as its model says."""
+    """Raise the error of a request that does not match its model."""
     raise description_error(error, form=request.mimetype == "multipart/form-data")
 
 
@@ -205,7 +205,7 @@ def _with_headers(response: Response) -> Response:
 
 
 def _answer_error(error: Exception) -> Response:
-    """Return an error as JSON; of an unexpected one, the log has the traceback and the caller its kind."""
+    """Return an error as JSON; the traceback of an unexpected one is only in the log."""
     if isinstance(error, JobServerError):
         status, detail = error.status, {"type": type(error).__name__, "message": error.message}
         if isinstance(error, DescriptionError) and error.field:

@@ -1,14 +1,14 @@
-"""The server of HTTP: waitress, with a token for large bodies, and with deadlines for slow peers.
+"""The HTTP server: waitress, which requires a token for large bodies, with deadlines for slow peers.
 
-Waitress takes in a request whole before the application sees it. So that a stranger cannot fill the disk with what is
-never looked at, a body above `SMALL` is refused at its header, where that has no valid token.
+Waitress receives all of a request before the application sees it. So that a client without a token cannot fill the
+disk, a body above `SMALL` is refused at its header unless the header has a valid token.
 
 Waitress closes a connection that is idle, but not one that sends a byte now and then, and it accepts no connection
 above its limit. So each request and each answer has a deadline from its first byte. If there are too many connections,
-the address with most of those that wait for their peer loses the one that has waited longest.
+the address with the most connections that wait for their peer loses the one that has waited longest.
 
-A thread of waitress waits where an answer is not read and too much of it is buffered. Answers to strangers are too
-short for that, unless many requests come at once: a connection has one request at a time, or is closed.
+A thread of waitress blocks if an answer is not read and too much of it is buffered. Answers without a token are too
+short for that, unless many requests come at once: so a connection with several requests at once is closed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from distkeras.job_server.server.app import bearer
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.ps.errors import ConfigurationError
 
-#: Bytes of a body that anybody may send.
+#: The most bytes of a body without a token.
 SMALL = 1 << 16
-#: Seconds from one look at whether to stop to the next.
+#: Seconds from one check whether to stop to the next.
 _LOOK = 0.5
-#: Seconds from one look for slow connections to the next.
+#: Seconds from one check for slow connections to the next.
 _SWEEP = 0.2
 #: Seconds from a connection's first byte, or from its beginning, to the end of a request's header.
 HEADER_SECONDS = 20.0
@@ -60,14 +60,14 @@ class HttpListener:
     """Serves an application over HTTP. The port is bound in the constructor.
 
     Args:
-        accounts: who may send much.
-        port: to bind; 0: one that is free.
-        upload_max: bytes of the longest body.
-        trusted_proxy: address of a proxy that says who calls, and over what.
-        room: how many bytes of large bodies the disk may take; None: any.
+        accounts: authenticate the senders of large bodies.
+        port: to bind; 0: any free one.
+        upload_max: the most bytes of a body.
+        trusted_proxy: address of a proxy that forwards the caller's address and scheme.
+        room: returns the bytes of large bodies that the disk has room for; None: no limit.
 
     Attributes:
-        port: that is bound.
+        port: the bound port.
 
     Raises:
         ConfigurationError: the address cannot be bound.
@@ -131,10 +131,10 @@ class HttpListener:
 
 
 def _close_slow(channels: list[Any], now: float) -> None:
-    """Close what has exceeded a deadline, and of too many connections those that wait longest for their peer."""
+    """Close connections past their deadline, and of too many connections those that wait longest for their peer."""
     for channel in channels:
         if channel.overdue(now):
-            channel.handle_close()  # waitress closes a marked one only when its peer reads
+            channel.handle_close()  # a close by waitress would wait for the peer to read
     remaining = [channel for channel in channels if channel.connected]
     waiting = sorted([channel for channel in remaining if channel.waits(now)], key=lambda channel: float(channel.began))
     counts = Counter(str(channel.addr[0]) for channel in waiting)
@@ -147,14 +147,14 @@ def _close_slow(channels: list[Any], now: float) -> None:
 
 
 class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
-    """A connection that knows when its peer is slower than a peer may be."""
+    """A connection that measures whether its peer is too slow."""
 
     request: Any
     requests: list[Any]
     total_outbufs_len: int
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        #: When the present request began, or since when one is waited for; and an answer, with its bytes.
+        #: When the current request, or the wait for one, began; and when an answer began, with its bytes.
         self.began = time.monotonic()
         self._answer: tuple[float, int] | None = None
         self._fresh = True
@@ -170,14 +170,14 @@ class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         return done
 
     def waits(self, now: float) -> bool:
-        """Return whether it waits for its peer: for a request, or because the peer reads too slowly."""
+        """Return whether the connection waits for a request, or for a peer that reads an answer too slowly."""
         if self.requests or self._answer is None:
             return not self.requests
         since, size = self._answer
         return size - self.total_outbufs_len < SLOWEST * (now - since - _SWEEP)
 
     def overdue(self, now: float) -> bool:
-        """Return whether the peer is slower than a peer may be."""
+        """Return whether the peer has exceeded the deadline of a request or an answer."""
         if not self.total_outbufs_len:
             self._answer = None
         elif self._answer is None:
@@ -188,7 +188,7 @@ class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             return late
         request = self.request
         if self.requests or (request is None and not self._fresh):
-            return False  # it is answered, or idle between two requests, which waitress bounds
+            return False  # the request is being answered, or the connection is idle, which waitress limits
         if request is None or not request.headers_finished:
             return now - self.began > HEADER_SECONDS
         size = max(request.content_length, request.body_bytes_received)

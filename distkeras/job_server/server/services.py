@@ -22,12 +22,12 @@ class ServiceSettings:
 
     Args:
         data: paths and URIs of folders that jobs may read.
-        output: paths and URIs of folders that predict jobs may write to, each user in one of their own name.
-        upload_max: bytes of a model.
+        output: paths and URIs of folders that predict jobs may write to, each user in a subfolder of their name.
+        upload_max: the most bytes of a model.
         quota: of each user.
-        reserve: bytes that the disk must have left for a job to be taken.
-        webhooks: beginnings of URLs that the ends of jobs may be posted to.
-        private: folders of the server's own files, which no job may read or write, even if they lie in ``data``.
+        reserve: the least free bytes on the disk for a job to be accepted.
+        webhooks: prefixes of URLs to which the outcomes of jobs may be posted.
+        private: folders of the server's own files, which no job may read or write, even if they are in ``data``.
     """
 
     data: Sequence[str] = ()
@@ -52,7 +52,7 @@ class Services:
 
 
 def services() -> Services:
-    """Return what the application of the current request works with."""
+    """Return the services of the current request's application."""
     current: Services = current_app.extensions["distkeras"]
     return current
 
@@ -63,11 +63,11 @@ def audit(action: str, subject: str = "") -> None:
 
 
 class FailureLimit:
-    """Counts failures by address; thread-safe, and bounded itself.
+    """Counts failures by address; thread-safe, with bounded memory.
 
     Args:
         most: failures within ``seconds`` after which an address is refused.
-        clock: seconds that only rise.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +76,7 @@ class FailureLimit:
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def add(self, address: str) -> bool:
-        """Count one failure; return True where it exceeds the limit."""
+        """Count one failure; return whether it exceeds the limit."""
         now = self._clock()
         with self._lock:
             times = self._failures.setdefault(address, deque(maxlen=self._most))
@@ -89,10 +89,10 @@ class FailureLimit:
             return False
 
 
-#: Addresses of which failures are counted; beyond them, the one that failed longest ago is forgotten.
+#: The most addresses whose failures are counted; beyond it, the one that failed longest ago is discarded.
 _ADDRESSES = 10_000
 
 
 def data_roots(roots: Sequence[str]) -> list[str]:
-    """Return places with absolute paths, which mean the same in each process."""
+    """Return places with absolute paths, which do not depend on a process' working directory."""
     return [root if "://" in root else str(Path(root).absolute()) for root in roots]

@@ -1,4 +1,4 @@
-"""The server's answers, as models from which the checks and the OpenAPI description are made."""
+"""The server's answers, as pydantic models from which the OpenAPI description is derived."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from distkeras.job_server.store.accounts import AuditEntry, TokenInfo, UserInfo
 from distkeras.job_server.store.jobs import Attempt, JobSummary
 
-#: What any endpoint may answer in place of its result.
+#: The errors that any endpoint may answer with.
 _ERRORS = {
     400: "The request cannot be read.",
     401: "The token is missing or not valid.",

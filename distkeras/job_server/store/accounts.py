@@ -1,7 +1,7 @@
 """Users, their tokens, and the audit log.
 
-A token is ``dk_ID_SECRET``. The database has the secret's SHA-256 only: it is 256 random bits, which cannot be found by
-trying, so that a slow hash would add nothing.
+A token is ``dk_ID_SECRET``. The database has only the secret's SHA-256: the secret is 256 random bits, which no search
+finds, so that a slow hash would add nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from distkeras.job_server.store.tables import AUDIT, TOKENS, USERS
 
 USER, ADMIN = "user", "admin"
 ROLES = (USER, ADMIN)
-#: What a user may be called.
+#: The valid names of users.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 _TOKEN_ID = re.compile(r"[0-9a-f]{16}")
 _TOKEN = re.compile(rf"dk_({_TOKEN_ID.pattern})_([A-Za-z0-9_-]{{43}})")
-#: Compared with where there is no such token, so that both take as long.
-_NOBODY = hashlib.sha256(b"").digest()
+#: Compared with the digest of an unknown token, so that its check takes as long as that of a known one.
+_NO_DIGEST = hashlib.sha256(b"").digest()
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Account:
     """The user of a request.
 
     Args:
-        id: of the database.
+        id: in the database.
         expires: when their token expires, in seconds since the epoch; None: never.
     """
 
@@ -58,7 +58,7 @@ class Account:
 
 
 class TokenInfo(BaseModel, frozen=True):
-    """All of a token but its secret; times are seconds since the epoch."""
+    """A token without its secret; times are seconds since the epoch."""
 
     id: str
     user: str
@@ -96,7 +96,7 @@ class Accounts:
         self._clock = clock
 
     def bootstrap(self) -> str | None:
-        """Return a token of a first administrator where there is no user yet; else None."""
+        """Create a first administrator if there is no user yet, and return their token; else return None."""
         with self._engine.connect() as connection:
             if connection.execute(select(USERS.c.id).limit(1)).first() is not None:
                 return None
@@ -107,7 +107,7 @@ class Accounts:
         return self.add_token(ADMIN, "first token")
 
     def add_user(self, name: str, role: str = USER) -> UserInfo:
-        """Add a user, without a token; DescriptionError for no name or role, StateError for a name that is taken."""
+        """Add a user, without a token; DescriptionError for an invalid name or role, StateError for a taken name."""
         if NAME.fullmatch(name) is None:
             raise DescriptionError("`name` must be 1 to 64 of letters, digits and ._@-. Received: another text", "name")
         if role not in ROLES:
@@ -127,7 +127,7 @@ class Accounts:
             return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
 
     def remove_user(self, name: str) -> None:
-        """Invalidate a user's tokens; the jobs stay. NotThereError if unknown, StateError for the last admin."""
+        """Invalidate a user's tokens; their jobs stay. NotThereError if unknown, StateError for the last admin."""
         if NAME.fullmatch(name) is None:
             raise NotThereError("there is no such user: the text is not a name of a user")
         with self._engine.begin() as connection:
@@ -142,8 +142,8 @@ class Accounts:
         """Return a new token, which is shown only here.
 
         Args:
-            note: what it is for.
-            expires: seconds since the epoch from which it does not count; None: never.
+            note: the purpose of the token.
+            expires: when it expires, in seconds since the epoch; None: never.
 
         Raises:
             NotThereError: there is no such user, or they were removed.
@@ -185,7 +185,7 @@ class Accounts:
         """Return the user of a token; None if it is not valid."""
         parts = _TOKEN.fullmatch(token)
         row = None if parts is None else self._token_row(parts[1])
-        known = hmac.compare_digest(_digest(parts[2] if parts else ""), row.digest if row else _NOBODY)
+        known = hmac.compare_digest(_digest(parts[2] if parts else ""), row.digest if row else _NO_DIGEST)
         if row is None or not known or row.revoked is not None or not row.active:
             return None
         if row.expires is not None and row.expires <= self._clock():

@@ -1,4 +1,4 @@
-"""The jobs, and who has which: each change is one compare-and-swap, so that two servers may share a database."""
+"""The jobs and their servers: each change is a compare-and-swap, so that several servers may share a database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from distkeras.job_server.store.tables import ATTEMPTS, JOBS, USERS
 
 #: The part of a stored description that only the driver sees.
 ORDER = "order"
-#: Users whose next job is looked at, before a claim gives up until the next time.
+#: The most users whose next job one claim tries.
 _CANDIDATES = 16
 
 
@@ -60,18 +60,18 @@ class JobSummary(BaseModel):
 
 
 class StoredJob(JobSummary):
-    """A job as the database has it; times are seconds since the epoch.
+    """A job in the database; times are seconds since the epoch.
 
     Args:
-        number: rises with each job; ``id``, by which it is called, cannot be guessed.
-        description: what to do, as its user has said it; and as "order", what only the driver gets.
-        server: the process that answers for it.
-        renewal: rises while that process lives.
-        driver: the process that does it.
-        cancel: when a user asked for its end.
-        webhook: where its end is posted; None: nowhere.
-        tries: how often that was tried.
-        notify: when to try it next; None: no more.
+        number: rises with each job; users know a job by its ``id``, which cannot be guessed.
+        description: the user's description, and as "order" the part that only the driver receives.
+        server: the process that is responsible for it.
+        renewal: rises while that process is alive.
+        driver: the process that runs it.
+        cancel: when a user cancelled it.
+        webhook: the URL to which its outcome is posted; None: there is none.
+        tries: the number of attempts to post.
+        notify: when to post next; None: never.
     """
 
     number: int
@@ -86,7 +86,7 @@ class StoredJob(JobSummary):
 
     @property
     def order(self) -> Mapping[str, Any]:
-        """Return what only the driver receives: the job's kind, and where it reads and writes."""
+        """Return the part that only the driver receives: the job's kind, and the places where it reads and writes."""
         driver_order: Mapping[str, Any] = self.description.get(ORDER, {})
         return driver_order
 
@@ -101,8 +101,8 @@ class Quota:
     """The limits of one user.
 
     Args:
-        bytes_max: of the files of all their jobs.
-        queued_max: of jobs that wait.
+        bytes_max: the most bytes of the files of all their jobs.
+        queued_max: the most waiting jobs.
     """
 
     bytes_max: int = 20 << 30
@@ -137,13 +137,13 @@ class JobStore:
         """Add a job to the queue.
 
         Args:
-            description: what to do, JSON-ready.
+            description: with the order, JSON-ready.
             size: bytes of its files.
             quota: of the user.
-            job_id: of `new_id`, where files lie under it already.
+            job_id: from `new_id`, if files already lie under it.
 
         Raises:
-            QuotaError: the user has too much; nothing was added.
+            QuotaError: the user would exceed the quota; nothing was added.
             DescriptionError: another job of the user that has not ended writes to the same output.
         """
         job_id = job_id or new_id()
@@ -155,7 +155,7 @@ class JobStore:
             values |= {"webhook": description["webhook"], "notify": 0.0}
         theirs = JOBS.c.user_id == account.id
         with self._engine.begin() as connection:
-            # Others of this user's wait here: what is counted below stays so.
+            # This locks the user's row: other submissions of the user wait, so that the counts below stay correct.
             connection.execute(update(USERS).where(USERS.c.id == account.id).values(active=USERS.c.active))
             _require_free_output(connection, account, description)
             connection.execute(insert(JOBS).values(values))
@@ -189,12 +189,12 @@ class JobStore:
         """Return jobs, the latest first, without their descriptions, which may be long.
 
         Args:
-            viewer: who sees their own, or as an administrator all.
-            state: only those in it.
-            text: only those whose name, or whose user's name, contains it, in upper or lower case.
-            tag: only those that have it.
-            before: only those of a lower number.
-            limit: how many at most.
+            viewer: a user, who sees their own jobs, or an administrator, who sees all.
+            state: only jobs in this state.
+            text: only jobs whose name, or whose user's name, contains it, in upper or lower case.
+            tag: only jobs with this tag.
+            before: only jobs with a lower number.
+            limit: the most jobs.
         """
         query = _LISTED.where(_seen_by(viewer))
         if state is not None:
@@ -215,14 +215,14 @@ class JobStore:
             return [Attempt.model_validate(row) for row in connection.execute(query).mappings()]
 
     def counts(self) -> dict[JobState, int]:
-        """Return how many jobs are in each state."""
+        """Return the number of jobs in each state."""
         with self._engine.connect() as connection:
             rows = connection.execute(select(JOBS.c.state, func.count()).group_by(JOBS.c.state)).all()
         counted = {JobState(state): count for state, count in rows}
         return {state: counted.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
-        """Cancel a waiting job, or ask a running one to end; NotThereError if unseen, StateError if it has ended."""
+        """Cancel a waiting job, or ask a running one to end; NotThereError if invisible, StateError if it has ended."""
         now, this = self._clock(), JOBS.c.id == job_id
         self.get(viewer, job_id)
         waits = update(JOBS).where(this, JOBS.c.state == JobState.QUEUED)
@@ -242,9 +242,9 @@ class JobStore:
                 raise StateError(f"job {job.id} cannot be removed: it has not ended, and is {job.state}")
 
     def claim(self, server: str) -> StoredJob | None:
-        """Take the next waiting job for ``server``, of the user with the fewest that run; return None if there is none.
+        """Claim the next waiting job for ``server``: of the user with the fewest running jobs; None if there is none.
 
-        Of two such users, the one whose turn was longer ago is first.
+        Of two such users, the one whose last job started earlier is first.
         """
         running = func.sum(JOBS.c.state.in_(ACTIVE).cast(JOBS.c.number.type))
         waiting = func.min(JOBS.c.number).filter(JOBS.c.state == JobState.QUEUED)
@@ -270,7 +270,7 @@ class JobStore:
         return self._read(_JOINED.where(JOBS.c.state.in_(ACTIVE)))
 
     def adopt(self, job: StoredJob, server: str) -> bool:
-        """Have ``server`` answer for a job whose lease has ended; return False if it was renewed or taken meanwhile."""
+        """Make ``server`` responsible for a job whose lease has expired; return False if it was renewed or taken."""
         return self._swap(job, JOBS.c.renewal == job.renewal, server=server, renewal=JOBS.c.renewal + 1)
 
     def renew(self, server: str) -> None:
@@ -280,7 +280,7 @@ class JobStore:
             connection.execute(update(JOBS).where(theirs).values(renewal=JOBS.c.renewal + 1))
 
     def set_driver(self, job: StoredJob, driver: str) -> bool:
-        """Note the process of a job's driver; return False if another server has the job."""
+        """Record the process of a job's driver; return False if another server has the job."""
         return self._swap(job, driver=driver)
 
     def move(
@@ -294,10 +294,10 @@ class JobStore:
         """Change a job's state; return False if its state does not allow it any more, or another server has it.
 
         Args:
-            state: the new one. `JobState.QUEUED` only where no user asked for its end meanwhile.
+            state: the new state. `JobState.QUEUED` is possible only if no user has cancelled the job.
             error: why it did not end successfully.
             size: bytes of its files.
-            outcome: how this attempt ended. Default: as the job did.
+            outcome: how this attempt ended. Default: the error, or the state.
         """
         values: dict[str, Any] = {"state": state}
         if state in FINAL:
@@ -320,18 +320,18 @@ class JobStore:
         return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment))
 
     def due_webhooks(self) -> list[StoredJob]:
-        """Return ended jobs whose webhook has to be tried now, the oldest first."""
+        """Return ended jobs whose webhook is due, the oldest first."""
         return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.notify <= self._clock()))
 
     def claim_webhook(self, job: StoredJob, pause: float | None) -> bool:
-        """Note a try of a webhook, and the ``pause`` in seconds to the next; return False if another server did."""
+        """Record an attempt of a webhook, and the ``pause`` in seconds to the next; False if another server did."""
         values = {"tries": job.tries + 1, "notify": None if pause is None else self._clock() + pause}
         change = update(JOBS).where(JOBS.c.id == job.id, JOBS.c.tries == job.tries, JOBS.c.notify == job.notify)
         with self._engine.begin() as connection:
             return bool(connection.execute(change.values(**values)).rowcount)
 
     def end_webhook(self, job: StoredJob) -> None:
-        """Note that a job's webhook was answered."""
+        """Record that a job's webhook was acknowledged."""
         with self._engine.begin() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job.id).values(notify=None))
 
@@ -344,7 +344,7 @@ class JobStore:
     def _swap(
         self, job: StoredJob, condition: ColumnElement[bool] | None = None, then: Update | None = None, **values: Any
     ) -> bool:
-        """Change a job that is still this attempt of this server's; ``then`` follows in the same transaction."""
+        """Change a job if it has the same attempt and server as ``job``; ``then`` follows in the same transaction."""
         same = (JOBS.c.id == job.id) & (JOBS.c.attempt == job.attempt) & (JOBS.c.server == job.server)
         change = update(JOBS).where(same, JOBS.c.state.in_(ACTIVE), true() if condition is None else condition)
         with self._engine.begin() as connection:

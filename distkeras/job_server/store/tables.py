@@ -31,9 +31,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 
 from distkeras.ps.errors import ConfigurationError
 
-#: Of the tables below; a database of another one is refused.
+#: The version of the tables below; a database with another one is refused.
 VERSION = 5
-#: Seconds that a writer waits for another one, of SQLite.
+#: Seconds that a writer of SQLite waits for another one.
 _BUSY = 30.0
 
 METADATA = MetaData()
@@ -112,13 +112,13 @@ AUDIT = Table(
 
 
 def open_database(url: str) -> Engine:
-    """Open a database, and make its tables if there are none.
+    """Open a database, and create its tables if there are none.
 
     Args:
         url: of SQLAlchemy, such as ``sqlite:////var/lib/distkeras/jobs.sqlite`` or ``postgresql+psycopg://host/name``.
 
     Raises:
-        ConfigurationError: it cannot be opened, or is of another version of distkeras.
+        ConfigurationError: it cannot be opened, or its tables are of another version.
     """
     try:
         parsed = make_url(url)
@@ -129,7 +129,7 @@ def open_database(url: str) -> Engine:
         if parsed.get_backend_name() == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise ConfigurationError(f"`database` must be a file, because threads share it. Received: {url_shown}")
-            # Others must not read it: it says who trains what.
+            # Other users must not read it: it has everyone's jobs.
             os.close(os.open(Path(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
             engine = create_engine(parsed, connect_args={"timeout": _BUSY})
             event.listen(engine, "connect", _prepare_sqlite)
@@ -148,22 +148,22 @@ def open_database(url: str) -> Engine:
 
 
 def _create_tables(engine: Engine) -> int:
-    """Make missing tables, perhaps together with another server, and return the version of the tables."""
+    """Create missing tables, perhaps at the same time as another server, and return the version of the tables."""
     try:
         METADATA.create_all(engine)
     except DBAPIError:
-        METADATA.create_all(engine)  # the other one has made them meanwhile, or this says what is wrong
+        METADATA.create_all(engine)  # the other server has created them, or this raises the error
     try:
         with engine.begin() as connection:
             if connection.execute(select(META.c.version)).first() is None:
                 connection.execute(insert(META).values(version=VERSION))
     except IntegrityError:
-        pass  # the other one was first
+        pass  # the other server was first
     with engine.connect() as connection:
         return int(connection.execute(select(META.c.version)).scalar_one())
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    """Let readers and a writer work at the same time, and have a commit survive a crash of the machine."""
+    """Allow readers and a writer at the same time, and make commits durable in a crash of the machine."""
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").close()
