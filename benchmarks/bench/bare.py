@@ -1,9 +1,9 @@
-"""The limit of an exchange that does what it is for: a server that receives, checks, adds and sends, and nothing else.
+"""The limit of an exchange: a server that only receives, checks, adds and sends.
 
-Each commit is added whole, and its reply is the center. No protocol, sessions, leases, ledger, clock or rule. What it
-does, it does in the way that was found to be fastest for numpy and a thread a connection: a vector is received whole
-into memory used before, checked in one pass outside the lock, and becomes the next version of the center, block by
-block. Trusts every peer that connects: for measuring only.
+Each commit is added as a whole, and its reply is the center. There is no protocol, session, lease, ledger, clock or
+rule. The implementation is the fastest one found for numpy with a thread per connection: a vector is received as a
+whole into reused memory, checked in one pass outside the lock, and becomes the next version of the center, block by
+block. It trusts every peer that connects: use it for measurements only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distkeras.ps.rules.base import BLOCK
 
 
 def server(size: int) -> Callable[[socket.socket], None]:
-    """For `processes.serving`: serves one center of ``size`` elements, float32, zeros at first."""
+    """Return a function for `processes.serving`; it serves one center of ``size`` elements, float32, zeros at first."""
     return BareCenter(size).serve
 
 
@@ -35,14 +35,14 @@ class BareCenter:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        #: Of the center; separate from the pool's, so that no thread of the pool waits for an addition.
+        #: The center's lock; separate from the pool's, so that no use of the pool waits for an addition.
         self._lock = threading.Lock()
         self._pool = threading.Lock()
         self._free: list[_Version] = []
         self._current = _Version(np.zeros(size, np.float32))
 
     def serve(self, sock: socket.socket) -> None:
-        """One connection: a vector in, the center with it out, until the peer hangs up or sends a NaN."""
+        """Serve one connection: add each vector, and send the center, until the peer disconnects or sends a NaN."""
         tune(sock)
         with sock, suppress(ConnectionError):
             while True:
@@ -62,7 +62,7 @@ class BareCenter:
         return _Version(np.empty(self._size, np.float32))
 
     def _add(self, payload: _Version) -> None:
-        """Makes ``payload`` the center with it, held by its connection and as the current one."""
+        """Add the center to ``payload``, which becomes the current version; its connection and the center hold it."""
         with self._lock:
             before, after = self._current.array, payload.array
             for start in range(0, self._size, BLOCK):
@@ -80,7 +80,7 @@ class BareCenter:
 
 
 class _Version:
-    """A vector, and how many still need it as it is."""
+    """A vector, and the number of its users, while which it must not change."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

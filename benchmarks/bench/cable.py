@@ -1,10 +1,10 @@
-"""Two ends of a virtual cable of a given rate: one here, one in a network namespace of its own.
+"""A virtual cable of a given rate, with one end here and one in a separate network namespace.
 
 The cable is a veth pair. Both ends send through a token bucket: `BURST` bytes at once, the rest at the nominal rate,
 and up to `QUEUE` of it in line, more than the sockets' buffers hold, so that nothing is dropped. A larger bucket would
-let the beginning of each frame through for nothing; a smaller one overflows between two wake-ups of a busy machine.
-Nothing is delayed beyond that: a real network is slower still. Packets are cut to 1500 bytes in the last moment, as
-network cards do it, and TCP controls congestion by cubic, as Linux does by default.
+send the beginning of each frame without delay; a smaller one overflows between two wake-ups of a busy machine. There is
+no other delay: a real network is slower. Packets are segmented to 1500 bytes at the last moment, as network cards do,
+and TCP uses the congestion control cubic, the default of Linux.
 
 Needs Linux, root, iproute2 and util-linux.
 """
@@ -22,17 +22,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Of the token buckets, by the rate in Gbps: as much as leaves in a millisecond, and in less than half of one.
+#: The size of the token buckets, by the rate in Gbps: it is sent in a millisecond, or in less than half of one.
 BURST = {1: "128kb", 10: "512kb"}
 QUEUE = "50ms"
-#: Set aside for measuring networks (RFC 2544): no other route of this machine leads there.
+#: A network reserved for benchmarks (RFC 2544), to which this machine has no other route.
 NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
 _CLONE_NEWNET = 0x40000000  # <sched.h>
 _PATIENCE = 60.0
 
 
 class NoLinkError(RuntimeError):
-    """This machine, or this user, cannot make a shaped link; says why."""
+    """This machine or this user cannot create a shaped link; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Link:
     """A shaped link that is up.
 
     Args:
-        device: its near end.
+        device: network device of the near end.
         host: address of the near end.
         far: address of the far end.
         namespace: path of the network namespace of the far end.
@@ -54,10 +54,10 @@ class Link:
 
 @contextmanager
 def shaped(gbps: int) -> Iterator[Link]:
-    """A link of that rate in either direction; gone afterwards, also if this process is killed.
+    """Yield a link of that rate in either direction; it is removed afterwards, also if this process is killed.
 
     Raises:
-        NoLinkError: it cannot be made here.
+        NoLinkError: it cannot be created here.
     """
     device = f"dk{secrets.token_hex(4)}"
     nets = 2 ** (30 - NETWORK.prefixlen)
@@ -66,7 +66,7 @@ def shaped(gbps: int) -> Iterator[Link]:
     with ExitStack() as stack:
         holder = stack.enter_context(_namespace())
         namespace = f"/proc/{holder}/ns/net"
-        stack.callback(_remove, device)  # before it is there: it is removed even if the next call fails
+        stack.callback(_remove, device)  # before its creation: it is removed even if the next call fails
         _tool("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}f", "netns", str(holder))
         for end, address, within in ((device, near, ()), (f"{device}f", far, ("nsenter", f"--net={namespace}"))):
             _tool(*within, "ip", "address", "add", f"{address}/30", "dev", end)
@@ -74,23 +74,23 @@ def shaped(gbps: int) -> Iterator[Link]:
             _tool(*within, "ip", "route", "change", str(net), "dev", end, "src", address, "congctl", "cubic")
             bucket = ("rate", f"{gbps}gbit", "burst", BURST[gbps], "latency", QUEUE)
             _tool(*within, "tc", "qdisc", "add", "dev", end, "root", "tbf", *bucket)
-        # What the processes of the far end say to each other does not pass the cable, as at the near end.
+        # Processes of the far end communicate without the cable, as those of the near end do.
         _tool("nsenter", f"--net={namespace}", "ip", "link", "set", "lo", "up")
         yield Link(device, near, far, namespace)
 
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """A process with a network namespace that has no name: the kernel takes it away with the last process within.
+    """Yield a process in an unnamed network namespace, which the kernel removes with the last process in it.
 
-    It ends with this one, however that ends, and what is attached to the namespace goes with it.
+    The process ends with this one in any case, and the devices of the namespace are removed with it.
     """
     command = ["unshare", "--net", "sh", "-c", "echo; exec cat"]
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise NoLinkError(f"{command[0]}: {error.strerror}") from None
-    with process:  # closes its standard input, which ends it, and waits for that
+    with process:  # closes its standard input, which ends it, and waits for its end
         assert process.stdout is not None
         assert process.stderr is not None
         if not process.stdout.readline():
@@ -108,13 +108,13 @@ def _tool(*command: str) -> None:
 
 
 def _remove(device: str) -> None:
-    with suppress(NoLinkError):  # it never was, or went with the namespace
+    with suppress(NoLinkError):  # it was not created, or was removed with the namespace
         _tool("ip", "link", "delete", device)
 
 
 def enter(namespace: str) -> None:
-    """Moves the calling thread, and those that it starts later, into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
+    """Move the calling thread, and threads that it starts later, into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns needs Python 3.12
     with Path(namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)

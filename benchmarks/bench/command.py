@@ -1,4 +1,4 @@
-"""Compares the project with the limits of the machine it runs on, and with the plain way to do the same.
+"""Compare the project with the limits of this machine, and with the plain way to do the same.
 
 Only ratios are reported: absolute figures drift from run to run on a shared machine. The full run takes some tens of
 minutes; nothing else should run at the same time.
@@ -38,7 +38,7 @@ SECTIONS = (
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +52,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:
-    """Measures what ``options`` ask for; says on standard error what is done."""
+    """Measure the cases that ``options`` select; report the progress on standard error."""
     for name in options.section:
         section = importlib.import_module(f"bench.{name}")
         for row in measured(section.cases(options.quick), QUICK_ROUNDS if options.quick else ROUNDS, options.only):
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs what the command line asks for; returns the exit status."""
+    """Run the command line, and return the exit status."""
     options = arguments(argv)
     if options.table:
         there, measured_rows = load(options.table)
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     for row in run(options):
         rows.append(replace(row, processor=here["cpu"]))
         if options.json:
-            save(options.json, here, rows)  # after each: a long run that is cut short keeps what it has
+            save(options.json, here, rows)  # after each row: an interrupted run keeps its results
     sys.stdout.write(f"{describe(here)}\n\n{table(rows)}\n")
     if not options.compare:
         return 0

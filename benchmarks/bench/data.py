@@ -31,24 +31,24 @@ SECTION = "data"
 BATCH = 128
 REPLAYS = 60
 TURNS = 3
-#: Rows for the path over Python rows, which is slow.
+#: The share of the rows for the path over Python rows, which is slow.
 FEW = 0.25
-#: Rows of the row about memory, and its budget: six times less than they need.
+#: Rows of the case about memory, and its budget: a sixth of their size.
 MEMORY_ROWS, SPOOL_BYTES = 30_000, 16 << 20
-#: Of an executor, of which Spark keeps 300 MiB for itself: what is left is shared out by `spark.memory.fraction`.
+#: Memory of an executor, the part that Spark reserves, and `spark.memory.fraction` of the rest.
 EXECUTOR_MIB, RESERVED_MIB, FRACTION = 512, 300, 0.1
-#: Data of the row about data beyond memory over what the executors may hold, and its epochs.
+#: For the case about data beyond memory: the ratio of data to the executors' memory, and the epochs.
 TIMES, EPOCHS = 10, 3
 COLUMNS = Column("features", (INPUTS,)), Column("label", (), "int32", classes=CLASSES)
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_spark, 8_000 if quick else 40_000), _memory, _beyond_memory]
 
 
 def _spec(epochs: int = 1, spool_bytes: int = 256 << 20) -> DataSpec:
-    # Rewindable: the rows are kept for later epochs, as nearly every job does.
+    # Rewindable: the rows are retained for later epochs, as in nearly every job.
     features, label = COLUMNS
     return DataSpec((features,), (label,), None, BATCH, epochs, spool_bytes=spool_bytes, rewindable=True)
 
@@ -68,14 +68,14 @@ def _spark(count: int) -> Iterator[list[Case]]:
 
 
 def _frames(spark: SparkSession, count: int, directory: str) -> dict[str, DataFrame]:
-    """The same rows cached as arrays, in Parquet, and cached as ML vectors."""
+    """Return the same rows cached as arrays, in Parquet, and cached as ML vectors."""
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql.functions import col
 
     from distkeras.data.datasets import write_parquet
 
     def parquet(name: str) -> DataFrame:
-        # A path each: Spark serves every plan like a cached one from the cache.
+        # Separate paths: Spark reads every plan that equals a cached one from the cache.
         return spark.read.parquet(write_parquet(Path(directory) / name, *rows(count), files=WORKERS))
 
     frames = {
@@ -156,7 +156,7 @@ def _replay(frame: DataFrame, count: int) -> Case:
 
 
 def _drain(frame: DataFrame, count: int) -> float:
-    """Rows a second of a job that lets Spark send everything."""
+    """Return the rows a second of a job in which Spark sends all rows, and Python discards them."""
 
     def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"rows": [sum(record.num_rows for record in records)]})
@@ -167,7 +167,7 @@ def _drain(frame: DataFrame, count: int) -> float:
 
 
 def _rows_per_second(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False) -> float:
-    """Rows a second as mini-batches: of the whole job, all epochs, or of the epochs after the first alone."""
+    """Return the rows a second as mini-batches: of the whole job, or with ``replay`` of the epochs after the first."""
 
     def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found, began = 0, time.time()
@@ -195,7 +195,7 @@ def _rate(found: int, expected: int, began: float) -> float:
 
 @contextmanager
 def _memory() -> Iterator[Case]:
-    """Anonymous memory, that of mapped files aside: the kernel takes that back when it needs it."""
+    """Yield the case of anonymous memory, without mapped files, whose pages the kernel can reclaim."""
     with tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
         path = str(Path(directory) / "rows.arrow")
         _write_stream(path)
@@ -223,7 +223,7 @@ def _memory() -> Iterator[Case]:
 
 @contextmanager
 def _beyond_memory() -> Iterator[Case]:
-    """Rows that neither Spark nor a worker can hold: one sorts them in files, the other keeps them there."""
+    """Yield the case of rows that fit neither Spark's memory nor a worker's: both put them into files."""
     from distkeras.data.datasets import write_parquet
 
     each = int((EXECUTOR_MIB - RESERVED_MIB) * FRACTION) << 20
@@ -251,7 +251,7 @@ def _beyond_memory() -> Iterator[Case]:
 
 
 def _write_stream(path: str) -> None:
-    """A partition as Spark would send it: an Arrow stream in record batches of 2000 rows."""
+    """Write a partition as Spark would send it: an Arrow stream in record batches of 2000 rows."""
     x, y = rows(2000)
     offsets = pa.array(np.arange(len(x) + 1, dtype=np.int32) * INPUTS)
     batch = pa.RecordBatch.from_arrays(
@@ -263,13 +263,13 @@ def _write_stream(path: str) -> None:
 
 
 def _bound() -> int:
-    """What the docstring of `BatchSource` allows: the budget, batches, two blocks, what Spark sends, the order."""
+    """Return the memory that the docstring of `BatchSource` allows, in bytes."""
     row = sum(column.row_bytes for column in COLUMNS)
     return SPOOL_BYTES + 16 * BATCH * row + (8 << 20) + 2 * (8 << 20) + 2 * 2000 * row + 8 * MEMORY_ROWS
 
 
 def _peak(path: str, directory: str, sender: Connection) -> None:
-    """In a fresh process: the most memory that draining a source takes in addition to what the process had before."""
+    """Send the peak of the memory that draining a source takes in addition to that of this fresh process."""
 
     def drain(batches: int | None) -> None:
         with pa.OSFile(path) as file:
@@ -278,7 +278,7 @@ def _peak(path: str, directory: str, sender: Connection) -> None:
                 for _ in source:
                     pass
 
-    drain(1)  # libraries load parts of themselves when they are first used
+    drain(1)  # libraries load some of their parts on first use
     before, most, over = _anonymous(), 0, threading.Event()
 
     def watch() -> None:

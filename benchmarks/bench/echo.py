@@ -1,4 +1,4 @@
-"""The limit of any conversation: a server that sends back what it received, whole, and does nothing else."""
+"""The limit of any exchange: a server that only sends back what it received."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.processes import Where, tune
 
 
 def receive(sock: socket.socket, buffer: memoryview) -> bool:
-    """Fills ``buffer``; False if the peer has hung up."""
-    # One system call for all of it: on a busy machine up to a quarter faster than piece by piece.
+    """Fill ``buffer``, and return whether that succeeded; False if the peer has disconnected."""
+    # One system call for all bytes: on a busy machine up to a quarter faster than several.
     return sock.recv_into(buffer, 0, socket.MSG_WAITALL) == len(buffer)
 
 
 def server(size: int) -> Callable[[socket.socket], None]:
-    """For `processes.serving`: echoes ``size`` bytes at a time."""
+    """Return a function for `processes.serving`; it echoes ``size`` bytes at a time."""
     return partial(_echo, size=size)
 
 
@@ -30,7 +30,7 @@ def _echo(sock: socket.socket, size: int) -> None:
 
 
 class EchoClient:
-    """Sends a vector and gets one back, of `server` or of `bare.server`.
+    """Sends a vector to `server` or `bare.server`, and receives one.
 
     Args:
         number: of the client.
@@ -44,7 +44,7 @@ class EchoClient:
         self._received = np.empty(size, np.float32).data.cast("B")
 
     def exchange(self) -> None:
-        """Sends the vector, and waits until all of it is back."""
+        """Send the vector, and wait for the complete answer."""
         self._sock.sendall(self._sent)
         if not receive(self._sock, self._received):
             raise EOFError("the server hung up")

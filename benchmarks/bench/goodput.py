@@ -1,8 +1,8 @@
-"""Goodput: how much of its throughput a training keeps while workers and servers are killed, suspended and cut off.
+"""Goodput: the share of throughput that remains while workers and servers are killed, suspended and disconnected.
 
-Ours trains M with two workers, AGN and a checkpoint; the reference is the same job undisturbed. Plain Keras trains M in
-one process that starts again from its last checkpoint. Each figure is one run of some minutes (`goodput_job`): faults
-are rare events, and short rounds would hold none.
+Ours trains M with two workers, AGN and a checkpoint; the reference is the same job without faults. Plain Keras trains M
+in one process that restarts from its last checkpoint. Each figure is one run of some minutes (`goodput_job`): faults
+are rare events, and short rounds would contain none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SECONDS, QUICK_SECONDS = 240, 45
 TARGET = 0.85
 _PROGRAM = Path(__file__).with_name("goodput_job.py")
 _SEED = 1
-#: Where a program of its own finds `bench`, and the project if it is not installed.
+#: The PYTHONPATH of the separate program, which imports `bench`, and the project if it is not installed.
 _PATHS = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_goodput, QUICK_SECONDS if quick else SECONDS)]
 
 
@@ -78,10 +78,10 @@ def _note(result: Any, faults: int) -> str:
 
 
 def run(kind: str, folder: Path, seconds: float, faults: int) -> dict[str, Any]:
-    """Return what one training under faults says of itself.
+    """Run one training under faults, and return its figures.
 
     Raises:
-        RuntimeError: it failed; with what it wrote last.
+        RuntimeError: it failed; the text has its last output.
     """
     done = subprocess.run(
         [sys.executable, _PROGRAM, kind, folder, str(seconds), str(faults), str(_SEED)],

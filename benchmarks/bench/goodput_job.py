@@ -1,12 +1,12 @@
 """One training under faults: ``python goodput_job.py KIND FOLDER SECONDS FAULTS_AN_HOUR SEED``; prints JSON.
 
-KIND is "ours" or "keras". FOLDER holds what `bench.start.write_data` wrote. Faults come as a Poisson process, whose
-times and kinds the seed decides; both kinds of training have the same times. SECONDS count from the first step.
+KIND is "ours" or "keras". FOLDER has the data from `bench.start.write_data`. Faults are a Poisson process, whose times
+and kinds depend on the seed; both kinds of training have the same times. SECONDS count from the first step.
 
 * ours: two workers and the server's process, with a checkpoint. Of ten faults, five kill a Python worker (SIGKILL), two
-  suspend one for `SUSPENDED` seconds, two cut off a worker's connection to the server, one kills the server.
-* keras: ``keras.Model.fit`` in one process, which a supervisor starts again after each fault; every fault kills it. It
-  continues from its last checkpoint, which `keras.callbacks.BackupAndRestore` writes every `SAVED_STEPS` steps.
+  suspend one for `SUSPENDED` seconds, two close a worker's connection to the server, one kills the server.
+* keras: ``keras.Model.fit`` in one process, which every fault kills and a supervisor restarts. It continues from its
+  last checkpoint, which `keras.callbacks.BackupAndRestore` writes every `SAVED_STEPS` steps.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 from bench.whole_job import BATCH, RATES, SESSION, WINDOWS, WORKERS, arrays, build, python_workers
 
 MODEL, RULE = "M", "agn"
-#: Seconds that a suspended worker stands still: longer than its lease.
+#: Seconds for which a worker is suspended: longer than its lease.
 SUSPENDED = 15.0
-#: Steps from one of plain Keras' checkpoints to the next: some ten seconds.
+#: Steps between two checkpoints of plain Keras: some ten seconds.
 SAVED_STEPS = 200
 #: Attempts that Spark makes of a task: every fault may take one.
 ATTEMPTS = 10_000
@@ -41,7 +41,7 @@ _FOREVER = 1_000_000
 
 
 def faults(seconds: float, an_hour: float, seed: int) -> Iterator[tuple[float, str]]:
-    """Yield when faults strike, in seconds from the first step, and of which kind they are."""
+    """Yield the time of each fault, in seconds from the first step, and its kind."""
     draw, now = random.Random(seed), 0.0
     while an_hour > 0 and (now := now + draw.expovariate(an_hour / 3600)) < seconds:
         yield now, draw.choice(KINDS)
@@ -51,7 +51,7 @@ def faults(seconds: float, an_hour: float, seed: int) -> Iterator[tuple[float, s
 
 
 def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: int) -> dict[str, Any]:
-    """Train until the time is spent, while faults strike; return the figures."""
+    """Train under faults until the time is over; return the figures."""
     from distkeras import Callback, Checkpoint, Monitoring, Trainer, rules
     from distkeras.spark import session
 
@@ -93,7 +93,7 @@ def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: i
 
 
 def inject(kind: str, draw: random.Random) -> bool:
-    """Strike once; return whether there was something to strike."""
+    """Inject one fault; return whether there was a target."""
     servers = [pid for pid in children(os.getpid()) if b"distkeras.ps" in command_line(pid)]
     workers = [pid for pid in python_workers() if pid not in servers]
     targets = servers if kind == "kill server" else workers
@@ -113,7 +113,7 @@ def inject(kind: str, draw: random.Random) -> bool:
 
 
 def wake(pid: int) -> None:
-    """Let a suspended process go on, if it is still there."""
+    """Resume a suspended process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
@@ -133,7 +133,7 @@ def ports_of(worker: int, servers: list[int]) -> list[int]:
 
 
 def cut(port: int) -> bool:
-    """Have the kernel destroy the connection of a port; return whether it could."""
+    """Make the kernel destroy the connection of a port; return whether that succeeded."""
     done = subprocess.run(
         ["ss", "-K", "sport", "=", f":{port}"], capture_output=True, text=True, timeout=10, check=False
     )
@@ -141,7 +141,7 @@ def cut(port: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started, and theirs."""
+    """Return all descendants of a process."""
     import psutil
 
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
@@ -157,7 +157,7 @@ def command_line(pid: int) -> bytes:
 def figures(
     ledger: list[dict[str, Any]], history: list[dict[str, Any]], struck: list[tuple[float, str]], planned: int
 ) -> dict[str, Any]:
-    """Return what the ledger, in the order of the clock, and the history say."""
+    """Return the figures from the ledger, in the order of the clock, and from the history."""
     times = {(row["worker"], row["iteration"]): row["at"] for row in history}
     lost, doubled, firsts = 0, 0, []
     for worker in {row["worker"] for row in ledger}:
@@ -189,7 +189,7 @@ def figures(
 
 
 def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dict[str, Any]:
-    """Supervise `keras_child` until the time is spent, and kill it at each fault; return the figures."""
+    """Supervise `keras_child` until the time is over, and kill it at each fault; return the figures."""
     with tempfile.TemporaryDirectory() as saved:
         log = Path(saved) / "steps"
         log.touch()
@@ -199,7 +199,7 @@ def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dic
             if child.poll() is not None:
                 if len(times) == len(planned):
                     raise RuntimeError(f"plain Keras must train until it is killed. Received: exit {child.returncode}")
-                # A kill during a save leaves half a checkpoint, which Keras cannot load: training begins again.
+                # A kill during a save leaves a partial checkpoint, which Keras cannot load: training restarts.
                 shutil.rmtree(Path(saved) / "backup")
                 torn, fresh = torn + 1, len(log.read_text().splitlines())
                 child = start_child(folder, saved)
@@ -231,19 +231,19 @@ def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dic
 
 
 def steps_after(log: Path, moment: float) -> float | None:
-    """Return when the first step after a moment was, if there is one."""
+    """Return the time of the first step after a moment; None if there is none."""
     at = float(log.read_text().splitlines()[-1].split()[0])
     return at if at > moment else None
 
 
 def start_child(folder: Path, saved: str) -> subprocess.Popen[bytes]:
-    """Start plain Keras, which goes on from what it saved."""
+    """Start plain Keras, which continues from its checkpoint."""
     command = [sys.executable, __file__, "keras child", str(folder), saved, "0", "0"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def keras_child(folder: Path, saved: str) -> None:
-    """Train forever, with a checkpoint every `SAVED_STEPS` steps; write down when each step was."""
+    """Train forever, with a checkpoint every `SAVED_STEPS` steps; log the time of each step."""
     import keras as library
 
     x, y = arrays(folder)
@@ -263,7 +263,7 @@ def keras_child(folder: Path, saved: str) -> None:
             log.flush()
 
     with (Path(saved) / "steps").open("a") as log:
-        # Keras begins the epoch again in which the checkpoint was written, with the weights of the checkpoint.
+        # Keras restarts the epoch in which the checkpoint was written, with the weights of the checkpoint.
         backup = library.callbacks.BackupAndRestore(str(Path(saved) / "backup"), save_freq=SAVED_STEPS)
         model.fit(x, y, batch_size=BATCH, epochs=_FOREVER, verbose=0, callbacks=[backup, WritesDown()])
 

@@ -18,22 +18,22 @@ from bench.workload import WORKERS, session
 SECTION = "groups"
 #: Rows of a group, numbers of a row, rows of a mini-batch, epochs; the model has 161 numbers.
 ROWS, FEATURES, BATCH, EPOCHS = 200, 8, 32, 5
-#: Of the groups, how many `applyInPandas` trains: all of them would take it several minutes.
+#: The number of groups that `applyInPandas` trains: all of them would take several minutes.
 SAMPLE = 200
 #: Jobs of the loop, the first of which is not timed.
 JOBS = 6
-#: Times the groups, and groups in one step, where groups side by side are compared with one after another.
+#: For the comparison of groups side by side: a factor on the number of groups, and the groups in one step.
 MANY, SIDE_BY_SIDE = 4, 64
 OPTIMIZER = {"class_name": "Adam", "config": {"learning_rate": 1e-2}}
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_small_groups, 40 if quick else 1000)]
 
 
 def _rows(count: int) -> pd.DataFrame:
-    """Return the rows of so many groups, each with a separating plane of its own."""
+    """Return the rows of ``count`` groups, each with its own separating plane."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(count * ROWS, FEATURES)).astype(np.float32)
     shop = np.repeat(np.arange(count), ROWS)
@@ -70,7 +70,7 @@ def _loop_of_jobs(trainer: Any, df: Any) -> float:
 
 
 def _rate(trainer: Any, df: Any, count: int, **options: Any) -> float:
-    """Train a model for each of so many groups; return groups a second."""
+    """Train a model for each of ``count`` groups; return groups a second."""
     began = time.perf_counter()
     trainer.train_groups(df, by="shop", **options).weights.write.format("noop").mode("overwrite").save()
     return count / (time.perf_counter() - began)
@@ -99,7 +99,7 @@ def _side_by_side(trainer: Any, df: Any, count: int) -> Case:
 def _small_groups(count: int) -> Iterator[list[Case]]:
     import keras
 
-    # Spark takes functions of this function to the executors by value, where this module is not.
+    # Spark sends local functions to executors by value; this module is not available there.
     def network() -> Any:
         layers = [
             keras.Input((FEATURES,)),
@@ -129,7 +129,7 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
             result.write.format("noop").mode("overwrite").save()
             return groups / (time.perf_counter() - began)
 
-        # The start of the Python workers would weigh more on fewer groups, so neither side is timed with it.
+        # The start of the Python workers would count more for fewer groups, so neither side is timed with it.
         _rate(trainer, df.where(df.shop < 4 * WORKERS), 4 * WORKERS)
         naive(min(4 * WORKERS, count))
         case = Case(

@@ -1,8 +1,8 @@
 """Two hosts of two workers each, whose only link is a shaped `cable`: DASO, synchronous SGD and DOWNPOUR in turns.
 
 The first host is here, with the server of each side; the second one is behind the cable. Workers of one host reach each
-other, and those of the first one their server, without it. All take real training steps, on the same cores. One host
-of two workers, and these two, also compare what DASO's workers of a host exchange with: shared memory, or connections.
+other, and those of the first one their server, without the cable. All take real training steps, on the same cores. One
+host of two workers, and these two hosts, also compare shared memory with connections between DASO's workers of a host.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
 
 SECTION = "hosts"
 _HOSTS, _DEVICES, _GBPS = 2, 2, 1
-#: What a single host has in place of the cable.
+#: The link of a single host, in place of the cable.
 _LOOPBACK = Link("lo", "127.0.0.1", "", "")
 _SIZES = {"M": elements(MEDIUM), "S": elements(SMALL)}
 #: Mini-batches of a run, by the model.
 _BATCHES = {"M": 24, "S": 200}
-#: No epoch of a run ends.
+#: The epochs, and mini-batches of an epoch: no epoch of a run ends.
 _EPOCHS, _ENDLESS = 1, 1 << 40
 _CYCLING = Daso(nodes=_HOSTS, warm_up=0, cool_down=0)
-#: What each side trains with. Blocking at every batch and without a cast, DASO is synchronous SGD.
+#: The rule of each side. DASO that blocks at every mini-batch, without a cast, is synchronous SGD.
 _RULES: dict[str, Rule] = {
     "DASO": _CYCLING,
     "synchronous SGD": Daso(nodes=_HOSTS, warm_up=_EPOCHS, cool_down=0, cast=False),
     "DOWNPOUR at every batch": make("downpour", window=1),
     f"DOWNPOUR at every {_CYCLING.interval} batches": make("downpour", window=_CYCLING.interval),
 }
-#: Of those that exchange nothing.
+#: The rule of workers that exchange nothing.
 _ALONE = make("downpour", window=_CYCLING.interval)
-#: Of DASO's rate over each: the paper's conclusion has a training in 34 % less time than with blocking exchanges.
+#: Targets of DASO's rate over each side: the paper's conclusion is 34 % less time than with blocking exchanges.
 _TARGETS = {"synchronous SGD": 1 / (1 - 0.34)}
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     counts = {model: _CYCLING.interval if quick else count for model, count in _BATCHES.items()}
     return [
         *(partial(_compared, model, batches) for model, batches in counts.items()),
@@ -75,7 +75,7 @@ def _never() -> float:
 
 @contextmanager
 def _compared(model: str, batches: int) -> Iterator[list[Case]]:
-    """DASO's steps compared with those of each other side, and with steps that exchange nothing."""
+    """Yield cases that compare DASO's steps with those of each other side, and with steps that exchange nothing."""
     found = {
         side: Case(
             SECTION,
@@ -110,7 +110,7 @@ def _compared(model: str, batches: int) -> Iterator[list[Case]]:
 
 @contextmanager
 def _sharing(hosts: int, batches: int) -> Iterator[Case]:
-    """DASO's steps while the workers of a host share memory, and while they exchange over connections."""
+    """Yield the case of DASO's steps with shared memory on a host, compared with connections."""
     where = "1 host" if hosts == 1 else f"{hosts} hosts"
     between = "" if hosts == 1 else f", {_GBPS} Gbps"
     case = Case(
@@ -138,15 +138,15 @@ def _sharing(hosts: int, batches: int) -> Iterator[Case]:
 def _rates(
     stack: ExitStack, link: Link, hosts: int, model: str, batches: int, sides: Mapping[str, dict[str, Any]]
 ) -> Callable[[str], float]:
-    """Return what measures a side: the steps a second of one worker, in the mean.
+    """Return a function that measures a side: the mean steps a second of one worker.
 
     Args:
-        stack: what it needs ends with this.
+        stack: owns the processes.
         link: between the hosts, if there are two.
-        hosts: how many.
+        hosts: the number of hosts.
         model: of `_SIZES`.
         batches: of a run.
-        sides: what `_trainee` is given, by side. One more, "alone", exchanges nothing.
+        sides: the arguments of `_trainee`, by side. The additional side "alone" exchanges nothing.
     """
     workers = hosts * _DEVICES
     connect: dict[str, Callable[[int], ExchangeClient]] = {"alone": partial(_trainee, link=link, model=model)}
@@ -156,7 +156,7 @@ def _rates(
     fleet = stack.enter_context(Fleet(workers, connect))
 
     def rate(side: str) -> float:
-        fleet.run(side, 0.0, count=1)  # what it leaves in progress is so when the clock starts and when it stops
+        fleet.run(side, 0.0, count=1)  # an exchange is in progress at the start and at the end of the timed run
         cycles = batches // _CYCLING.interval
         return fleet.run(side, 0.0, count=cycles).rate * _CYCLING.interval / workers
 
@@ -166,7 +166,7 @@ def _rates(
 def _trainee(
     number: int, *, link: Link, model: str, rule: Rule = _ALONE, address: Address | None = None, shared: bool = True
 ) -> PacedTrainee:
-    """The worker of a number: the first ones are on the first host."""
+    """Return the worker of a number: the first ones are on the first host."""
     far = number >= _DEVICES
     member = partial(PacedMember, host=link.far if far else link.host, shared=shared)
     kind = member if isinstance(rule, Daso) else PacedTrainee
@@ -179,14 +179,14 @@ class PacedMember(PacedTrainee):
 
     Args:
         number: of the worker.
-        host: where others reach it.
-        shared: share memory with those of its host.
+        host: its address for other workers.
+        shared: share memory with the workers of its host.
         options: see `PacedTrainee`.
     """
 
     def __init__(self, number: int, *, host: str, shared: bool, **options: object) -> None:
         self._host, self._shared = host, shared
-        super().__init__(number, **options)  # type: ignore[arg-type]  # they are its own
+        super().__init__(number, **options)  # type: ignore[arg-type]  # the options of the base class
 
     def _loop(self, client: WorkerClient, replica: KerasReplica, overlap: bool) -> Loop:
         assert isinstance(self._rule, Daso)

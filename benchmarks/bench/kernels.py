@@ -1,7 +1,7 @@
 """Each rule's commit and release at the center, 19.2 MB, and its bare kernels over the same chunks in a plain loop.
 
-No server and no sockets: what is left is what the center adds to the arithmetic. One thread that waits for nothing, so
-processor time is what counts, and other programs disturb little. A new rule joins by existing.
+There is no server and no socket: the difference is the center's overhead over the arithmetic. One thread that never
+waits is measured by processor time, so that other programs disturb little. New rules are included automatically.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
 
 
 def cases(quick: bool) -> list[Factory]:
-    """A case a rule."""
+    """Return a case for each rule."""
     return [partial(kernel, name, 8 if quick else 16) for name in center_rules()]
 
 
 @contextmanager
 def kernel(name: str, commits: int) -> Iterator[Case]:
-    """The rule called ``name``, with its defaults; ``commits`` in one run, of two workers in turn."""
+    """Yield the case of the rule ``name``, with its defaults; a run has ``commits`` commits, of two workers in turn."""
     payload = np.random.default_rng(0).normal(scale=1e-3, size=SIZE).astype(np.float32)
     whole, bare = Whole(make(name), payload), Bare(make(name), payload)
     for warming in (whole, bare):
@@ -78,7 +78,7 @@ class Whole:
             self.center.release(worker, 0).buffer.drop()
 
     def prepare(self, worker: int) -> Callable[[], None]:
-        """A commit that has been received; gives what applies it and releases the worker."""
+        """Receive a commit; return a function that applies it and releases the worker."""
         buffers = [self.center.pool.take() for _ in range(self._parts)]
         for buffer in buffers:
             buffer.array[...] = self._payload
@@ -107,7 +107,7 @@ class Whole:
         return step
 
     def temporaries(self) -> int:
-        """Bytes that a commit and its release allocate at most at any one time, once the center's pool is full."""
+        """Return the peak of bytes that a commit and its release allocate after the center's pool is full."""
         for commit in range(2 * _WORKERS):
             self.prepare(commit % _WORKERS)()
         steps = [self.prepare(worker) for worker in range(_WORKERS)]
@@ -121,7 +121,7 @@ class Whole:
 
 
 class Bare:
-    """The rule's kernels over chunks that were cut beforehand.
+    """The rule's kernels over chunks that are cut before the timed run.
 
     Args:
         rule: the update rule.
@@ -152,7 +152,7 @@ class Bare:
             self._viewed.append(_cut(scratch, out=parts[0], **vectors))
 
     def prepare(self, worker: int) -> Callable[[], None]:
-        """A payload that has been received; gives what applies it."""
+        """Receive a payload; return a function that applies it."""
         for part in self._parts[worker]:
             part[...] = self._payload
         context = Context(_WORKERS, worker, self._clock, min(1, self._clock), STEPS, ETA, ETA)
@@ -176,7 +176,7 @@ class Bare:
             rule.view(viewed, view_scalars)
 
     def _contribute(self, worker: int, context: Context) -> None:
-        """The first contribution of a round is its sum; the last one ends it."""
+        """Add a contribution to the round: the first one starts its sum, the last one ends it."""
         rule, (total, *_) = self._rule, self.applied
         rule.accept(context, self._counters)
         if worker > 0:
@@ -190,7 +190,7 @@ class Bare:
 
 def _cut(scratch: np.ndarray, **vectors: np.ndarray | tuple[np.ndarray, ...]) -> list[Chunk]:
     chunks = []
-    size = vectors["center"].size  # type: ignore[union-attr]  # one vector, always
+    size = vectors["center"].size  # type: ignore[union-attr]  # always one vector
     for start in range(0, size, BLOCK):
         stretch = slice(start, min(start + BLOCK, size))
         chunk = Chunk()

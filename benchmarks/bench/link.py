@@ -1,4 +1,4 @@
-"""What a network, instead of loopback, does to an exchange: the server here, its clients behind a shaped `cable`."""
+"""Exchanges over a network instead of loopback: the server is here, its clients are behind a shaped `cable`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ RULE = make("agn", window=WINDOW)
 ROWS = 128
 METRICS = ("loss", "accuracy")
 _SIZE = elements(MEDIUM)
-#: Shorter than any exchange: a fleet that runs so long does exactly one.
+#: Shorter than any exchange: a fleet that runs for this time does exactly one.
 _ONCE = 1e-9
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     seconds = 0.4 if quick else 2.5
     return [partial(_overlap, 2.0 if quick else 15.0), *(partial(_formats, gbps, seconds) for gbps in BURST)]
 
@@ -54,7 +54,7 @@ def _never() -> float:
 
 @contextmanager
 def _overlap(seconds: float) -> Iterator[Case]:
-    """Real training steps: while the last window's exchange is in progress, after it, and without any."""
+    """Yield cases of real training steps: with overlapped exchanges, with sequential ones, and without any."""
     case = Case(
         SECTION,
         f"M, {WORKERS} workers, window {WINDOW}, exchange overlapped with compute, 1 Gbps",
@@ -80,7 +80,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
         fleet = stack.enter_context(Fleet(WORKERS, connect))
 
         def rate(side: str) -> float:
-            fleet.run(side, _ONCE)  # its exchange is in progress when the clock starts, as one is when it stops
+            fleet.run(side, _ONCE)  # an exchange is in progress at the start and at the end of the timed run
             return fleet.run(side, seconds).rate
 
         for side in connect:
@@ -92,7 +92,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
 
 @contextmanager
 def serving_center(link: Link, rule: Rule, workers: int, size: int = _SIZE) -> Iterator[Address]:
-    """A server at the near end of ``link``, with a center of zeros."""
+    """Yield the address of a server at the near end of ``link``, with a center of zeros."""
     with ServerProcess(ServerSettings(rule, workers=workers, host=link.host)) as server:
         driver = DriverClient(server.address)
         driver.publish(np.zeros(size, np.float32))
@@ -105,11 +105,11 @@ class PacedTrainee:
 
     Args:
         number: of the worker.
-        namespace: where its end of the link is; None: here.
+        namespace: the network namespace of its end of the link; None: that of this process.
         address: of its server; None: it exchanges nothing.
-        overlap: go on while an exchange is in progress.
-        rule: what it trains with.
-        model: which of `workload.HIDDEN` it trains.
+        overlap: continue training while an exchange is in progress.
+        rule: its update rule.
+        model: its model, a key of `workload.HIDDEN`.
         pace: a multiple of the rule's window.
     """
 
@@ -135,7 +135,7 @@ class PacedTrainee:
         self._await()
 
     def exchange(self) -> None:
-        """Trains one window; the last one's reply is there then, and this one's too unless they overlap."""
+        """Train one window, after the previous one's reply; without overlap, also wait for this one's reply."""
         self._told.release()
         self._await()
 
@@ -144,7 +144,7 @@ class PacedTrainee:
             raise TimeoutError(f"a worker must train a window within {PATIENCE:g} s")
 
     def _wait_at(self, index: int) -> None:
-        """Wait for the next request, before the mini-batch that begins it."""
+        """Wait for the next request before its first mini-batch."""
         if index % self._pace == 0:
             self._ready.release()
             self._told.acquire()
@@ -182,7 +182,7 @@ def _answer_at_once(loop: Loop, size: int) -> None:
 
 @contextmanager
 def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
-    """Shorter wire formats and float32 over the same link, one client that computes nothing."""
+    """Yield cases of shorter wire formats and float32 over the same link, with a client that computes nothing."""
     found = {
         name: Case(
             SECTION,
@@ -205,7 +205,7 @@ def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
             name: partial(_exchange, namespace=link.namespace, worker=worker, address=address, wire_format=name)
             for worker, name in enumerate(FORMATS)
         }
-        # In float32, which the echo sends: the last one may be longer by three bytes.
+        # In float32 elements, which the echo sends: the vector may be longer by up to three bytes.
         sizes = {name: -(-codec.nbytes // 4) for name in found if (codec := codec_of(name, _SIZE))}
         for name, size in sizes.items():
             service = stack.enter_context(serving(partial(echo.server, 4 * size), link.host))
@@ -247,6 +247,6 @@ def _exchange(number: int, *, namespace: str, worker: int, address: Address, wir
 
 
 def echo_client(number: int, *, namespace: str, address: Where, size: int) -> echo.EchoClient:
-    """A client of `echo.server` at the far end of the link."""
+    """Return a client of `echo.server` at the far end of the link."""
     enter(namespace)
     return echo.EchoClient(number, address, size)

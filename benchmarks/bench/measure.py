@@ -1,8 +1,8 @@
-"""How a figure is taken: ours, its limit, an echo and the plain way, in turns; only their ratios are reported.
+"""The measurement of a figure: ours, its limit, an echo and the plain way, in turns; only their ratios are reported.
 
-Absolute rates drift from run to run on a shared machine; what two neighboring runs have in common does not. So the
-ratio is taken round by round, its median is the figure, and how far the rounds disagree is its spread. A ratio whose
-rounds disagree by more than `MEANINGLESS` is refused: the row says so, and shows no number.
+Absolute rates drift from run to run on a shared machine, but the ratio of two consecutive runs hardly does. So a ratio
+is computed for each round: the median over the rounds is the figure, and their relative interquartile range is its
+spread. A ratio with a spread above `MEANINGLESS` is refused: the row says so, and shows no number.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Case:
     """One thing to measure, set up and warm.
 
     Args:
-        section: the section that it belongs to.
+        section: the section of the case.
         name: what is measured, unique within the section.
         unit: of the rates, such as "exchanges/s".
         ours: one timed run of the project's code.
-        limit: one timed run of what no implementation can beat; None where there is no such thing.
+        limit: one timed run of a program that no implementation can beat; None if there is none.
         naive: one timed run of the plain way to do it.
-        target_limit: ratio to the limit that is wanted.
-        target_naive: ratio to the plain way that is wanted.
-        turns: times that each side runs within a round, in turns; its rate is their mean. For a case whose runs are
+        target_limit: the target of the ratio to the limit.
+        target_naive: the target of the ratio to the plain way.
+        turns: the number of runs of each side within a round, in turns; its rate is their mean. It is for runs that are
             short compared with the time over which a shared machine's speed changes.
-        note: what else the row says; a callable is asked after the last round.
-        missing: what this machine lacks to measure it; empty: nothing.
+        note: further text of the row; a callable is called after the last round.
+        missing: what this machine lacks to measure the case; empty: nothing.
         echo: of an exchange: one timed run of a server that only sends back what it received.
-        once: a run takes minutes and holds its own repetitions: a single round is taken, which has no spread.
-        rounds: most rounds, for runs that take long.
+        once: a run takes minutes and repeats its work itself: there is one round, which has no spread.
+        rounds: the most rounds, for runs that take long.
     """
 
     section: str
@@ -59,7 +59,7 @@ class Case:
     rounds: int = ROUNDS
 
 
-#: Builds what a case needs (servers, processes, Spark), yields it or several that share it, and tears it down.
+#: Sets up servers, processes or Spark, yields a case or several that share them, and tears them down.
 Factory = Callable[[], AbstractContextManager[Case | list[Case]]]
 
 
@@ -69,13 +69,13 @@ class Row:
 
     Args:
         section, case, unit, target_limit, target_naive, note: see `Case`.
-        ours, limit, naive, echo: rates; None where the case has no such side, or could not be measured.
-        ratio_to_limit, ratio_to_naive, ratio_to_echo: ours over theirs, taken within each round; None where there is
+        ours, limit, naive, echo: rates; None if the case has no such side, or could not be measured.
+        ratio_to_limit, ratio_to_naive, ratio_to_echo: ours over theirs, taken within each round; None if there is
             none, or it was refused.
         spread_to_limit, spread_to_naive, spread_to_echo: interquartile range of the rounds' ratios over their median.
         runs: rounds; 0 if it could not be measured.
         refused: why a ratio is missing; empty if none is.
-        processor: that it was measured on.
+        processor: the processor on which it was measured.
     """
 
     section: str
@@ -100,13 +100,13 @@ class Row:
 
     @property
     def short(self) -> bool:
-        """Whether a ratio is below its target."""
+        """Return whether a ratio is below its target."""
         pairs = ((self.ratio_to_limit, self.target_limit), (self.ratio_to_naive, self.target_naive))
         return any(ratio is not None and target is not None and ratio < target for ratio, target in pairs)
 
 
 def measure(case: Case, runs: int = ROUNDS) -> Row:
-    """Runs every side of ``case`` in each round, every turn beginning with another; none where something is missing.
+    """Run every side of ``case`` in each round, each turn in another order; run none if something is missing.
 
     Args:
         case: set up and warm.
@@ -161,7 +161,7 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
 
 
 def _ratio(ours: list[float], theirs: list[float] | None) -> tuple[float | None, float | None]:
-    """Median ratio and its spread; no ratio if it means nothing."""
+    """Return the median ratio and its spread; the ratio is None if the spread is too large."""
     if theirs is None:
         return None, None
     low, median, high = np.percentile(np.divide(ours, theirs), (25, 50, 75))
@@ -172,12 +172,12 @@ def _ratio(ours: list[float], theirs: list[float] | None) -> tuple[float | None,
 
 
 def measured(factories: list[Factory], runs: int, only: str = "") -> Iterator[Row]:
-    """The rows of ``factories``, one after the other, each within what its factory builds.
+    """Yield the rows of all cases, one after the other, each measured within the context of its factory.
 
     Args:
         factories: of the cases.
         runs: rounds of each; below `ROUNDS`, each is a single turn.
-        only: leave out the cases whose name does not contain it.
+        only: measure only cases whose name contains it.
     """
     for factory in factories:
         with factory() as cases:

@@ -1,6 +1,6 @@
-"""The plain way to write a parameter server, as the first of its kind was: pickled lists of arrays, one lock, a deep
-copy a pull, commit and pull as two exchanges, the system's own socket buffers, what arrives appended piece by piece.
-Trusts every peer that connects: for measuring only.
+"""The plain way to write a parameter server, as in early implementations: pickled lists of arrays, one lock, a deep
+copy per pull, commit and pull as two exchanges, default socket buffers, received pieces that are appended to a buffer.
+It trusts every peer that connects: use it for measurements only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.processes import Where
 
-#: Of a model's arrays.
+#: The shapes of a model's arrays.
 Shapes = tuple[tuple[int, ...], ...]
 _LENGTH = struct.Struct(">Q")
 
@@ -29,7 +29,7 @@ def _send(sock: socket.socket, value: Any) -> None:
 
 def _receive(sock: socket.socket) -> Any:
     (length,) = _LENGTH.unpack(_receive_bytes(sock, _LENGTH.size))
-    return pickle.loads(_receive_bytes(sock, length))  # noqa: S301 - between two processes of this very benchmark
+    return pickle.loads(_receive_bytes(sock, length))  # noqa: S301 - both processes belong to this benchmark
 
 
 def _receive_bytes(sock: socket.socket, count: int) -> bytes:
@@ -43,7 +43,7 @@ def _receive_bytes(sock: socket.socket, count: int) -> bytes:
 
 
 def server(shapes: Shapes) -> Callable[[socket.socket], None]:
-    """For `processes.serving`: serves one center of arrays of these ``shapes``."""
+    """Return a function for `processes.serving`; it serves one center of arrays of these ``shapes``."""
     center = [np.zeros(shape, np.float32) for shape in shapes]
     lock = threading.Lock()
 
@@ -64,7 +64,7 @@ def server(shapes: Shapes) -> Callable[[socket.socket], None]:
 
 
 class NaiveClient:
-    """Commits a list of arrays, then asks for the center.
+    """Commits a list of arrays, then pulls the center.
 
     Args:
         number: of the client.
@@ -79,13 +79,13 @@ class NaiveClient:
         self._delta = [np.full(shape, 1e-3, np.float32) for shape in shapes]
 
     def exchange(self) -> None:
-        """Commits, then pulls."""
+        """Commit, then pull."""
         self._sock.sendall(b"c")
         _send(self._sock, {"worker_id": self._number, "delta": self._delta})
         self.pull()
 
     def pull(self) -> list[np.ndarray]:
-        """The center."""
+        """Return the center."""
         self._sock.sendall(b"p")
         model: list[np.ndarray] = _receive(self._sock)["model"]
         return model

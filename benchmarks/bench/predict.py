@@ -1,4 +1,4 @@
-"""Predictions, and what prepares their rows, from DataFrame to DataFrame."""
+"""Predictions, and the preparation of their rows, from DataFrame to DataFrame."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ BATCH = 1024
 #: Rows for the path that predicts a row at a time.
 FEW = 40
 TURNS = 5
-#: Runs before the first round: JVM and Keras become two to four times as fast over so many.
+#: Runs before the first round: within them, JVM and Keras become two to four times as fast.
 WARM_UP = 8
-#: A longer table is the same rows so many times: it takes longer, and no more memory.
+#: A longer table repeats the same rows this many times: it takes longer, but no more memory.
 TIMES = 10
-#: What 784 numbers are reshaped to.
+#: The shapes to which 784 numbers are reshaped.
 SHAPES = ((28, 28, 1), (14, 14, 2, 2))
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     count = 10_000 if quick else 60_000
     return [partial(_predict, count), partial(_predict, count, TIMES), partial(_reshape, 2_000 if quick else 20_000)]
 

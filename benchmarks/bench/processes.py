@@ -1,7 +1,7 @@
-"""Servers and clients as processes of their own, and what the kernel says of a process.
+"""Servers and clients in separate processes, and the kernel's figures of a process.
 
-As in production, no client shares an interpreter lock with the server or, up to `_PROCESSES` of them, with another
-client; beyond that they share processes as threads, evenly.
+As in production, no client shares an interpreter lock with the server or, up to `_PROCESSES` clients, with another
+client; more clients are threads that are evenly distributed over these processes.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Any, NamedTuple, Protocol
 
 from distkeras.ps.world.streams import SOCKET_BUFFER
 
-_SPAWN = get_context("spawn")  # a fork would take TensorFlow's threads along, or rather not
+_SPAWN = get_context("spawn")  # a fork would lose TensorFlow's threads
 _PROCESSES = 8
-#: For a process to come up, or to answer beyond the time that it is to run, in seconds.
+#: Seconds for a process to start, or to answer after the end of its run.
 _PATIENCE = 120.0
 
 Where = tuple[str, int]
 
 
 class Exchanges(NamedTuple):
-    """What clients did: exchanges, and exchanges a second of all of them together."""
+    """The results of clients: exchanges, and exchanges a second, of all of them together."""
 
     exchanges: int
     rate: float
 
 
 class ExchangeClient(Protocol):
-    """One client of some server, connected. Made in a client process by a picklable callable, from its number."""
+    """A connected client of a server. A picklable callable creates it in a client process, from its number."""
 
     def exchange(self) -> None:
-        """One round trip."""
+        """Do one round trip."""
 
 
 def tune(sock: socket.socket) -> socket.socket:
-    """The options that the project's own channels have: buffers, and no waiting for more to send."""
+    """Set the options of the project's own channels: buffer sizes, and no delay of small segments."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
@@ -54,7 +54,7 @@ def tune(sock: socket.socket) -> socket.socket:
 
 @dataclass(frozen=True)
 class Service:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     address: Where
     pid: int
@@ -62,10 +62,10 @@ class Service:
 
 @contextmanager
 def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "127.0.0.1") -> Iterator[Service]:
-    """A server process with a thread a connection.
+    """Yield a server process with a thread per connection.
 
     Args:
-        make: picklable; called in the new process, gives what each connection's thread runs on its socket.
+        make: picklable; called in the new process, returns the function that each connection's thread calls.
         host: address to bind.
     """
     ours, theirs = _SPAWN.Pipe()
@@ -75,7 +75,7 @@ def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "12
     try:
         yield Service(_answer(ours, 0.0), process.pid or 0)
     finally:
-        ours.close()  # which ends it, as the death of this process would
+        ours.close()  # ends the server, as the death of this process would
         process.join(_PATIENCE)
 
 
@@ -94,11 +94,11 @@ def _accept(listener: socket.socket, converse: Callable[[socket.socket], None]) 
 
 
 class Fleet:
-    """Clients in processes of their own, each connected to several servers: the same clients for every side of a case.
+    """Clients in separate processes, each connected to several servers: the same clients for every side of a case.
 
     Args:
-        clients: how many.
-        sides: for each side, what makes its client of a given number; picklable.
+        clients: the number of clients.
+        sides: for each side, the function that creates its client of a given number; picklable.
     """
 
     def __init__(self, clients: int, sides: Mapping[str, Callable[[int], ExchangeClient]]) -> None:
@@ -123,26 +123,26 @@ class Fleet:
 
     def __exit__(self, *exc_info: object) -> None:
         for pipe, _ in self._members:
-            pipe.close()  # the end of its orders ends a process
+            pipe.close()  # ends the process
         for process in self._processes:
             process.join(_PATIENCE)
 
     @property
     def pids(self) -> list[int]:
-        """The clients' processes."""
+        """Return the pids of the clients' processes."""
         return [process.pid or 0 for process in self._processes]
 
     def run(
         self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None, count: int = 0
     ) -> Exchanges:
-        """Lets the clients exchange, all at once, as fast as they can.
+        """Let all clients exchange at the same time, as fast as they can.
 
         Args:
-            side: which of the servers.
-            seconds: how long; each client ends with its first exchange after that.
+            side: the side whose server they use.
+            seconds: the duration; each client ends with its first exchange after it.
             pause: seconds that a client sleeps before each exchange, in place of computing.
-            active: how many of the clients take part; None: all.
-            count: exchanges of each client, in place of ``seconds``: for those that wait for one another.
+            active: the number of clients that take part; None: all.
+            count: exchanges of each client, in place of ``seconds``: for clients that wait for each other.
         """
         for pipe, first in self._members:
             share = len(range(first, self.clients if active is None else active, self._stride))
@@ -182,16 +182,16 @@ def _work(client: ExchangeClient, seconds: float, pause: float, most: int) -> Ex
 def _answer(pipe: Connection, seconds: float) -> Any:
     if not pipe.poll(seconds + _PATIENCE):
         raise TimeoutError(f"a process must answer within {_PATIENCE:g} s")
-    return pipe.recv()  # an end without an answer raises EOFError; the process has said why
+    return pipe.recv()  # EOFError if the process ended without an answer; it has logged why
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads."""
+    """Return the user and system time of a process, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def status(pid: int, name: str) -> int:
-    """A number of the kernel's account of a process: "Threads", or "VmHWM" (peak memory) in KiB."""
+    """Return a number from the kernel's status of a process: "Threads", or "VmHWM" (peak memory) in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

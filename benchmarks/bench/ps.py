@@ -1,8 +1,8 @@
 """The parameter server: exchanges compared with a bare server, an echo and a plain one; memory, time, kernels.
 
-Servers run in processes of their own, as in production, and so do the clients (`processes.Fleet`); all over loopback,
-with the same socket buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by
-the fresh center. The limit's server (`bare`) receives, checks, adds and sends; the echo's sends back what it received.
+Servers and clients (`processes.Fleet`) run in separate processes, as in production, over loopback, with the same socket
+buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by the new center. The
+limit's server (`bare`) receives, checks, adds and sends; the echo's sends back what it received.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SECTION = "ps"
 MEDIUM = dense(784, 1000, 2000, 1000, 10)  # 19.2 MB
 SMALL = dense(784, 128, 128, 10)  # 0.47 MB
 LARGE: Shapes = ((5000, 5000),)  # 100 MB
-#: Rules that send a view, or keep a vector for each worker, and their targets compared with a server that only adds.
+#: Rules that send a view, or keep a vector for each worker, and their targets relative to a server that only adds.
 OTHER_RULES = {"dana_dc": 0.5, "dana_zero": 0.6, "lwp": 0.6, "smega2": 0.6, "multi_asgd": 0.7, "dana_slim": 0.8}
-#: Of half a second and more a round.
+#: Turns of half a second or more in a round.
 TURNS = 6
-#: Above the center, the rule's state and a buffer a connection: interpreter, libraries, the ledger.
+#: Memory relative to that of the center, the rule's state and a buffer per connection: for interpreter and ledger.
 _HEADROOM = 1.1
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     seconds = 0.5
     return [
         partial(exchanges, SMALL, 1, seconds, 0.80, 4),
@@ -50,7 +50,7 @@ def cases(quick: bool) -> list[Factory]:
 def exchanges(
     shapes: Shapes, clients: int, seconds: float, target_limit: float, target_naive: float
 ) -> Iterator[list[Case]]:
-    """Plain additions; with the middle model, also the server's processor time."""
+    """Yield cases of plain additions; with the medium model, also of the server's processor time."""
     with rig(shapes, clients, sides=("ours", "shared", "limit", "echo", "naive")) as built:
         found = [
             Case(
@@ -85,7 +85,7 @@ def exchanges(
 
 
 def _through_shared_memory(built: Rig, name: str, seconds: float) -> list[Case]:
-    """The same exchange of clients that share memory with their server, and the processor time of all processes."""
+    """Return cases of clients that share memory with their server, and of the processor time of all processes."""
     clients = built.fleet.pids
 
     def run(side: str) -> float:
@@ -123,7 +123,7 @@ def _through_shared_memory(built: Rig, name: str, seconds: float) -> list[Case]:
 
 @contextmanager
 def other_rule(rule: str, clients: int, seconds: float, target_limit: float) -> Iterator[Case]:
-    """A rule that does more than add, compared with the same bare server, which only adds."""
+    """Yield the case of a rule that does more than add, compared with the same bare server, which only adds."""
     with rig(MEDIUM, clients, rule=rule) as built:
         yield Case(
             SECTION,
@@ -139,7 +139,7 @@ def other_rule(rule: str, clients: int, seconds: float, target_limit: float) -> 
 
 @contextmanager
 def memory(clients: int, seconds: float) -> Iterator[list[Case]]:
-    """A large model, and the most memory that the server had while it served it."""
+    """Yield cases of a large model: exchanges, and the server's peak memory."""
     bound = 4 * elements(LARGE) * (1 + clients) * _HEADROOM / 1024
     with rig(LARGE, clients) as built:
         yield [
@@ -171,7 +171,7 @@ def _name(shapes: Shapes, clients: int, rule: str) -> str:
 
 
 def _exchanges_per_cpu_second(built: Rig, side: str, seconds: float, clients: Sequence[int] = ()) -> float:
-    """By the processor time of the server, and of ``clients`` too."""
+    """Return the exchanges per second of processor time, of the server and of ``clients``."""
     pids = (built.pids[side], *clients)
     before = sum(map(cpu_seconds, pids))
     exchanges = built.fleet.run(side, seconds).exchanges

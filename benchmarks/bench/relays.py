@@ -1,4 +1,4 @@
-"""What groups spare the server: the same workers, each by itself and in one group or several, in one run."""
+"""The server's load with groups: the same workers without groups, and in one group or several, in one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 
-#: Groups, and how many times as many windows the server is to take in a second of its processor's as without them.
+#: By the number of groups, the target: windows per second of the server's processor time, relative to no groups.
 _TARGETS = {1: 4.0, 2: 2.5, 8: 0.8}
 #: Windows of each worker in a run.
 _WINDOWS = 10
@@ -26,7 +26,7 @@ _WINDOWS = 10
 
 @contextmanager
 def loads(section: str, shapes: Shapes, workers: int) -> Iterator[list[Case]]:
-    """The server's load by ``workers`` workers, over connections."""
+    """Yield cases of the server's load from ``workers`` workers, over connections."""
     size = elements(shapes)
     connect: dict[str, Callable[[int], ExchangeClient]] = {}
     with ExitStack() as stack:

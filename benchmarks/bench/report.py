@@ -1,4 +1,4 @@
-"""The report of the measured rows: the table, the machine they come from, and what became slower since."""
+"""The report of the measured rows: the table, the machine, and regressions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HEAD = (
     "note",
     "processor",
 )
-#: What tells processors apart where a virtual machine shortens their names.
+#: Numbers that identify a processor if a virtual machine shortens its name.
 _CPU_NUMBERS = {"cpu family": "family", "model": "model"}
 
 
 def machine() -> dict[str, Any]:
-    """What the ratios were taken on, and how busy it was with other things."""
+    """Return a description of this machine, and its load from other programs."""
     versions = {}
     for library in _LIBRARIES:
         try:
@@ -63,7 +63,7 @@ def _cpu() -> str:
 
 
 def describe(machine: dict[str, Any]) -> str:
-    """The machine in one line."""
+    """Return the machine in one line."""
     versions = ", ".join(f"{library} {machine[library]}" for library in ("python", *_LIBRARIES))
     load = " ".join(map(str, machine["load"]))
     return (
@@ -73,20 +73,20 @@ def describe(machine: dict[str, Any]) -> str:
 
 
 def save(path: Path, machine: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Writes rows and machine as JSON."""
+    """Write rows and machine as JSON."""
     content = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What `save` wrote; a row that does not say its processor was measured on the file's."""
+    """Return what `save` wrote; a row without a processor was measured on that of the file's machine."""
     content = json.loads(path.read_text())
     processor = content["machine"]["cpu"]
     return content["machine"], [Row(**({"processor": processor} | row)) for row in content["rows"]]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The ratios, in Markdown; what is short of its target is in bold."""
+    """Return the ratios, in Markdown; those below their targets are bold."""
     lines = [_HEAD, *(_cells(row) for row in rows)]
     widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(_HEAD))]
     texts = [
@@ -126,7 +126,7 @@ def _number(ratio: float) -> str:
 
 
 def regressions(old: Iterable[Row], new: Iterable[Row]) -> list[str]:
-    """What became worse: each ratio that fell by more than the spreads of both measurements together."""
+    """Return a line for each ratio that fell by more than the sum of both measurements' spreads."""
     before = {(row.section, row.case): row for row in old}
     found = []
     for row in new:

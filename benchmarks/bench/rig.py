@@ -23,32 +23,32 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 
-#: Mini-batches behind a commit, each with a row of history: timestamp, samples, loss and a metric.
+#: Mini-batches of a commit, each with a row of history: timestamp, samples, loss and a metric.
 STEPS, HISTORY = 5, 4
 ETA = 1e-3
 _WARM_UP = 0.3
 
 
 def dense(*widths: int) -> Shapes:
-    """Shapes of the kernels and biases of dense layers between these widths."""
+    """Return the shapes of the kernels and biases of dense layers between these widths."""
     return tuple(shape for pair in pairwise(widths) for shape in (pair, pair[1:]))
 
 
 def elements(shapes: Shapes) -> int:
-    """Numbers in all arrays together."""
+    """Return the number of elements of all arrays together."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 class WorkerExchange:
-    """A worker's client: commits a payload with its history, and is sent the fresh center.
+    """A worker's client: commits a payload with its history, and receives the new center.
 
     Args:
         number: of the client.
         address: the server's.
         size: elements of the center.
-        wire_format: of both.
+        wire_format: of commits and replies.
         shared: whether vectors are in memory that it shares with the server.
-        group: the workers of the job, where they are in groups; None: they are not.
+        group: the number of the job's workers, if they are in groups; None: they are not.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class WorkerExchange:
             shared_parts=int(shared),
             group=None if group is None else RelayGroup(lambda: "127.0.0.1", "", group),
         )
-        self._client.join()  # not yet a pull, which waits for all others where the rule needs them
+        self._client.join()  # no pull yet: with some rules it waits for all other workers
         self._parts = self._client.payload(1)
         self._parts[0].fill(1e-3)
         self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
         self._batch = 0
 
     def exchange(self) -> None:
-        """A commit, whose answer is the center; a pull before the first one."""
+        """Commit, and receive the center; before the first commit, pull."""
         if self._batch == 0:
             self._client.pull()
         first, self._batch = self._batch, self._batch + STEPS
@@ -100,7 +100,7 @@ class WorkerExchange:
 
 @dataclass(frozen=True)
 class Rig:
-    """Servers by the names of a case's sides, and the clients that are connected to all of them."""
+    """The servers of a case's sides, by name, and the clients that are connected to all of them."""
 
     pids: dict[str, int]
     fleet: Fleet
@@ -110,13 +110,13 @@ class Rig:
 def rig(
     shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit", "echo")
 ) -> Iterator[Rig]:
-    """A warm `Rig`.
+    """Yield a warm `Rig`.
 
     Args:
         shapes: of the model's arrays.
-        clients: how many.
+        clients: the number of clients.
         rule: of the project's server, with its defaults.
-        sides: "ours", and which of "shared", "limit", "echo" and "naive".
+        sides: "ours", and some of "shared", "limit", "echo" and "naive".
     """
     size = elements(shapes)
     connect: dict[str, Callable[[int], ExchangeClient]] = {}

@@ -1,4 +1,4 @@
-"""What safety costs: real training steps against the server with snapshots, checks and tags of frames, and without.
+"""The cost of safety: real training steps with a server with snapshots, checks and tags of frames, and without.
 
 Two processes train M with one thread each and exchange every ten steps, as the tasks of a Spark job do.
 """
@@ -43,7 +43,7 @@ SECTION = "safety"
 RULE = make("agn", window=10)
 ROWS = 128
 TARGET = 0.97
-#: The sides that train with Adam: without sending its state, and with that.
+#: The sides that train with Adam: without sending its state, and with it.
 ADAM = ("adam", "keeping")
 #: The side whose frames have no tags.
 UNTAGGED = "untagged"
@@ -53,7 +53,7 @@ _PATIENCE = 60.0
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_safety, 3.0, 10) if quick else partial(_safety, 15.0, 100)]
 
 
@@ -89,7 +89,7 @@ def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
 
 
 def _cases(rate: Callable[[str], float], every: int) -> list[Case]:
-    """From the rates of the sides, each by its name."""
+    """Return the cases, given a function that measures the rate of a side by name."""
     job = f"M, {WORKERS} workers, AGN, window {RULE.window}, batches of {ROWS}"
     return [
         Case(
@@ -141,7 +141,7 @@ def _cases(rate: Callable[[str], float], every: int) -> list[Case]:
 
 @contextmanager
 def _tags(there: bool) -> Iterator[None]:
-    """Connections made meanwhile have tags, or, at both ends, none."""
+    """A context in which new connections have tags, or none at both ends."""
     with patch.object(Nonces, "seal", Nonces.seal if there else lambda *_: None):
         yield
 
@@ -152,7 +152,7 @@ class Trainee:
     Args:
         number: of the worker.
         address: of its server.
-        side: which server that is.
+        side: the name of the server's side.
     """
 
     def __init__(self, number: int, address: Address, side: str) -> None:
@@ -171,7 +171,7 @@ class Trainee:
         self._request = next(self._loop)
 
     def exchange(self) -> None:
-        """Trains one window and commits it."""
+        """Train one window, and commit it."""
         while True:
             request = self._request
             if isinstance(request, CommitRecord):
@@ -183,19 +183,19 @@ class Trainee:
 
 
 def _model(*, adam: bool) -> keras.Model:
-    """Return model M, with Adam in place of SGD if so asked."""
+    """Return model M, compiled with SGD, or with ``adam``, with Adam."""
     model = build("M")
     if adam:
         import keras
 
-        # So small a rate, as SGD's, that labels that mean nothing do not matter.
+        # The rate is as small as SGD's, so that random labels do not matter.
         model.compile(keras.optimizers.Adam(1e-6), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
 @contextmanager
 def _served(careful: bool, tags: bool = True) -> Iterator[Address]:
-    """The address of a server process; without care, it looks at nothing and writes nothing down."""
+    """Yield the address of a server process; unless ``careful``, it checks nothing and writes no snapshot."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, careful, tags), daemon=True)

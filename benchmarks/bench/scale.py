@@ -1,7 +1,7 @@
-"""More and more clients, each of which computes for 50 ms (it sleeps) between two exchanges of 19.2 MB.
+"""A growing number of clients, each of which computes for 50 ms (it sleeps) between two exchanges of 19.2 MB.
 
-The limit is the bare server under the same clients with the same pauses: it is bound by the pauses at first, and by the
-processor and memory later.
+The limit is the bare server with the same clients and pauses: it is bound by the pauses at first, and by processor and
+memory later.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from bench.rig import rig
 SECTION = "scale"
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-#: Of the same server: as many as saturate it. With all of `CLIENTS`, it must not do much less.
+#: The number of clients that saturates the server. With the most clients, its rate must not be much lower.
 _SATURATING = 16
 _COMPUTE = 0.05
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(clients, count, 1.0 if quick else 2.0) for count in CLIENTS]
 
 
 @contextmanager
 def clients(count: int, seconds: float) -> Iterator[list[Case]]:
-    """``count`` clients; the largest count is also compared with smaller ones."""
+    """Yield the cases of ``count`` clients; the largest count is also compared with smaller ones."""
     with rig(MEDIUM, count) as built:
 
         def rate(side: str, active: int | None = None) -> float:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 SECTION = "search"
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 EPOCHS, BATCH, HIDDEN = 16, 128, 512
-#: Of the first rung, and by which the trials become fewer and the epochs more.
+#: Epochs of the first rung, and the factor between rungs, of the number of trials and of epochs.
 FIRST_EPOCHS, FACTOR = 2, 4
 #: Rows to train on, and to evaluate on.
 ROWS, VALIDATION_ROWS = 50_000, 10_000
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_rates, RATES[1::2] if quick else RATES, ROWS // 10 if quick else ROWS)]
 
 
@@ -39,7 +39,7 @@ def _rates(rates: tuple[float, ...], count: int) -> Iterator[Case]:
         search = _Search(df, validation, rates, Path(folder))
         search.halving(seed=0)  # warm
         search.found.clear()
-        seeds = iter(range(1, 1000))  # of the order of the rates: another one in each turn
+        seeds = iter(range(1, 1000))  # another order of the rates in each turn
         yield Case(
             SECTION,
             f"{len(rates)} learning rates, {EPOCHS} epochs, Fashion-MNIST",
@@ -55,7 +55,7 @@ def _rates(rates: tuple[float, ...], count: int) -> Iterator[Case]:
 
 
 def _frames(spark: Any, count: int, folder: Path) -> tuple[DataFrame, DataFrame]:
-    """Return rows to train on and to validate on, which Spark keeps."""
+    """Return cached rows for training and for validation."""
     from distkeras.data.datasets import fashion_mnist, write_parquet
 
     (x, y), _ = fashion_mnist()
@@ -68,7 +68,7 @@ def _frames(spark: Any, count: int, folder: Path) -> tuple[DataFrame, DataFrame]
 
 
 class _Search:
-    """Finds the best of some learning rates, and remembers what each search has found and trained."""
+    """Finds the best of some learning rates, and records the result and the work of each search."""
 
     def __init__(self, df: DataFrame, validation: DataFrame, rates: tuple[float, ...], folder: Path) -> None:
         self._df, self._validation, self._rates, self._folder = df, validation, rates, folder
@@ -76,7 +76,7 @@ class _Search:
         self.found: list[tuple[str, float, int, int]] = []
 
     def halving(self, *, seed: int) -> float:
-        """Search in rungs, in the order of the rates that ``seed`` gives; return settings a second."""
+        """Search in rungs, with the rates in an order that depends on ``seed``; return settings a second."""
         from distkeras import SuccessiveHalving
 
         rates = np.random.default_rng(seed).permutation(self._rates).tolist()
@@ -126,7 +126,7 @@ class _Search:
         return evaluation.evaluations[-1]["accuracy"]
 
     def note(self) -> str:
-        """Return what the searches have found, and what they have trained for it."""
+        """Return the results of the searches, and the epochs and jobs that they took."""
         parts = []
         for name in ("halving", "grid"):
             rates, epochs, jobs = zip(*(found for search, *found in self.found if search == name), strict=True)

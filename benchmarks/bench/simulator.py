@@ -1,4 +1,4 @@
-"""Commits a second of the simulator, next to those of its arithmetic alone: 128 virtual workers under ASGD, float32."""
+"""Commits a second of the simulator, compared with its arithmetic alone: 128 virtual workers under ASGD, float32."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ETA = 0.01
 
 
 def cases(quick: bool) -> list[Factory]:
-    """The one case of the section."""
+    """Return the only case of the section."""
     return [partial(_simulator, 500 if quick else 2000)]
 
 
 @contextmanager
 def _simulator(commits: int) -> Iterator[Case]:
-    """Runs of ``commits`` commits; the gradient is a constant vector, which both sides copy."""
+    """Yield the case of runs of ``commits`` commits; the gradient is a constant vector, which both sides copy."""
     gradient = np.random.default_rng(0).normal(scale=1e-3, size=SIZE).astype(np.float32)
     start = np.ones(SIZE, np.float32)
 

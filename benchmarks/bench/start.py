@@ -1,9 +1,8 @@
-"""Whole jobs, from a program's first line to its last: ours, plain Keras', and elephas' in an environment of its own.
+"""Whole jobs, from a program's first line to its last: ours, plain Keras', and elephas' in a separate environment.
 
 A job is a program in a fresh process (`bench.whole_job`). The figure is jobs an hour, by the time from the call that
-trains to its return, in a session that has run nothing before: workers, their imports and the first of everything
-count. The note has the whole program's time, imports and session with it, and the accuracy that each had in the end,
-on rows that it had not seen.
+trains to its return, in a new session: the start of workers, their imports and all first calls count. The note has the
+time of the whole program, with imports and session, and the final accuracy of each on test rows.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from bench.workload import PATIENCE, WORKERS
 
 SECTION = "start"
 EPOCHS = {"S": 3, "M": 2}
-#: How the sessions that jobs run in are described, and the speed that is wanted, in times of the peer's.
+#: The descriptions of the sessions in which jobs run, and the target of the speed, relative to the peer's.
 SESSIONS = {"plain": ("a session", 1.0), "ready": ("a session of `distkeras.spark`", 1.25)}
 
-#: What the peer is measured with, and the interpreter of an environment that has it already; else one is made.
+#: The peer's packages, and the variable that names the interpreter of an environment with them; else one is created.
 PEER, PEER_PYTHON = ("elephas==7.3.0", "setuptools"), "DISTKERAS_BENCH_ELEPHAS"
 _PROGRAM = Path(__file__).with_name("whole_job.py")
 _HOUR = 3600.0
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_whole_jobs, ("S",) if quick else ("S", "M"))]
 
 
@@ -65,7 +64,7 @@ def _whole_jobs(models: tuple[str, ...]) -> Iterator[list[Case]]:
 
 
 def write_data(folder: Path) -> None:
-    """Fashion-MNIST as float32 in [0, 1]: arrays, and Parquet in as many files as there are workers."""
+    """Write Fashion-MNIST as float32 in [0, 1]: as arrays, and as Parquet with a file for each worker."""
     from distkeras.data.datasets import fashion_mnist, write_parquet
 
     for suffix, (x, y) in zip(("", "_test"), fashion_mnist(), strict=True):
@@ -75,7 +74,7 @@ def write_data(folder: Path) -> None:
 
 
 def peer_python(folder: Path) -> str:
-    """The interpreter of an environment with elephas, which is made in ``folder`` if `PEER_PYTHON` names none."""
+    """Return the interpreter of an environment with elephas: `PEER_PYTHON`, or one that is created in ``folder``."""
     if found := os.environ.get(PEER_PYTHON):
         return found
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=PATIENCE)
@@ -85,7 +84,7 @@ def peer_python(folder: Path) -> str:
 
 
 class Program(NamedTuple):
-    """A whole job: its kind, a key of `bench.whole_job.KINDS`, and what it trains."""
+    """A whole job: its kind, a key of `bench.whole_job.KINDS`, and the model, epochs and rule."""
 
     kind: str
     model: str
@@ -94,11 +93,11 @@ class Program(NamedTuple):
 
 
 class Programs:
-    """Runs programs in turns: in every round each of them once, so that those compared have met the same machine.
+    """Runs programs in turns: each of them once in every round, so that they are compared under the same conditions.
 
     Args:
         folder: of the data.
-        pythons: interpreters of the kinds that have another one.
+        pythons: the interpreters of kinds that do not use this one.
     """
 
     def __init__(self, folder: Path, pythons: Mapping[str, str]) -> None:
@@ -106,7 +105,7 @@ class Programs:
         self._rounds: dict[tuple[Program, ...], list[dict[Program, dict[str, float]]]] = defaultdict(list)
 
     def result(self, together: tuple[Program, ...], program: Program, number: int) -> dict[str, float]:
-        """What ``program`` has said in round ``number`` of those that take turns with it."""
+        """Return the figures of ``program`` in round ``number`` of the programs ``together``."""
         rounds = self._rounds[together]
         while len(rounds) <= number:
             first = len(rounds) % len(together)
@@ -114,14 +113,14 @@ class Programs:
         return rounds[number][program]
 
     def median(self, together: tuple[Program, ...], program: Program, what: str) -> float:
-        """Of all rounds."""
+        """Return the median of a figure over all rounds."""
         return statistics.median(round[program][what] for round in self._rounds[together])
 
     def run(self, program: Program) -> dict[str, float]:
-        """What one took, in seconds, and its accuracy.
+        """Run a program; return its times in seconds, and its accuracy.
 
         Raises:
-            RuntimeError: it failed; with what it wrote last.
+            RuntimeError: it failed; the text has its last output.
         """
         python = next((self._pythons[peer] for peer in self._pythons if peer in program.kind), sys.executable)
         kind, *job = map(str, program)
@@ -139,7 +138,7 @@ class Programs:
         return took
 
     def compared(self, name: str, together: tuple[Program, ...], target: float, kind: str) -> Case:
-        """Jobs of ``kind`` and the peer's, in turns, and plain Keras' where it takes part."""
+        """Return the case of jobs of ``kind`` and the peer's, in turns, and of plain Keras' if it is among them."""
         ours, naive = _one(together, kind), _one(together, "elephas")
         limit = _one(together, "keras") if any("keras" in program.kind for program in together) else None
         sides = {"ours": ours, "limit": limit, "naive": naive}
@@ -172,7 +171,7 @@ class Programs:
         )
 
     def first_step(self, name: str, program: Program, seconds: float) -> Case:
-        """Time to a step, and its target."""
+        """Return the case of the time to a first step, with its target."""
         return Case(
             SECTION,
             f"first step of {name}",
@@ -184,25 +183,25 @@ class Programs:
         )
 
     def jobs(self, model: str, epochs: int, rule: str) -> list[Case]:
-        """In both kinds of sessions, compared with the peers once."""
+        """Return the cases of jobs in both kinds of sessions, compared with the same runs of the peers."""
         peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
         together = (*peers, *(Program(kind, model, epochs, rule) for kind in SESSIONS))
         job = _job(model, epochs, rule)
         return [self.compared(f"{job}, {told}", together, target, kind) for kind, (told, target) in SESSIONS.items()]
 
     def long_job(self, model: str, epochs: int, rule: str) -> Case:
-        """Where the start is a smaller part of it; compared with the peer alone, because every job takes long."""
+        """Return the case of a long job, in which the start is a smaller part; compared only with the peer."""
         together = Program("elephas", model, epochs, ""), Program("plain", model, epochs, rule)
         return self.compared(f"{_job(model, epochs, rule)}, a session", together, 1 / 0.9, "plain")
 
     def many_fits(self, model: str, epochs: int, rule: str) -> Case:
-        """A cross-validation."""
+        """Return the case of a cross-validation."""
         peers = tuple(Program(f"many of {peer}", model, epochs, "") for peer in ("keras", "elephas"))
         together = (*peers, Program("many", model, epochs, rule))
         return self.compared(f"cross-validation, 12 fits of {_job(model, epochs, rule)}", together, 1.0, "many")
 
     def memory(self, model: str, epochs: int, rule: str) -> Case:
-        """Of Spark's Python, all of it, for each worker; and of plain Keras' process, which has all rows."""
+        """Return the case of memory: of Spark's Python processes, per worker, and of plain Keras with all rows."""
         peers = tuple(Program(f"memory of {peer}", model, epochs, "") for peer in ("keras", "elephas"))
         together = (*peers, Program("memory", model, epochs, rule))
 

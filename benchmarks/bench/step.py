@@ -1,4 +1,4 @@
-"""Training steps of a worker, and moving its weights, without Spark and without a server."""
+"""Training steps of a worker, and reading and loading its weights, without Spark and without a server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from distkeras.keras_model.replica import KerasReplica
 
 SECTION = "step"
 WINDOW = 10
-#: Steps of one run, about a second's worth.
+#: Steps of one run, which take about a second.
 STEPS = {("M", 32): 200, ("M", 128): 100, ("S", 32): 2000, ("S", 128): 1000}
 EXCHANGES = 100
 TURNS = 3
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     share = 5 if quick else 1
     steps = [partial(_steps, name, batch, count // share) for (name, batch), count in STEPS.items()]
     return [*steps, partial(_exchange, EXCHANGES // share)]
@@ -31,7 +31,7 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
-    """`KerasReplica.train`, a window at a time, on batches as the data plane brings them."""
+    """Yield the case of `KerasReplica.train`, a window at a time, on batches in the form of the data plane."""
     import tensorflow as tf
 
     x, y = rows(count * batch)
@@ -48,7 +48,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
     ]
 
     def ours() -> float:
-        fresh = windows()  # nothing of them taken over yet
+        fresh = windows()  # TensorFlow has not taken over their memory yet
         began = time.perf_counter()
         for window in fresh:
             replica.train(window)
@@ -81,7 +81,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
 
 @contextmanager
 def _exchange(count: int) -> Iterator[Case]:
-    """What a worker does with its weights around an exchange: the movement out, the center in."""
+    """Yield the case of a worker's weights at an exchange: read the movement, load the center."""
     model = build("M")
     replica = KerasReplica(model)
     sent, delta = np.zeros((2, replica.size), np.float32)

@@ -1,4 +1,4 @@
-"""A warm micro-batch of a stream, compared with `keras.Model.fit` of the same rows on a warm model."""
+"""A warm micro-batch of a stream, compared with `keras.Model.fit` on the same rows with a warm model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH, WARM = 32, 10
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_micro_batch, count, 1 if quick else 5) for count in (64, 2048)]
 
 

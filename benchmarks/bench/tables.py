@@ -1,7 +1,7 @@
-"""Embeddings whose rows travel, compared with plain Keras, with the dense exchange, and with a small table.
+"""Tables by rows, compared with plain Keras, with the dense exchange, and with a small table.
 
-The full section takes about half an hour, and ``--only`` picks cases by the beginning of their names, such as "dense:",
-or by what follows, such as ": 4000000 rows, SGD". A training has few rounds, and one where the table is large.
+The full section takes about half an hour, and ``--only`` selects cases by a part of their names, such as "dense:" or
+": 4000000 rows, SGD". A training case has few rounds, and only one for a large table.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ SECTION = "tables"
 #: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window, and epochs, of which the first one
 #: is not measured.
 IDS, WIDTH, BATCH, WINDOW, EPOCHS = 4, 64, 512, 10, 20
-#: The optimizers, with a rate at which nothing diverges.
+#: The optimizers, with a learning rate at which no training diverges.
 OPTIMIZERS = {"SGD": 0.01, "Adagrad": 0.01}
-#: Rows of a table that stays dense where nothing insists.
+#: Rows of a table that stays dense with ``tables="auto"``.
 FEW = 2_000
-#: Rows of which a table may have more, and take no longer: below, the dense exchange is measured, too.
+#: From this number of rows on, the time must not grow; up to it, the dense exchange is measured, too.
 SOME = 100_000
-#: Rows of which a table has a gigabyte: a round takes minutes.
+#: Rows of a table of a gigabyte: a round takes minutes.
 MANY = 4_000_000
-#: Rows from which a case has one round, and rounds of smaller tables.
+#: Rows from which a case has one round, and the rounds of smaller tables.
 _LARGE, _ROUNDS = 1_000_000, 2
 _NOTE = f"epochs >= 2; DOWNPOUR, window {WINDOW}"
-#: Rows of a commit and of its reply, and how many commits differ, where the server's arithmetic is measured.
+#: For the server's arithmetic: rows of a commit and of its reply, and the number of different commits.
 _TOUCHED, _COMMITS = 5_000, 16
-#: Seconds from one look at the workers' memory to the next.
+#: Seconds from one poll of the workers' memory to the next.
 _LOOK = 0.05
 
 Frames = Callable[[int], "DataFrame"]
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     sizes = (FEW, 20_000) if quick else (FEW, SOME, 1_000_000, MANY)
     count = 100_000 if quick else 200_000
     return [
@@ -93,7 +93,7 @@ def data_of(rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def _frames(count: int, **config: str) -> Iterator[Frames]:
-    """Yield what returns ``count`` rows with ids below a number: a kept DataFrame, made when it is first asked for."""
+    """Yield a function that returns ``count`` rows with ids below a number, as a cached DataFrame made on first use."""
     with session(
         spark__driver__maxResultSize="0", spark__sql__execution__arrow__pyspark__enabled="true", **config
     ) as spark:
@@ -132,7 +132,7 @@ def _table(rows: int, count: int) -> Iterator[list[Case]]:
 
 
 def _by_rows(rows: int) -> Any:
-    """Return what a user gives: nothing insists where the table is small."""
+    """Return the argument ``tables``: a table with more than `FEW` rows must travel by rows."""
     return ["table"] if rows > FEW else "auto"
 
 
@@ -185,22 +185,22 @@ def _beside_bare(rows: int, optimizer: str, workers: int, frame: Frames) -> Case
 
 
 def bare_seconds(rows: int, windows: int = 64) -> float:
-    """Return the processor seconds of what NumPy alone does with the rows of one window, at worker and server."""
+    """Return the processor seconds that NumPy takes for the rows of one window, at worker and server."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, rows, (_COMMITS, WINDOW * BATCH * IDS), np.int32)
     table, moved = np.zeros((rows, WIDTH), np.float32), np.full((ids.shape[1], WIDTH), 1e-3, np.float32)
     spent = 0.0
-    for number in range(-_COMMITS, windows):  # the first ones touch the memory
+    for number in range(-_COMMITS, windows):  # negative numbers warm up the memory
         began = time.thread_time()
         touched, _ = np.unique(ids[number % _COMMITS], return_inverse=True)
         table[touched] += moved[: touched.size]
-        _ = table[touched]  # a reply's rows
+        _ = table[touched]  # the rows of a reply
         spent += (time.thread_time() - began) * (number >= 0)
     return spent / windows
 
 
 def with_bare_rows(rate: float, workers: int, seconds: float) -> float:
-    """Return ``rate``, samples a second, if a window takes a worker so many seconds more."""
+    """Return ``rate``, in samples a second, lowered as if each window took a worker ``seconds`` more."""
     samples = workers * WINDOW * BATCH
     return samples / (samples / rate + seconds)
 
@@ -237,7 +237,7 @@ def _snapshots(rows: int, count: int, every: int) -> Iterator[Case]:
 
         def ours() -> float:
             with tempfile.TemporaryDirectory(prefix="distkeras-bench-") as folder:
-                checkpoint = Checkpoint(folder, every, keep=1000)  # the first one is still there at the end
+                checkpoint = Checkpoint(folder, every, keep=1000)  # keeps the first snapshot to the end
                 return steady(model_of(rows, "SGD"), 2, frame(touched), ["table"], checkpoint)
 
         yield Case(
@@ -256,7 +256,7 @@ def _snapshots(rows: int, count: int, every: int) -> Iterator[Case]:
 @contextmanager
 def _memory(rows: int, count: int) -> Iterator[Case]:
     small = min(SOME, rows // 2)
-    # A worker process that is kept would have the memory of the model before.
+    # A reused worker process would have the memory of the previous model.
     with _frames(count, spark__python__worker__reuse="false") as frame:
         yield Case(
             SECTION,
@@ -295,9 +295,9 @@ def _plain(rows: int, optimizer: str, count: int, sender: Connection) -> None:
 
 
 def plain_rate(rows: int, optimizer: str, count: int) -> float:
-    """Return the samples a second of plain Keras, in a process of its own: its memory ends with it.
+    """Return the samples a second of plain Keras, in a separate process, whose memory is freed with it.
 
-    Of ``count`` samples, it gets fewer for a large table, of which a step takes a second.
+    Fewer than ``count`` samples are used for a large table, with which a step takes a second.
     """
     count = min(count, BATCH * max(10, min(400, 40_000_000 // rows)))
     context = get_context("spawn")
@@ -313,7 +313,7 @@ def plain_rate(rows: int, optimizer: str, count: int) -> float:
 def steady(
     model: keras.Model, workers: int, frame: DataFrame, tables: Any, checkpoint: Checkpoint | None = None
 ) -> float:
-    """The `steady_rate` of one training; with a ``checkpoint``, from its first snapshot on."""
+    """Return the `steady_rate` of one training; with a ``checkpoint``, from its first snapshot on."""
     trainer = _trainer(model, workers, tables, EPOCHS)
     trainer.train(frame, checkpoint=checkpoint)
     return steady_rate(trainer, 0.0 if checkpoint is None else _first_snapshot(Path(checkpoint.uri)))
@@ -337,7 +337,7 @@ def _trainer(model: keras.Model, workers: int, tables: Any, epochs: int) -> Trai
 
 
 def peak_of_workers(model: keras.Model, frame: DataFrame) -> int:
-    """Return the bytes that a Python worker of Spark has in memory at most while the model is trained by rows."""
+    """Return the peak memory of a Python worker of Spark, in bytes, while the model is trained by rows."""
     peaks, ended = [0], threading.Event()
 
     def look() -> None:
@@ -355,7 +355,7 @@ def peak_of_workers(model: keras.Model, frame: DataFrame) -> int:
 
 
 def _workers_peak() -> int:
-    """Return the largest peak of the processes that Spark has forked for Python, by the kernel's own count."""
+    """Return the largest peak memory of Spark's Python worker processes, from the kernel."""
     import psutil
 
     peak = 0
@@ -371,7 +371,7 @@ def _workers_peak() -> int:
 
 
 class RowsAtCenter:
-    """A center of one table and nothing else, and commits of its rows.
+    """A center with one table only, and commits of its rows.
 
     Args:
         rule: the name of the update rule.
@@ -387,7 +387,7 @@ class RowsAtCenter:
             self._center.release(worker, 0).buffer.drop()
 
     def prepare(self, number: int) -> Callable[[], object]:
-        """A commit that has been received; gives what applies it and gathers the rows of its reply."""
+        """Receive a commit; return a function that applies it and gathers the rows of its reply."""
         center, worker = self._center, number % 2
         lease, buffer = center.leases[worker], center.pool.take()
         touched, wants = self._ids[number % _COMMITS], self._ids[(number + 1) % _COMMITS]
@@ -419,7 +419,7 @@ class RowsAtCenter:
 
 
 class BareRows:
-    """The same rows in an array, moved by NumPy alone."""
+    """The same rows in an array, updated by NumPy alone."""
 
     def __init__(self, rows: int) -> None:
         self._ids, self._moved = _commits_of(rows)
@@ -438,7 +438,7 @@ class BareRows:
 
 
 def _commits_of(rows: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return which rows commits name, int64 in ascending order, and how they move them, float32, flat."""
+    """Return the rows of each commit, int64 in ascending order, and their movement, float32, flat."""
     rng = np.random.default_rng(0)
     ids = [np.sort(rng.choice(rows, _TOUCHED, replace=False)) for _ in range(_COMMITS)]
     return ids, rng.normal(scale=1e-3, size=_TOUCHED * WIDTH).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Whole jobs on Spark: their steady rate, the most that the cores could give, and where the rest of a job goes."""
+"""Whole jobs on Spark: their steady rate, the limit of the cores, and the time outside of training."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Job:
         rule: its name.
         window: mini-batches between two exchanges.
         batch: rows of a mini-batch.
-        epochs: the first one does not count.
-        target_limit, target_naive: compared with independent processes, and with plain Keras.
+        epochs: of which the first one is not measured.
+        target_limit, target_naive: relative to independent processes, and to plain Keras.
     """
 
     model: str
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Return its name in the table."""
         often = "every batch" if self.window == 1 else f"window {self.window}"
         return f"{self.model}, {WORKERS} workers, {self.rule.upper()}, {often}, batches of {self.batch}"
 
@@ -61,14 +61,14 @@ JOBS = (
     Job("S", "agn", 10, 32, 6, None, 2.0),
     Job("S", "downpour", 1, 32, 6, None, 1.2),
 )
-#: The job whose beginning and end are taken apart.
+#: The job whose start and end are measured.
 WHOLE = JOBS[0]
-#: The job of most commits a second.
+#: The job with the most commits a second.
 OFTEN = JOBS[3]
 
 
 def cases(quick: bool) -> list[Factory]:
-    """All cases of the section."""
+    """Return all cases of the section."""
     return [partial(_train, 8_000 if quick else 40_000)]
 
 
@@ -86,7 +86,7 @@ def _train(count: int) -> Iterator[list[Case]]:
         plain = {(job.model, job.batch): build(job.model) for job in JOBS}
         for (_, batch), model in plain.items():
             fit_rate(model, x, y, batch)
-        _steady(WHOLE, frame)  # from here on the workers have loaded what they need
+        _steady(WHOLE, frame)  # after this, the workers have loaded their modules
         yield [
             *(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS),
             _watched(frame),
@@ -112,7 +112,7 @@ def _rate(job: Job, frame: DataFrame, ceiling: _Ceiling, plain: keras.Model, dat
 
 
 def _watched(frame: DataFrame) -> Case:
-    """A job of many commits that a dashboard follows, and one without a dashboard."""
+    """Return the case of a job with many commits, with a dashboard compared with none."""
     return Case(
         SECTION,
         f"{OFTEN.name}, with a dashboard",
@@ -138,7 +138,7 @@ def _trainer(job: Job) -> Trainer:
 
 
 def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
-    """The `steady_rate` of one training."""
+    """Return the `steady_rate` of one training."""
     trainer = _trainer(job)
     with trainer.dashboard() if watched else nullcontext():
         trainer.train(frame)
@@ -146,7 +146,7 @@ def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
 
 
 def _whole_job(frame: DataFrame) -> Case:
-    """The share of a job in which mini-batches are trained, from the call of `train` to its return."""
+    """Return the case of the share of a job, from the call of `train` to its return, that is spent in training."""
     shares: list[dict[str, float]] = []
 
     def ours() -> float:
@@ -175,7 +175,7 @@ def _whole_job(frame: DataFrame) -> Case:
 
 
 class _Ceiling:
-    """Processes that train on rows in their own memory and know nothing of each other: a context manager.
+    """Independent processes that train on rows in their own memory: a context manager.
 
     Args:
         model: M or S.
@@ -205,7 +205,7 @@ class _Ceiling:
             process.join(PATIENCE)
 
     def rate(self) -> float:
-        """Samples a second of all processes together."""
+        """Return the samples a second of all processes together."""
         for pipe in self._pipes:
             pipe.send(True)
         spans = [answer(pipe) for pipe in self._pipes]

@@ -1,7 +1,7 @@
 """One whole job, as a user's program: ``python whole_job.py KIND FOLDER MODEL EPOCHS RULE``; prints JSON.
 
-KIND is a key of `KINDS`. FOLDER has what `bench.start.write_data` wrote there. It runs in an environment that need not
-have this project, so it takes nothing from `bench`.
+KIND is a key of `KINDS`. FOLDER has the data from `bench.start.write_data`. The environment need not have this project,
+so that this module does not import `bench`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ HIDDEN = {"M": (1000, 2000, 1000), "S": (128, 128)}
 BATCH, WORKERS = 128, 2
 MASTER = f"local[{WORKERS},4]"
 SESSION = {"spark.driver.memory": "4g", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
-#: Learning rates: AGN divides a window's movement by its steps, DOWNPOUR adds what two workers find.
+#: Learning rates: AGN divides a window's movement by its steps, DOWNPOUR adds the movements of two workers.
 RATES = {"keras": 0.1, "elephas": 0.1, "agn": 0.3, "downpour": 0.1}
-#: Steps from one exchange to the next: AGN's commit is a mean, and so a step; DOWNPOUR's is all of them.
+#: Steps from one exchange to the next: AGN's commit is the mean of a window's steps; DOWNPOUR's is their sum.
 WINDOWS = {"agn": 3, "downpour": 10}
-#: Times that one session trains the same, where the session is what is warm.
+#: The number of equal trainings in one session, for jobs in a warm session.
 WARM = 5
 #: Commits before a worker is killed.
 AFTER = 20
-#: Of a cross-validation: folds, and what learning rates are multiplied with.
+#: Of a cross-validation: folds, and the factors on the learning rate.
 FOLDS, FACTORS = 3, (0.25, 0.5, 1.0, 1.5)
 
-#: The trained model, and seconds by what took them.
+#: The trained model, and seconds by the name of the part.
 Result = tuple[Any, dict[str, float]]
 
 
 def build(name: str, learning_rate: float) -> Any:
-    """Model M or S, the same weights each time, compiled."""
+    """Return model M or S, compiled, with the same weights each time."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -50,14 +50,14 @@ def build(name: str, learning_rate: float) -> Any:
 
 
 def arrays(folder: Path) -> tuple[Any, Any]:
-    """Features float32 ``(60000, 784)`` and labels int32 ``(60000,)``."""
+    """Return features float32 ``(60000, 784)`` and labels int32 ``(60000,)``."""
     import numpy as np
 
     return np.load(folder / "x.npy"), np.load(folder / "y.npy")
 
 
 def folds(x: Any, y: Any) -> Iterator[tuple[Any, Any]]:
-    """What each of `FOLDS` models is trained on."""
+    """Yield the training rows of each of `FOLDS` models."""
     import numpy as np
 
     fold = np.random.default_rng(0).integers(0, FOLDS, len(x))
@@ -66,7 +66,7 @@ def folds(x: Any, y: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def plain_session() -> Any:
-    """A Spark session as anybody makes it."""
+    """Return a Spark session with default settings."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(MASTER)
@@ -76,7 +76,7 @@ def plain_session() -> Any:
 
 
 def ready_session() -> Any:
-    """A session of this project's."""
+    """Return a session of `distkeras.spark`."""
     from distkeras.spark import session
 
     return session(MASTER, config=SESSION)
@@ -86,7 +86,7 @@ def ready_session() -> Any:
 
 
 def plain_keras(folder: Path, model: str, epochs: int, _: str) -> Result:
-    """`fit` on arrays, with both cores."""
+    """Run `fit` on arrays, with both cores."""
     x, y = arrays(folder)
     built = build(model, RATES["keras"])
     called = time.time()
@@ -95,7 +95,7 @@ def plain_keras(folder: Path, model: str, epochs: int, _: str) -> Result:
 
 
 def many_of_keras(folder: Path, model: str, epochs: int, _: str) -> Result:
-    """As many fits as a cross-validation makes."""
+    """Run as many fits as a cross-validation."""
     x, y = arrays(folder)
     called = time.time()
     for rows in folds(x, y):
@@ -109,7 +109,7 @@ def many_of_keras(folder: Path, model: str, epochs: int, _: str) -> Result:
 
 
 def elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
-    """Asynchronous training of an RDD, as elephas' README has it."""
+    """Train asynchronously on an RDD, as in elephas' README."""
     spark = plain_session()
     x, y = arrays(folder)
     called = time.time()
@@ -118,7 +118,7 @@ def elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
 
 
 def many_of_elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
-    """As many trainings in one session as a cross-validation makes."""
+    """Run as many trainings in one session as a cross-validation."""
     spark = plain_session()
     x, y = arrays(folder)
     called = time.time()
@@ -129,8 +129,8 @@ def many_of_elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
 
 
 def fit_elephas(spark: Any, built: Any, x: Any, y: Any, epochs: int) -> Any:
-    """The model that elephas makes of ``built``."""
-    from elephas.spark_model import SparkModel  # type: ignore[import-not-found]  # it is in the peer's environment only
+    """Return the model that elephas trains from ``built``."""
+    from elephas.spark_model import SparkModel  # type: ignore[import-not-found]  # only in the peer's environment
     from elephas.utils.rdd_utils import to_simple_rdd  # type: ignore[import-not-found]  # as above
 
     trainer = SparkModel(built, frequency="epoch", mode="asynchronous", num_workers=WORKERS)
@@ -142,7 +142,7 @@ def fit_elephas(spark: Any, built: Any, x: Any, y: Any, epochs: int) -> Any:
 
 
 def settings(epochs: int) -> dict[str, Any]:
-    """Return the arguments that every job of ours has."""
+    """Return the arguments of every job of ours."""
     from distkeras import Monitoring
 
     monitoring = Monitoring(progress=False)
@@ -150,7 +150,7 @@ def settings(epochs: int) -> dict[str, Any]:
 
 
 def fit(rows: Any, model: str, epochs: int, rule: str, **options: Any) -> tuple[Any, Any]:
-    """The trainer, and the model that it returns."""
+    """Train; return the trainer, and the model that it returns."""
     from distkeras import Trainer, rules
 
     trainer = Trainer(build(model, RATES[rule]), rules.make(rule, window=WINDOWS[rule]), **settings(epochs))
@@ -160,7 +160,7 @@ def fit(rows: Any, model: str, epochs: int, rule: str, **options: Any) -> tuple[
 def distkeras(
     folder: Path, model: str, epochs: int, rule: str, *, session: Callable[[], Any], times: int = 1
 ) -> Result:
-    """`Trainer` on Parquet; more than once: on rows that Spark keeps."""
+    """Run `Trainer` on Parquet; more than once: on cached rows."""
     rows = session().read.parquet(str(folder / "rows"))
     rows = rows.cache() if times > 1 else rows
     for _ in range(times):
@@ -172,7 +172,7 @@ def distkeras(
 
 
 def with_a_killed_worker(folder: Path, model: str, epochs: int, rule: str) -> Result:
-    """A worker's process is killed while it trains; from its successor's start to that one's first step."""
+    """Kill a worker's process while it trains; measure the time from the next attempt's start to its first step."""
     from distkeras import Callback
 
     killed: list[int] = []
@@ -205,7 +205,7 @@ def with_a_killed_worker(folder: Path, model: str, epochs: int, rule: str) -> Re
 def with_memory(
     folder: Path, model: str, epochs: int, rule: str, *, job: Callable[..., Result], whose: Callable[[], list[int]]
 ) -> Result:
-    """Another kind of job, and what its processes hold at most, in GiB."""
+    """Run another kind of job, and measure the peak memory of its processes, in GiB."""
     over, most = threading.Event(), [0.0]
 
     def watch() -> None:
@@ -223,7 +223,7 @@ def with_memory(
 
 
 def proportional_memory(pid: int) -> float:
-    """What a process holds, in GiB; pages that it shares count by its share."""
+    """Return the memory of a process, in GiB; of shared pages, only its share counts."""
     try:
         (line,) = (
             line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")
@@ -234,14 +234,14 @@ def proportional_memory(pid: int) -> float:
 
 
 def retries(log: Path) -> list[float]:
-    """When Spark launched the tasks that it ran again, from its event log."""
+    """Return when Spark launched retried tasks, from its event log."""
     lines = [line for file in log.rglob("*") if file.is_file() for line in file.read_text().splitlines()]
     events = [json.loads(line) for line in lines if line.startswith('{"Event":"SparkListenerTaskStart"')]
     return [event["Task Info"]["Launch Time"] / 1e3 for event in events if event["Task Info"]["Attempt"]]
 
 
 def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result:
-    """`pyspark.ml`'s own, over learning rates."""
+    """Run `pyspark.ml`'s cross-validation, over learning rates."""
     import keras
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
@@ -262,13 +262,13 @@ def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result
 
 
 def python_workers() -> list[int]:
-    """Spark's, on this machine: what its daemons have forked."""
+    """Return the pids of Spark's Python workers on this machine, which its daemons have forked."""
     daemons = python_daemons()
     return [pid for pid, parent in daemons.items() if parent in daemons]
 
 
 def python_daemons() -> dict[int, int]:
-    """Spark's, and the workers that they have forked, with the parent of each."""
+    """Return the pids of Spark's Python daemons and of their workers, with the parent of each."""
     parents, daemons = {}, set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -284,10 +284,10 @@ def python_daemons() -> dict[int, int]:
 KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
     "keras": plain_keras,
     "elephas": elephas,
-    # A `Trainer` in a session as anybody makes it, and in ours.
+    # A `Trainer` in a session with default settings, and in ours.
     "plain": partial(distkeras, session=plain_session),
     "ready": partial(distkeras, session=ready_session),
-    # The same again and again in one session: the last of them.
+    # The last of several equal trainings in one session.
     "warm": partial(distkeras, session=ready_session, times=WARM),
     "killed": with_a_killed_worker,
     "many of keras": many_of_keras,
@@ -300,7 +300,7 @@ KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
 
 
 def main() -> None:
-    """Trains, and says how long it took and how good the model is."""
+    """Train, and print the times and the accuracy of the model."""
     import numpy as np
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

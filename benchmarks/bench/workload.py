@@ -1,4 +1,4 @@
-"""Models, rows and the Spark session that several sections measure with."""
+"""The models, rows and Spark session of several sections."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ PATIENCE = 300.0
 
 
 def build(name: str) -> keras.Model:
-    """Model M or S, the same weights each time, compiled."""
+    """Return model M or S, compiled, with the same weights each time."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN[name]]
     model = keras.Sequential([keras.Input((INPUTS,)), *layers, keras.layers.Dense(CLASSES, activation="softmax")])
-    # So small a rate that no rule diverges on labels that mean nothing.
+    # The rate is so small that no rule diverges on random labels.
     model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
 def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random float32 ``(count, 784)`` in [0, 1), and int32 classes ``(count,)``."""
+    """Return random float32 ``(count, 784)`` in [0, 1), and int32 classes ``(count,)``."""
     rng = np.random.default_rng(0)
     return rng.random((count, INPUTS), np.float32), rng.integers(0, CLASSES, count, np.int32)
 
 
 def mini_batches(x: np.ndarray, y: np.ndarray, size: int, window: int) -> list[Batch]:
-    """The whole batches of a shuffled epoch, cut for windows of so many, as the data plane cuts it."""
+    """Return the full batches of a shuffled epoch, cut for windows of ``window`` as by the data plane."""
     features, label = Column("features", (INPUTS,)), Column("label", (), "int32")
     order = EpochOrder(DataSpec((features,), (label,), None, size), worker=0, window=window)
     count = len(x) // size
@@ -59,7 +59,7 @@ def mini_batches(x: np.ndarray, y: np.ndarray, size: int, window: int) -> list[B
 
 
 def bare_loop(model: keras.Model, batch: int) -> Callable[[Any, Any], None]:
-    """Compiles ``(k, batch, 784), (k, batch)`` to k training steps of ``model`` in a loop that does nothing else."""
+    """Return a compiled loop of k training steps of ``model``; its arguments are ``(k, batch, 784), (k, batch)``."""
     import tensorflow as tf
 
     def loop(x: Any, y: Any) -> Any:
@@ -80,7 +80,7 @@ def bare_loop(model: keras.Model, batch: int) -> Callable[[Any, Any], None]:
 
 
 def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> float:
-    """Samples a second of plain `fit` over one epoch, without what goes before the epoch."""
+    """Return the samples a second of plain `fit` over one epoch, without the time before the epoch."""
     import keras
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -99,9 +99,9 @@ def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> fl
 
 
 def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
-    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last.
+    """Return the samples a second from the end of every worker's first epoch to the first end of a worker's last epoch.
 
-    Nothing counts before ``since``, seconds since the epoch.
+    The time before ``since``, in seconds since the epoch, is not counted.
     """
     history: Any = trainer.history.toPandas()
     stamps = history["timestamp"]
@@ -113,19 +113,19 @@ def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
 
 
 def answer(pipe: Connection) -> Any:
-    """What another process sends."""
+    """Return the message of another process."""
     if not pipe.poll(PATIENCE):
         raise TimeoutError(f"a process must answer within {PATIENCE:g} s")
-    return pipe.recv()  # an end without an answer raises EOFError; the process has said why
+    return pipe.recv()  # EOFError if the process ended without an answer; it has logged why
 
 
 @contextmanager
 def session(master: str = f"local[{WORKERS},4]", **config: str) -> Iterator[SparkSession]:
-    """Two slots on this machine, and record batches of a good size for wide rows.
+    """Yield a session with two slots on this machine, and record batches of a good size for wide rows.
 
     Args:
-        master: where tasks run.
-        config: more of it, each ``__`` for a dot.
+        master: Spark's master.
+        config: further settings, with ``__`` for each dot.
     """
     from pyspark.sql import SparkSession
 

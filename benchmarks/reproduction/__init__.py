@@ -1,1 +1,1 @@
-"""Claims of papers, run again in the simulator, and the report of what came of them."""
+"""Claims of papers, tested in the simulator, and the report of the results."""

@@ -1,4 +1,4 @@
-"""Beale's function, on which the thesis draws its pictures."""
+"""Beale's function, on which the pictures of the thesis are drawn."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NOISE = 1.0
 
 
 def value(x: Any, y: Any) -> Any:
-    """Beale's function at ``(x, y)``; 0 at `MINIMUM`."""
+    """Return Beale's function at ``(x, y)``; 0 at `MINIMUM`."""
     return (1.5 - x + x * y) ** 2 + (2.25 - x + x * y**2) ** 2 + (2.625 - x + x * y**3) ** 2
 
 
 def gradient(theta: np.ndarray) -> np.ndarray:
-    """Of `value`, shape ``(2,)``."""
+    """Return the gradient of `value`, shape ``(2,)``."""
     x, y = theta  # numpy scalars: these overflow to infinity, where floats would raise
     a, b, c = 1.5 - x + x * y, 2.25 - x + x * y**2, 2.625 - x + x * y**3
     return np.array(
@@ -47,18 +47,18 @@ def gradient(theta: np.ndarray) -> np.ndarray:
 
 
 def noisy(deviation: float, seed: int) -> Callable[[np.ndarray, int], np.ndarray]:
-    """A gradient function with normal noise."""
+    """Return a gradient function with normal noise."""
     rng = np.random.default_rng([seed, 3])
     return lambda theta, worker: gradient(theta) + rng.normal(0, deviation, 2)
 
 
 def make(rule: str, window: int) -> rules.Rule:
-    """The rule with windows of ``window``."""
+    """Return the rule with windows of ``window``."""
     return rules.make(rule, window=window)
 
 
 def straggler(rule: str) -> dict[str, Any]:
-    """Workers 1 to 3 commit in turn, worker 0 once, late; from three starts near each other."""
+    """Run workers 1 to 3, which commit in turn, and worker 0, which commits once, late; from three close starts."""
     displacement, ways = [], []
     for shift in (0.0, 0.05, -0.05):
         start = np.array(STRAGGLER_START) + shift
@@ -87,7 +87,7 @@ def _contours(ax: Any, x: tuple[float, float], y: tuple[float, float]) -> None:
 
 
 def trajectories(folder: Path) -> str:
-    """The center's way under each rule with noisy gradients; every commit is of a window of steps."""
+    """Draw the center's path under each rule with noisy gradients; every commit is of a window of steps."""
     figure, axes = draw.panels(3, 1, 3.1, sharey=True)
     for place, (ax, (rule, title)) in enumerate(zip(axes.flat, RULES.items(), strict=True)):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -116,7 +116,7 @@ def trajectories(folder: Path) -> str:
 
 
 def stragglers(results: Results, folder: Path) -> str:
-    """Before, at and after the straggler's commit."""
+    """Draw the center before, at and after the straggler's commit."""
     figure, axes = draw.panels(2, 1, 3.3, sharey=True)
     ways = {rule: np.array(results[f"straggler/{rule}"]["way"]) for rule in ("downpour", "adag")}
     for place, (ax, (rule, way)) in enumerate(zip(axes.flat, ways.items(), strict=True)):
@@ -128,7 +128,7 @@ def stragglers(results: Results, folder: Path) -> str:
         moved = np.linalg.norm(way[LATE + 1] - way[LATE])
         if moved > 0.05:
             ax.annotate("", way[LATE + 1], way[LATE], arrowprops={"arrowstyle": "->", "color": "#D55E00", "lw": 2})
-        else:  # an arrow's head alone would be longer than its way
+        else:  # an arrow's head would be longer than the path
             ax.plot(*way[LATE], "x", color="#D55E00", markersize=9, markeredgewidth=2, zorder=4)
         draw.finish(ax, "x", "y", f"{RULES[rule]}: the straggler moves the center by {moved:.3f}", legend=False)
     return draw.save(figure, folder, "straggler.png")

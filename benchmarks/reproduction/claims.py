@@ -1,4 +1,4 @@
-"""What a claim is: jobs that give figures, and a section of the report that is made of nothing but those figures."""
+"""The definition of a claim: jobs that compute figures, and a section of the report that uses only these figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reproduction.spreads import Spread
 
 T = TypeVar("T")
 
-#: Plain numbers, lists and dictionaries by the job's name: what the files of results hold.
+#: The contents of the files of results: plain numbers, lists and dictionaries by the job's name.
 Results = Mapping[str, Any]
 #: A `functools.partial` of a module-level function, which another process can run.
 Job = Callable[[], Any]
@@ -20,12 +20,12 @@ Job = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run.
+    """The size of the runs.
 
     Args:
         name: "tiny", "quick", "middle" or "full".
-        seeds: of the runs that are reported; seed 0 is the one that learning rates are chosen with. Those of the middle
-            scale were in no run before: its criteria were written after the quick scale's figures had been seen.
+        seeds: of the reported runs; learning rates are chosen with seed 0. The seeds of the middle scale were not used
+            before: its criteria were written after the quick scale's figures had been seen.
         length: factor on all budgets of gradients and commits.
     """
 
@@ -35,20 +35,20 @@ class Scale:
 
     @property
     def few(self) -> tuple[int, ...]:
-        """Seeds enough for large differences."""
+        """Return enough seeds for large differences."""
         return self.seeds[:5]
 
     @property
     def many(self) -> tuple[int, ...]:
-        """Ten seeds, where runs differ most from each other."""
+        """Return ten seeds, for runs that differ most from each other."""
         return tuple(range(self.seeds[0], self.seeds[0] + 10))
 
     def budget(self, number: int, multiple: int = 1) -> int:
-        """``number`` at this scale, as a multiple of ``multiple``."""
+        """Return ``number`` at this scale, as a multiple of ``multiple``."""
         return max(1, round(number * self.length / multiple)) * multiple
 
     def pick(self, quick: T, full: T) -> T:
-        """What the full scale has, or what the others have."""
+        """Return ``full`` at the full scale, ``quick`` at others."""
         return full if self.name == "full" else quick
 
 
@@ -62,11 +62,11 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Criteria:
-    """A set of criteria with what decides them.
+    """A set of criteria, with their jobs and their section of the report.
 
     Args:
-        jobs: what must be run, by name, at a scale.
-        section: the figures' meaning; draws its pictures into the folder.
+        jobs: returns the jobs at a scale, by name.
+        section: returns the section from the figures, and draws its pictures into the folder.
     """
 
     jobs: Callable[[Scale], dict[str, Job]]
@@ -78,11 +78,11 @@ class Claim:
     """A claim of a paper.
 
     Args:
-        name: as on the command line.
-        title: heading.
+        name: its name on the command line.
+        title: its heading.
         says: the claim in one or two sentences.
         source: paper, figures, sections.
-        first: the criteria that were fixed before the first run; `reproduction.revised` has others for some claims.
+        first: the criteria that were fixed before the first run; `reproduction.revised` has further ones.
     """
 
     name: str
@@ -93,5 +93,5 @@ class Claim:
 
 
 def over_seeds(results: Results, name: str, scale: Scale, key: str) -> Spread:
-    """A figure of the jobs ``name/seed``."""
+    """Return a figure of the jobs ``name/seed``, over the seeds."""
     return Spread.of([results[f"{name}/{seed}"][key] for seed in scale.seeds])

@@ -1,7 +1,8 @@
-"""Runs the papers' claims again at small scale, in the simulator, and writes a report with pictures.
+"""Test the papers' claims at small scale, in the simulator, and write a report with pictures.
 
-There are two sets of criteria: the first ones, and revised ones where the first ones cannot decide. The report in
-DIR shows what DIR has figures of. A scale gives the same figures each time. What was interrupted goes on where it was.
+There are two sets of criteria: the first ones, and revised ones for claims that the first ones cannot decide. The
+report in DIR shows all claims with figures in DIR. A scale gives the same figures each time. An interrupted run
+continues.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CLAIMS = (
     SLOW_WORKER,
     MANY_WORKERS,
 )
-#: In the order in which they are run: what the first criteria say least of comes first.
+#: In the order in which they are run: claims that the first criteria decide least come first.
 REVISED = {
     MOMENTUM.name: momentum.REVISED,
     ORDERED.name: ordered.REVISED,
@@ -59,7 +60,7 @@ REPORT, COST = "README.md", "cost.json"
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/reproduction", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,19 +78,19 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What a run has left there; nothing if there was none."""
+    """Return the results in a file; empty if there is none."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def save(results: Mapping[str, Any], path: Path) -> None:
-    """One line a claim."""
+    """Write the results, one line for each claim."""
     lines = [f"{json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in results.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def run(kind: str, scale: Scale, names: Sequence[str], out: Path, processes: int) -> None:
-    """The figures of one set of criteria, written claim by claim."""
+    """Compute the figures of one set of criteria, and write them claim by claim."""
     path, unfinished = out / FILES[kind], out / f"{kind}-{scale.name}.unfinished"
     results = load(path)
     if results.get("scale") != scale.name:
@@ -103,7 +104,7 @@ def run(kind: str, scale: Scale, names: Sequence[str], out: Path, processes: int
 
 
 def findings(names: Sequence[str], out: Path) -> Findings:
-    """The report's sections, of what is in the files, so that they can be made again."""
+    """Return the report's sections from the files of results."""
     files = {kind: load(out / name) for kind, name in FILES.items()}
     sections = {
         kind: {
@@ -124,7 +125,7 @@ def findings(names: Sequence[str], out: Path) -> Findings:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the command line, and return the exit status."""
     options = arguments(argv)
     scale, out = SCALES[options.scale], options.out
     out.mkdir(parents=True, exist_ok=True)

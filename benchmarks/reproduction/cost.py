@@ -1,4 +1,4 @@
-"""What a scale would cost, measured on a part of it."""
+"""The cost of a scale, estimated from a part of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from reproduction.claims import Job, Scale
 from reproduction.running import timed
 
-#: A run's cost grows with its length: runs of so much of it are measured.
+#: A run's cost is proportional to its length: runs of this share of it are measured.
 LENGTH = 1 / 16
 
 
 def measure(claims: Mapping[str, Callable[[Scale], dict[str, Job]]], scale: Scale) -> dict[str, Any]:
-    """The processor's hours that the scale would take, by claim, and what was measured for that.
+    """Return the estimated processor hours of the scale, by claim, and the measured ones.
 
     Of the jobs of a claim that call the same function, three are measured, each over `LENGTH` of its runs: the first,
-    which also computes what all need, the second and the last, whose mean stands for all others.
+    which also computes values that all share, the second and the last, whose mean is taken for all others.
     """
     short = replace(scale, length=scale.length * LENGTH)
     hours, jobs, measured = {}, 0, []

@@ -17,19 +17,19 @@ from reproduction.parts import Check, Figure, Section, Table
 from reproduction.spreads import Spread, chosen, listed, points
 
 DEVICES, NODES, EPOCH, EPOCHS, INTERVAL = 4, (2, 4, 8), 960, 8, 4
-#: What a blocking exchange takes, in mean step times, and the one of the criterion.
+#: Times of a blocking exchange, in mean step times, and the one of the criterion.
 COSTS, COST = (0.1, 0.25, 0.5, 1.0), 0.5
 RATES, NEAR, SAVED = (0.4, 0.2, 0.1, 0.05, 0.02), 1.0, 0.20
 
 
 def _communication(cost: float, nodes: int) -> Communication:
-    """A network on which a blocking all-reduce of bfloat16 takes ``cost`` mean step times."""
+    """Return a network on which a blocking all-reduce of bfloat16 takes ``cost`` mean step times."""
     message = 2 * -(-network.SIZE // nodes)
     return Communication(bandwidth=2 * (nodes - 1) * message / (cost * 128))
 
 
 def trained(blocking: bool, nodes: int, rate: float, epoch: int, seed: int, part: str = "test") -> dict[str, Any]:
-    """Figures of one run of either kind."""
+    """Return the figures of one run of either kind."""
     daso = Daso(warm_up=EPOCHS, cool_down=0) if blocking else Daso(interval=INTERVAL)
     with np.errstate(over="ignore", invalid="ignore"):
         trace = simulate_daso(
@@ -52,7 +52,7 @@ def trained(blocking: bool, nodes: int, rate: float, epoch: int, seed: int, part
 
 
 def both_kinds(nodes: int, epoch: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Both kinds with the rate that is best for blocking."""
+    """Return the figures of both kinds at the rate that is best for blocking."""
     scores = {rate: trained(True, nodes, rate, epoch, 0, "held out")["accuracy"] for rate in RATES}
     rate = max(sorted(scores), key=scores.__getitem__)
     kinds = {"blocking": True, "daso": False}
@@ -62,7 +62,7 @@ def both_kinds(nodes: int, epoch: int, seeds: tuple[int, ...]) -> dict[str, Any]
 
 
 def saving(cost: float, nodes: int, batches: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Share of the time that DASO saves; what is trained does not matter."""
+    """Return the share of the time that DASO saves; it does not depend on the model."""
     zero, saved = np.zeros(network.SIZE, np.float32), []
     for seed in seeds:
         ends = [
@@ -87,12 +87,12 @@ def saving(cost: float, nodes: int, batches: int, seeds: tuple[int, ...]) -> dic
 
 
 def nodes_of(scale: Scale) -> tuple[int, ...]:
-    """Numbers of nodes."""
+    """Return the numbers of nodes at a scale."""
     return scale.pick(NODES, (*NODES, 16, 32))
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 10 needs."""
+    """Return the jobs of claim 10."""
     found: dict[str, Job] = {
         f"accuracy/{nodes}": partial(both_kinds, nodes, scale.budget(EPOCH), scale.seeds) for nodes in nodes_of(scale)
     }
@@ -117,11 +117,11 @@ class _DasoFigures:
         self.saved = {cost: Spread.of(results[f"saving/{cost}"]["saved"]) for cost in COSTS}
 
     def of(self, kind: str, nodes: int, key: str = "accuracy") -> Spread:
-        """Of "blocking" or "daso"."""
+        """Return a figure of "blocking" or "daso"."""
         return Spread.of([one[key] for one in self.results[f"accuracy/{nodes}"][kind]])
 
     def checks(self) -> list[Check]:
-        """All criteria."""
+        """Return the checks of all criteria."""
         of, counts, saved = self.of, self.counts, self.saved
         behind = {nodes: points(of("blocking", nodes), of("daso", nodes)) for nodes in counts}
         few, many = counts[0], counts[-1]
@@ -156,7 +156,7 @@ class _DasoFigures:
         ]
 
     def table(self) -> Table:
-        """Accuracy and time by nodes."""
+        """Return the table of accuracy and time by nodes."""
         of = self.of
         return Table(
             f"{DEVICES} devices a node; times at a cost of {COST:g} step times",
@@ -186,7 +186,7 @@ class _DasoFigures:
         )
 
     def picture(self, folder: Path) -> str:
-        """Draws the time saved; returns the file's name."""
+        """Draw the saved time; return the file's name."""
         figure, axes = draw.panels(1, 1, 3.0)
         draw.spreads(axes[0, 0], COSTS, list(self.saved.values()), 2, f"{NODES[1]} nodes", 100)
         for level, title in ((25, "the paper: 25 % (Figure 6)"), (35, "35 % (Figure 8)")):
@@ -197,7 +197,7 @@ class _DasoFigures:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 10, from its figures."""
+    """Return the section about claim 10, from its figures."""
     figures = _DasoFigures(results, scale)
     setting = (
         f"{EPOCHS} epochs of {scale.budget(EPOCH):,} mini-batches, shared by the devices ({DEVICES} a node, as in the "

@@ -1,4 +1,4 @@
-"""Pictures of the report: one style, colors that people with any common color blindness can tell apart."""
+"""Pictures of the report, in one style, with colors that are distinct for people with common color blindness."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from distkeras.analysis.plots import DASHES
 from reproduction.spreads import Spread
 
 mpl.use("Agg")
-#: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.
+#: The README's column is about 830 pixels wide; larger pictures would be scaled down and unreadable.
 WIDTH, DPI = 8.3, 110
 MARKERS = "osD^vPX*h"
 PALETTE = (*COLORS, "#888888", "#7B3F00")  # one for each marker
 
 
 def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes, shape ``(rows, columns)``."""
+    """Return a figure and its axes, shape ``(rows, columns)``."""
     figure = Figure(figsize=(WIDTH, height * rows), dpi=DPI, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def style(place: int) -> dict[str, Any]:
-    """Color, dashes and marker of the ``place``-th line."""
+    """Return color, dashes and marker of the ``place``-th line."""
     return {
         "color": PALETTE[place % len(PALETTE)],
         "linestyle": DASHES[(place + place // len(PALETTE)) % len(DASHES)],
@@ -39,13 +39,13 @@ def style(place: int) -> dict[str, Any]:
 
 
 def spreads(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, label: str, factor: float = 1.0) -> None:
-    """Means with bars of one standard deviation."""
+    """Draw means with bars of one standard deviation."""
     means, sds = [value.mean * factor for value in y], [value.sd * factor for value in y]
     axes.errorbar(x, means, np.nan_to_num(sds), label=label, capsize=2.5, **style(place))
 
 
 def until_infinite(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, label: str) -> None:
-    """Medians, as far as they are finite; where a line ends for that reason, it ends with a large cross."""
+    """Draw the medians up to the first infinite one; such a line ends with a large cross."""
     medians = [float(np.median(value.values)) for value in y]
     finite = [number for number, value in enumerate(medians) if np.isfinite(value)]
     axes.plot([x[number] for number in finite], [medians[number] for number in finite], label=label, **style(place))
@@ -55,13 +55,13 @@ def until_infinite(axes: Any, x: Sequence[float], y: Sequence[Spread], place: in
 
 
 def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, label: str) -> None:
-    """Mean training accuracy over the seeds in percent, against time in mean step times."""
+    """Draw the mean training accuracy over the seeds in percent, against time in mean step times."""
     time, values = (np.mean([one[part] for one in curves], axis=0) for part in (0, 1))
     axes.plot(time / 128, 100 * values, label=label, **{**style(place), "marker": None})
 
 
 def finish(axes: Any, x: str, y: str, title: str = "", legend: bool = True) -> None:
-    """Labels, grid and legend."""
+    """Add labels, grid and legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10)
@@ -71,6 +71,6 @@ def finish(axes: Any, x: str, y: str, title: str = "", legend: bool = True) -> N
 
 
 def save(figure: Figure, folder: Path, name: str) -> str:
-    """Writes the PNG; its bytes depend on the picture alone."""
+    """Write the PNG; its bytes depend only on the picture."""
     figure.savefig(folder / name, metadata={"Software": None})
     return name

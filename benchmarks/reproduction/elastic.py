@@ -27,7 +27,7 @@ AEASGD_WINDOWS, AEASGD_WORKERS, AEASGD_RATE, BUDGET = (1, 10, 30), 10, 0.05, 600
 
 
 def equilibrium(seed: int) -> dict[str, Any]:
-    """Synchronous EASGD on a plane: the distance before an exchange, against lambda ||g|| / ((n + 1) rho)."""
+    """Run synchronous EASGD on a plane: the distance before an exchange, against lambda ||g|| / ((n + 1) rho)."""
     slope, eta, asked = np.random.default_rng(seed).normal(size=8), 1e-3, []
 
     def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def equilibrium(seed: int) -> dict[str, Any]:
 
 
 def on_beale(stop: str | None, budget: int, seed: int, window: int = WINDOW) -> dict[str, Any]:
-    """EASGD on Beale's function with a budget of gradients over all workers."""
+    """Run EASGD on Beale's function with a budget of gradients over all workers."""
     rule = rules.make("easgd", window=window, rho=RHO, early_stopping=stop)
     rounds = max(1, budget // (WORKERS * window))
     while True:  # windows that end early need more rounds for as many gradients
@@ -80,7 +80,7 @@ def on_beale(stop: str | None, budget: int, seed: int, window: int = WINDOW) -> 
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 4 needs."""
+    """Return the jobs of claim 4."""
     gradients = scale.budget(BUDGET, 30)
     found: dict[str, Job] = {f"equilibrium/{seed}": partial(equilibrium, seed) for seed in scale.seeds}
     for seed in scale.seeds:
@@ -93,7 +93,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 4, from its figures."""
+    """Return the section about claim 4, from its figures."""
     of = partial(over_seeds, results, scale=scale)
     relative = of("equilibrium", key="relative")
     value = {stop: of(f"beale/{stop}", key="value") for stop in STOPS}
@@ -155,7 +155,7 @@ ELASTIC = Claim(
     first=Criteria(jobs, section),
 )
 
-#: Table 3.1, the configurations that are run here.
+#: The configurations of table 3.1 that are run here.
 TABLE = {
     (10, 10): 1.009,
     (10, 20): 1.003,
@@ -173,13 +173,13 @@ TUNED_ON = (20, 20)
 
 
 def configured(rule: str, workers: int, window: int, gradients: int, rate: float = 0.0) -> Run:
-    """A run of claim 5."""
+    """Return a run of claim 5."""
     options = (("window", window), ("rho", RHO)) if rule == "aeasgd" else (("window", window),)
     return Run(rule, workers, rate, gradients, options=options)
 
 
 def efficiency(cases: list[tuple[int, int]], gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Temporal efficiency of AGN over AEASGD in virtual time, from the training accuracy of the workers' batches."""
+    """Return the temporal efficiency of AGN over AEASGD in virtual time, from the workers' training accuracy."""
     rates = {rule: best_rate(configured(rule, *TUNED_ON, gradients), grid) for rule, grid in GRIDS.items()}
     found: dict[str, Any] = {"rates": rates}
     for workers, window in cases:
@@ -190,14 +190,14 @@ def efficiency(cases: list[tuple[int, int]], gradients: int, seeds: tuple[int, .
 
 
 def efficiency_jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 5 needs."""
+    """Return the jobs of claim 5."""
     halves = [list(TABLE)[0::2], list(TABLE)[1::2]]
     gradients = scale.budget(BUDGET, 40 * 3)
     return {f"half/{place}": partial(efficiency, half, gradients, scale.seeds) for place, half in enumerate(halves)}
 
 
 def efficiency_section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 5, from its figures."""
+    """Return the section about claim 5, from its figures."""
     ratios = {
         case: Spread.of(
             next(half[f"{case[0]}/{case[1]}"] for half in results.values() if f"{case[0]}/{case[1]}" in half)

@@ -15,7 +15,7 @@ from reproduction.runs import Run, best_rate, train
 from reproduction.spreads import Spread, listed, points
 
 BUDGET, GAP_AT, FAILS, CLOSE = 3000, 8, 10.0, 1.0
-#: Of the rate, for runs that count for no criterion: where training works, the gaps say more.
+#: A factor on the rate, for runs without a criterion: where training works, gaps are more informative.
 QUARTER = 0.25
 #: Accuracy below which a model has learned next to nothing.
 NOTHING = 0.15
@@ -30,7 +30,7 @@ NAMES = {
     "dana_zero": "DANA-Zero",
     "dana_dc": "DANA-DC",
 }
-#: As the paper set it: the strength of the adaptive variant, momentum .95.
+#: The paper's settings: the strength of the adaptive variant, momentum .95.
 OPTIONS: dict[str, tuple[tuple[str, Any], ...]] = {"dc_asgd": (("momentum", 0.95), ("compensation", 2.0))}
 OTHERS, DANA = ("nag_asgd", "multi_asgd", "lwp", "dc_asgd"), ("dana_slim", "dana_dc")
 HETEROGENEOUS = ("nag_asgd", "multi_asgd", "dc_asgd", "dana_slim", "dana_dc")
@@ -46,30 +46,30 @@ BASELINE = 91.63
 
 
 def workers(scale: Scale) -> Sequence[int]:
-    """Numbers of workers, N."""
+    """Return the numbers of workers, N."""
     return scale.pick((8, 16, 24, 32), (4, 8, 12, 16, 20, 24, 28, 32))
 
 
 def prepared(rule: str, n: int, gradients: int, timing: str = "homogeneous") -> Run:
-    """A run as the paper prepares them: decay, warm-up, its own options for DC-ASGD."""
+    """Return a run with the paper's settings: decay, warm-up, its own options for DC-ASGD."""
     options = OPTIONS.get(rule, ())
     return Run(rule, n, 0.0, gradients, timing, options, decay=True, warm_up=True, gap=timing == "homogeneous")
 
 
 @cache
 def baseline_rate(gradients: int) -> float:
-    """The rate tuned for a single worker with Nesterov's momentum: all rules run with it, as in the paper."""
+    """Return the rate tuned for a single worker with Nesterov's momentum: all rules run with it, as in the paper."""
     return best_rate(prepared("dana_zero", 1, gradients), RATES)
 
 
 def with_baseline_rate(run: Run, seed: int, factor: float = 1.0) -> dict[str, Any]:
-    """Figures of ``run`` with ``factor`` times the rate of `baseline_rate`."""
+    """Return the figures of ``run`` with ``factor`` times the rate of `baseline_rate`."""
     rate = baseline_rate(run.gradients) * factor
     return {"rate": rate, **train(replace(run, rate=rate), seed)}
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 6 needs."""
+    """Return the jobs of claim 6."""
     gradients = scale.budget(BUDGET)
     runs = {f"{rule}/{n}": prepared(rule, n, gradients) for rule in NAMES for n in workers(scale)}
     runs |= {f"het/{rule}": prepared(rule, 32, gradients, "heterogeneous") for rule in HETEROGENEOUS}
@@ -85,7 +85,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 class _MomentumFigures:
-    """Spreads of the runs, and what several criteria compare.
+    """Spreads of the runs, and the comparisons of several criteria.
 
     Args:
         results: of the claim's jobs.
@@ -101,11 +101,11 @@ class _MomentumFigures:
         self.normalized = {rule: self.of(rule, GAP_AT, "normalized gap").mean for rule in NAMES}
 
     def of(self, rule: str, n: int, key: str = "accuracy") -> Spread:
-        """In the homogeneous environment."""
+        """Return a figure in the homogeneous environment."""
         return over_seeds(self.results, f"{rule}/{n}", self.scale, key)
 
     def gap_checks(self) -> list[Check]:
-        """The criteria about the gap."""
+        """Return the checks of the criteria about the gap."""
         gap, counts = self.gap, self.counts
         ratio = self.normalized["dana_zero"] / self.normalized["asgd"]
         grows = [self.of("asgd", n, "gap").mean for n in counts]
@@ -132,7 +132,7 @@ class _MomentumFigures:
         ]
 
     def accuracy_checks(self) -> list[Check]:
-        """The criteria about the accuracy."""
+        """Return the checks of the criteria about the accuracy."""
         of, baseline = self.of, self.baseline
         many = [n for n in self.counts if n >= 16]
         best = {(rule, n): of(rule, n).mean for rule in (*OTHERS, *DANA) for n in many}
@@ -179,7 +179,7 @@ class _MomentumFigures:
         )
 
     def accuracy_table(self) -> Table:
-        """Next to the paper's."""
+        """Return the table of accuracies next to the paper's."""
         of, het = self.of, self.het
         shown = [n for n in self.counts if n in PAPER]
         return Table(
@@ -196,7 +196,7 @@ class _MomentumFigures:
         )
 
     def gap_table(self) -> Table:
-        """Of one number of workers, at both rates."""
+        """Return the table of gaps of one number of workers, at both rates."""
         of, gap, normalized = self.of, self.gap, self.normalized
         keys = ("accuracy", "gap", "normalized gap")
         quarter = {
@@ -228,7 +228,7 @@ class _MomentumFigures:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 6, from its figures."""
+    """Return the section about claim 6, from its figures."""
     figures = _MomentumFigures(results, scale)
     baseline = figures.baseline
     failed = [title for rule, title in NAMES.items() if figures.of(rule, GAP_AT).mean < NOTHING]

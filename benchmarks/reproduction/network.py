@@ -1,4 +1,4 @@
-"""Fashion-MNIST and a small perceptron, whose gradient is a few lines of numpy: what the virtual workers train."""
+"""The data and model of the virtual workers: Fashion-MNIST, and a small perceptron with a gradient in numpy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from distkeras.data.datasets import fashion_mnist
 INPUTS, HIDDEN, CLASSES = 784, 32, 10
 SIZE = INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
 BATCH = 32
-#: Training rows that no gradient sees: learning rates are chosen on them.
+#: Training rows without gradients: learning rates are chosen on them.
 HELD_OUT = 5000
-#: Loss of a model that guesses; a run that ends above it has diverged.
+#: The loss of random guessing; a run that ends above it has diverged.
 GUESSING = math.log(CLASSES)
 
 
@@ -30,7 +30,7 @@ class Data:
 
 @cache
 def data() -> dict[str, Data]:
-    """The parts "train", "held out" and "test"."""
+    """Return the parts "train", "held out" and "test"."""
     (x, y), (x_test, y_test) = fashion_mnist()
     return {
         "train": Data(x[:-HELD_OUT], y[:-HELD_OUT]),
@@ -40,13 +40,13 @@ def data() -> dict[str, Data]:
 
 
 def scaled(x: np.ndarray, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray:
-    """Pixels from 0 to 1."""
+    """Return pixels scaled to [0, 1]."""
     pixels: np.ndarray = x.astype(dtype) * dtype(1 / 255)
     return pixels
 
 
 def initial(seed: int) -> np.ndarray:
-    """He's initialization, biases 0: float32, shape ``(SIZE,)``."""
+    """Return He's initialization, with biases 0: float32, shape ``(SIZE,)``."""
     rng = np.random.default_rng([seed, 1])
     theta = np.zeros(SIZE, np.float32)
     w1, _, w2, _ = layers(theta)
@@ -56,7 +56,7 @@ def initial(seed: int) -> np.ndarray:
 
 
 def layers(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Views of both layers' weights, shapes ``(784, 32)`` and ``(32, 10)``, and biases, ``(32,)`` and ``(10,)``."""
+    """Return views of both layers' weights, ``(784, 32)`` and ``(32, 10)``, and biases, ``(32,)`` and ``(10,)``."""
     first, second = INPUTS * HIDDEN, INPUTS * HIDDEN + HIDDEN
     third = second + HIDDEN * CLASSES
     return (
@@ -68,7 +68,7 @@ def layers(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 def forward(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hidden activations, shape ``(rows, 32)``, and logits less the row's largest, shape ``(rows, 10)``."""
+    """Return hidden activations, ``(rows, 32)``, and logits minus the row's largest, ``(rows, 10)``."""
     w1, b1, w2, b2 = layers(theta)
     hidden = x @ w1
     hidden += b1
@@ -80,7 +80,7 @@ def forward(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Of the mean cross-entropy over a mini-batch.
+    """Return the gradient of the mean cross-entropy over a mini-batch.
 
     Args:
         theta: parameters, shape ``(SIZE,)``; the result has their dtype.
@@ -116,7 +116,7 @@ def _starts(rows: int) -> np.ndarray:
 
 
 def evaluate(theta: np.ndarray, part: str = "test") -> tuple[float, float]:
-    """Loss and accuracy in [0, 1]; of a model that is no longer finite, infinity and that of guessing."""
+    """Return loss and accuracy in [0, 1]; for a model that is not finite, infinity and the accuracy of guessing."""
     if not np.isfinite(theta).all():
         return math.inf, 1 / CLASSES
     rows = data()[part]
@@ -128,13 +128,13 @@ def evaluate(theta: np.ndarray, part: str = "test") -> tuple[float, float]:
 
 @dataclass
 class Batches:
-    """The gradient function of a run. Each worker draws its mini-batches from a generator of its own.
+    """The gradient function of a run. Each worker draws its mini-batches from its own generator.
 
     Args:
         seed: of all the generators.
 
     Attributes:
-        worker, loss, accuracy: of each gradient, in the order in which they were asked for.
+        worker, loss, accuracy: of each gradient, in the order of the calls.
     """
 
     seed: int
@@ -145,15 +145,15 @@ class Batches:
     _taken: dict[int, list[tuple[int, np.ndarray]]] = field(default_factory=dict)
 
     def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
-        """The gradient at ``theta`` on the next mini-batch of ``worker``."""
+        """Return the gradient at ``theta`` on the next mini-batch of ``worker``."""
         return self._gradient(theta, self._add(worker))
 
     def numbered(self, theta: np.ndarray, worker: int, number: int) -> np.ndarray:
-        """The gradient at ``theta`` on a mini-batch that may have been taken before, whose figures are replaced.
+        """Return the gradient at ``theta`` on a mini-batch; if it was used before, its figures are replaced.
 
         Args:
             theta: parameters, shape ``(SIZE,)``.
-            worker: who takes it.
+            worker: of the mini-batch.
             number: of the worker's mini-batch, from 0. New ones come in the order of `__call__`.
         """
         taken = self._taken.setdefault(worker, [])
@@ -162,7 +162,7 @@ class Batches:
         return self._gradient(theta, taken[number])
 
     def _add(self, worker: int) -> tuple[int, np.ndarray]:
-        """The place of the worker's next mini-batch in the lists, and its rows."""
+        """Return the place of the worker's next mini-batch in the lists, and its rows."""
         if worker not in self._generators:
             self._generators[worker] = np.random.default_rng([self.seed, 2, worker])
         rows = self._generators[worker].integers(0, len(data()["train"].y), BATCH)

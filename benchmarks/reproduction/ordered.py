@@ -19,7 +19,7 @@ DC_NAMES = {"asgd": "ASGD", "ssgd": "SSGD", "dc_c": "DC-ASGD-c", "dc_a": "DC-ASG
 
 
 def compensated(adaptive: bool, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """DC-ASGD with the better of two strengths, each with its best rate, by held-out accuracy."""
+    """Return figures of DC-ASGD with the better of two strengths, each at its best rate, by held-out accuracy."""
     options: list[tuple[tuple[str, Any], ...]] = [
         (("adaptive", adaptive), ("compensation", strength)) for strength in (ADAPTIVE if adaptive else CONSTANT)
     ]
@@ -36,7 +36,7 @@ def compensated(adaptive: bool, n: int, gradients: int, seeds: tuple[int, ...]) 
 
 
 def dc_jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 7 needs."""
+    """Return the jobs of claim 7."""
     gradients = scale.budget(BUDGET)
     found: dict[str, Job] = {"sgd": partial(tuned, Run("asgd", 1, 0.0, gradients, decay=True), DC_RATES, scale.seeds)}
     for n in DC_WORKERS:
@@ -54,7 +54,7 @@ def _spread(results: Results, name: str, key: str = "accuracy", variant: str = "
 
 
 def dc_section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 7, from its figures."""
+    """Return the section about claim 7, from its figures."""
     setting = (
         f"{scale.budget(BUDGET):,} mini-batches a run, no momentum, a tenth of the rate at one half and at three "
         f"quarters; rates of {listed(DC_RATES)} (SSGD, whose step takes M gradients: M times these), strengths λ0 of "
@@ -161,7 +161,7 @@ PAPER = {
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 8 needs."""
+    """Return the jobs of claim 8."""
     found: dict[str, Job] = {}
     for rule in NAMES:
         for n in WORKERS:
@@ -177,7 +177,7 @@ SETTINGS: list[Setting] = [(n, environment) for n in WORKERS for environment in 
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 8, from its figures."""
+    """Return the section about claim 8, from its figures."""
     table = Table(
         "Final test accuracy (%), here and in brackets in the paper (ResNet-20, CIFAR-10)",
         ("rule", *(f"K = {n}, {environment}" for n, environment in SETTINGS), "rates chosen"),

@@ -1,4 +1,4 @@
-"""What a section of the report is made of."""
+"""The parts of a section of the report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ VERDICTS = {True: "yes", False: "**no**", None: "undecided"}
 
 @dataclass(frozen=True)
 class Check:
-    """A criterion that was fixed before the runs that it is held against, and what came of it.
+    """A criterion that was fixed before its runs, and their result.
 
     Args:
         criterion: in words, with its limits.
-        paper: what the paper says.
-        here: what the runs gave.
-        holds: whether it is met; None where the spread over the seeds does not let this be said.
-        first: number of the first criterion, from 1, that a revised one is added to.
+        paper: the paper's result.
+        here: the result of the runs.
+        holds: whether it is met; None if the spread over the seeds is too wide to decide.
+        first: number of the first criterion, from 1, to which this revised one is added.
     """
 
     criterion: str
@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture of the report, and what to say below it."""
+    """A picture of the report, and its caption."""
 
     file: str
     caption: str
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """What the report says of a claim by one set of criteria, in the order: setting, checks, blocks."""
+    """The report of a claim by one set of criteria, in the order: setting, checks, blocks."""
 
     setting: str
     checks: list[Check]

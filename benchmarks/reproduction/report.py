@@ -1,4 +1,4 @@
-"""The Markdown report. Every figure in it comes from the results; nothing is written by hand."""
+"""The Markdown report. Every figure in it comes from the results; none is written by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TITLES = {"first": "First criteria", "revised": "Revised criteria"}
 
 @dataclass(frozen=True)
 class Part:
-    """A claim with what came of it; a section is None where it was not run.
+    """A claim with its sections; a section is None if it was not run.
 
     Args:
         claim: the claim.
@@ -60,19 +60,19 @@ class Part:
     has_revised: bool
 
     def section(self, kind: str) -> Section | None:
-        """Of "first" or "revised"."""
+        """Return the section by the criteria "first" or "revised"."""
         return self.first if kind == "first" else self.revised
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the report is made of.
+    """All contents of the report.
 
     Args:
-        parts: by claim.
+        parts: one for each claim.
         scales: of each set of criteria that was run.
-        seconds: of the processor that it took, by set and claim, where that was measured.
-        cost: what another scale would take, as `cost.measure` gives it; empty if it was not measured.
+        seconds: the measured processor time, by set and claim.
+        cost: the estimated cost of another scale, from `cost.measure`; empty if it was not measured.
     """
 
     parts: Sequence[Part]
@@ -81,13 +81,13 @@ class Findings:
     cost: Mapping[str, Any]
 
     def checks(self, kind: str) -> list[tuple[Part, Check]]:
-        """All criteria of a set that were run."""
+        """Return the checks of all criteria of a set that were run."""
         sections = [(part, part.section(kind)) for part in self.parts]
         return [(part, check) for part, section in sections if section is not None for check in section.checks]
 
 
 def verdict(section: Section) -> str:
-    """How many of the criteria are met, in words."""
+    """Return the number of criteria that are met, in words."""
     verdicts = [check.holds for check in section.checks]
     met, undecided = verdicts.count(True), verdicts.count(None)
     if met == len(verdicts):
@@ -99,20 +99,20 @@ def verdict(section: Section) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def count(checks: Sequence[Check]) -> str:
-    """Such as "3 of 5, 1 undecided"."""
+    """Return a count such as "3 of 5, 1 undecided"."""
     verdicts = [check.holds for check in checks]
     undecided = f", {verdicts.count(None)} undecided" if None in verdicts else ""
     return f"{verdicts.count(True)} of {len(verdicts)}{undecided}"
 
 
 def headline(found: Findings) -> str:
-    """The sentence that the README has as well."""
+    """Return the sentence that is also in the README."""
     texts = []
     for kind in found.scales:
         checks = [check for _, check in found.checks(kind)]
@@ -123,7 +123,7 @@ def headline(found: Findings) -> str:
 
 
 def report(found: Findings, chosen: str) -> str:
-    """The whole text; ``chosen`` are the options by which claims were chosen."""
+    """Return the whole text; ``chosen`` has the options that selected claims."""
     kinds = list(found.scales)
     commands = [
         f"`python benchmarks/reproduction --scale {scale.name} --criteria {kind}{chosen}`"
@@ -218,7 +218,7 @@ def _claim(number: int, part: Part, scales: Mapping[str, Scale]) -> list[str]:
 
 
 def _criteria(section: Section, first: Section | None) -> str:
-    """The table of criteria, numbered; with ``first``, the verdict of the first ones, in the same row."""
+    """Return the numbered table of criteria; with ``first``, a row also has the verdict of the first criterion."""
     rows = []
     for number, check in enumerate(section.checks, 1):
         row = [str(number), check.criterion, check.paper, check.here, VERDICTS[check.holds]]

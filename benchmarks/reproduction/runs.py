@@ -32,19 +32,19 @@ CURVE = 40
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, but for its seed.
+    """One training run, except for its seed.
 
     Args:
         rule: its name.
         workers: n.
-        rate: learning rate, at its full height.
-        gradients: mini-batches in all; each of the workers' windows takes its share of them. Where windows follow the
-            workers' speeds, as many as if all were as fast as the fastest.
+        rate: the highest learning rate.
+        gradients: mini-batches in all, which are shared by the workers' windows. If windows follow the workers' speeds,
+            their number is computed as if all workers were as fast as the fastest.
         timing: a key of `TIMINGS`.
         options: the rule's hyper-parameters.
-        decay: commits: by a tenth at a half and at three quarters, as in papers that decay.
-        warm_up: rises from ``rate / workers`` over the first sixteenth, as DANA's runs do.
-        gap: measure it.
+        decay: multiply the rate by a tenth after a half and after three quarters of the commits, as in papers.
+        warm_up: raise the rate from ``rate / workers`` over the first sixteenth, as in DANA's runs.
+        gap: measure the gap.
     """
 
     rule: str
@@ -59,17 +59,17 @@ class Run:
 
     @property
     def commits(self) -> int:
-        """Commits in all; whole rounds, where there are rounds."""
+        """Return the number of commits; for a synchronous rule, a multiple of the workers."""
         rule = rules.make(self.rule, **dict(self.options))
         window = rule.window_by_speed or rule.window
         assert isinstance(window, int), "a simulation has no epochs"
         commits = max(1, self.gradients // window)
-        # A round that did not end has moved nothing.
+        # An incomplete round does not move the center.
         return -(-commits // self.workers) * self.workers if rule.traits.synchronous else commits
 
     @property
     def learning_rate(self) -> float | Schedule:
-        """The rate over the clock."""
+        """Return the learning rate as a function of the clock."""
         places = {self.commits // 2, self.commits * 3 // 4} if self.decay else set()
         boundaries = tuple(sorted(places))
         if self.warm_up:
@@ -79,9 +79,9 @@ class Run:
 
 
 def simulated(run: Run, seed: int) -> tuple[Trace, network.Batches]:
-    """The run, and the gradients that were asked for."""
+    """Return the trace of a run, and the gradients that it computed."""
     batches, rule = network.Batches(seed), rules.make(run.rule, **dict(run.options))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # diverging is an outcome here
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is a valid outcome
         trace = simulate(
             rule,
             network.initial(seed),
@@ -99,7 +99,7 @@ def simulated(run: Run, seed: int) -> tuple[Trace, network.Batches]:
 
 
 def train(run: Run, seed: int, part: str = "test") -> dict[str, Any]:
-    """Figures of one run: plain numbers. ``part`` is what the model is judged on."""
+    """Return the figures of one run, which are plain numbers. The model is evaluated on ``part``."""
     trace, batches = simulated(run, seed)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         loss, accuracy = network.evaluate(trace.theta, part)
@@ -122,9 +122,9 @@ def train(run: Run, seed: int, part: str = "test") -> dict[str, Any]:
 
 
 def history(trace: Trace, batches: network.Batches) -> pd.DataFrame:
-    """One row a gradient whose commit was applied, as `distkeras.analysis.metrics` takes it.
+    """Return a row for each gradient whose commit was applied, in the form that `distkeras.analysis.metrics` takes.
 
-    A worker's steps of one window share the time between its two commits evenly. ``seconds`` are units of the timing.
+    The steps of a window share the time between the worker's two commits evenly. ``seconds`` are units of the timing.
     """
     asked, parts = np.array(batches.worker), []
     loss, accuracy = np.array(batches.loss), np.array(batches.accuracy)
@@ -142,7 +142,7 @@ def history(trace: Trace, batches: network.Batches) -> pd.DataFrame:
 
 
 def smoothed(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
-    """Training accuracy over time: means over as many spans as a curve has points."""
+    """Return the training accuracy over time: means over as many spans as a curve has points."""
     ordered = steps.sort_values(["seconds", "worker"])
     parts = np.array_split(ordered[["seconds", "accuracy"]].to_numpy(), min(CURVE, len(ordered)))
     means = [part.mean(axis=0) for part in parts]
@@ -151,21 +151,21 @@ def smoothed(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
 
 @cache
 def held_out(run: Run) -> float:
-    """Accuracy on the held-out rows with seed 0: what learning rates are chosen by."""
+    """Return the accuracy on the held-out rows with seed 0, by which learning rates are chosen."""
     return float(train(run, 0, "held out")["accuracy"])
 
 
 def best_rate(run: Run, grid: Sequence[float]) -> float:
-    """The rate of ``grid`` whose run with seed 0 is the most accurate on the held-out rows; of equals, the lower."""
+    """Return the rate of ``grid`` with the highest held-out accuracy with seed 0; of equals, the lower."""
     scores = {rate: held_out(replace(run, rate=rate)) for rate in grid}
     return max(sorted(scores), key=scores.__getitem__)
 
 
 def tuned(run: Run, grid: Sequence[float], seeds: Sequence[int], **more: Run) -> dict[str, Any]:
-    """Chooses the rate, then runs all seeds with it: ``run`` itself and its variants, by name.
+    """Choose the rate, then run all seeds with it: ``run`` itself and its variants, by name.
 
     Returns:
-        ``rate``, ``grid``, and lists of what `train` gives under "run" and the variants' names.
+        ``rate``, ``grid``, and lists of `train`'s figures under "run" and the variants' names.
     """
     rate = best_rate(run, grid)
     chosen = {name: replace(variant, rate=rate) for name, variant in {"run": run, **more}.items()}
@@ -177,5 +177,5 @@ def tuned(run: Run, grid: Sequence[float], seeds: Sequence[int], **more: Run) ->
 
 
 def time_to(curve: Sequence[Sequence[float]], accuracy: float) -> float:
-    """Virtual time at which a curve first is at ``accuracy``; infinite if never."""
+    """Return the virtual time at which a curve first reaches ``accuracy``; infinite if never."""
     return next((time for time, value in zip(*curve, strict=True) if value >= accuracy), math.inf)

@@ -33,7 +33,7 @@ LATE_TOLERANCE = {"homogeneous": 0.2, "heterogeneous": 1.0}
 
 
 def staleness(kind: str, workers: int, commits: int, seed: int) -> dict[str, Any]:
-    """Staleness of plain ASGD; what it trains does not matter."""
+    """Return the staleness of plain ASGD; it does not depend on the model."""
     zero = np.zeros(1)
     trace = simulate(
         "asgd",
@@ -49,7 +49,7 @@ def staleness(kind: str, workers: int, commits: int, seed: int) -> dict[str, Any
     pulls = [int(np.flatnonzero(trace.worker == worker).max(initial=-1)) + 1 for worker in range(workers)]
     counts = np.bincount(tau, minlength=workers)
     values = np.arange(len(counts))
-    stay = 1 - 1 / workers  # chance that the next commit is another worker's
+    stay = 1 - 1 / workers  # probability that the next commit is another worker's
     right = values >= workers - 1
     of_right = np.cumsum(counts[right]) / max(1, counts[right].sum())
     return {
@@ -64,7 +64,7 @@ def staleness(kind: str, workers: int, commits: int, seed: int) -> dict[str, Any
 
 
 def late(kind: str, draws: int, seed: int) -> dict[str, Any]:
-    """Share of step times above `LATE` times the mean, in percent, and a histogram of the times over their mean."""
+    """Return the share of step times above `LATE` times the mean, in percent, and a histogram of relative times."""
     machines = 1 if kind == "homogeneous" else draws
     draw_time = TIMINGS[kind].sampler(machines, np.random.default_rng(seed))
     times = np.array([draw_time(place % machines, 1) for place in range(draws)])
@@ -74,7 +74,7 @@ def late(kind: str, draws: int, seed: int) -> dict[str, Any]:
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 1 needs."""
+    """Return the jobs of claim 1."""
     commits, draws = scale.budget(COMMITS), scale.budget(DRAWS)
     found: dict[str, Job] = {
         f"{kind}/{workers}/{seed}": partial(staleness, kind, workers, commits, seed)
@@ -88,7 +88,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 1, from its figures."""
+    """Return the section about claim 1, from its figures."""
     over = partial(_spread_of, results, scale)
     checks = [*_staleness_checks(over), *_step_time_checks(results, scale)]
     table = Table(

@@ -18,17 +18,17 @@ from reproduction.runs import TIMINGS, Run, time_to, tuned
 from reproduction.spreads import Spread, chosen, listed
 
 WORKERS = (1, 4, 8, 16, 32, 64)
-#: Clusters whose throughput is averaged: one draw of the machines' speeds says little.
+#: The number of clusters whose throughput is averaged: one draw of the machines' speeds is not representative.
 CLUSTERS = 10
 HOMOGENEOUS, HETEROGENEOUS, LINEAR = (1.10, 1.30), (4.0, 8.0), 0.02
 BUDGET, RATES, TARGET, AT = 3000, (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005), 0.75, 16
 KINDS = ("homogeneous", "heterogeneous")
-#: Where a run in each environment stands in the results.
+#: The key of each environment's run in the results.
 ENVIRONMENTS = {"homogeneous": "run", "slow workers": "slow workers"}
 
 
 def throughput(rule: str, kind: str, n: int, rounds: int, seed: int) -> float:
-    """Gradients per mean step time."""
+    """Return the gradients per mean step time."""
     zero = np.zeros(1)
     steps = rounds * n
     trace = simulate(
@@ -45,12 +45,12 @@ def throughput(rule: str, kind: str, n: int, rounds: int, seed: int) -> float:
 
 
 def throughputs(kind: str, n: int, rounds: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Of both kinds, by seed."""
+    """Return the throughput of both kinds, by seed."""
     return {rule: [throughput(rule, kind, n, rounds, seed) for seed in seeds] for rule in ("asgd", "ssgd")}
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 9 needs."""
+    """Return the jobs of claim 9."""
     seeds = tuple(range(1, CLUSTERS + 1))
     found: dict[str, Job] = {
         f"{kind}/{n}": partial(throughputs, kind, n, scale.budget(100), seeds) for kind in KINDS for n in WORKERS
@@ -63,7 +63,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 9, from its figures."""
+    """Return the section about claim 9, from its figures."""
     rates = {rule: chosen(results[f"training/{rule}"]["rate"], RATES) for rule in ("ormo", "ssgdm")}
     setting = (
         f"Throughput in virtual time without any cost of communication, as in the paper; {CLUSTERS} draws of the "
@@ -82,7 +82,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
 
 
 def _ratio(results: Results, kind: str, n: int) -> Spread:
-    """Asynchronous over synchronous throughput."""
+    """Return the asynchronous over the synchronous throughput."""
     return Spread.of(np.divide(results[f"{kind}/{n}"]["asgd"], results[f"{kind}/{n}"]["ssgd"]))
 
 

@@ -15,19 +15,19 @@ from reproduction.spreads import Spread, listed, points
 WORKERS, WINDOWS = (10, 20, 40), (1, 10, 30)
 FEW, MANY, HIGHEST = WORKERS
 BUDGET = 6000
-#: From the largest down, by a factor of about the root of 2.
+#: Learning rates, descending by a factor of about the square root of 2.
 RATES = (0.4, 0.28, 0.2, 0.14, 0.1, 0.07, 0.05, 0.035, 0.025)
 CONVERGED, LOSS_OF_POINTS = 0.75, 5.0
 
 
 def run(rule: str, workers: int, window: int, gradients: int, rate: float = 0.0) -> Run:
-    """Of ``workers`` workers under ``rule`` with windows of ``window``."""
+    """Return a run of ``workers`` workers under ``rule`` with windows of ``window``."""
     return Run(rule, workers, rate, gradients, options=(("window", window),))
 
 
 @cache
 def limit(gradients: int) -> float:
-    """The largest rate at which DOWNPOUR with few workers converges: all rules of the claim run with it."""
+    """Return the largest rate at which DOWNPOUR with few workers converges: all rules of the claim run with it."""
     for rate in RATES[:-1]:
         if train(run("downpour", FEW, 1, gradients, rate), 0, "held out")["accuracy"] >= CONVERGED:
             return rate
@@ -35,7 +35,7 @@ def limit(gradients: int) -> float:
 
 
 def at_limit(rule: str, workers: int, window: int, gradients: int, seed: int) -> dict[str, Any]:
-    """Figures of a run with the rate of `limit`."""
+    """Return the figures of a run at the rate of `limit`."""
     rate = limit(gradients)
     return {"rate": rate, **train(run(rule, workers, window, gradients, rate), seed)}
 
@@ -55,7 +55,7 @@ def _jobs(cases: list[tuple[str, int, int]], scale: Scale) -> dict[str, Job]:
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 2 needs."""
+    """Return the jobs of claim 2."""
     cases = [
         (rule, workers, window)
         for rule in ("downpour", "agn", "adag")
@@ -76,21 +76,21 @@ class _WindowFigures:
         return over_seeds(self.results, _name(*case), self.scale, key)
 
     def diverged(self, *case: Any) -> int:
-        """How many of the runs have diverged."""
+        """Return the number of runs that have diverged."""
         return sum(self.results[f"{_name(*case)}/{seed}"]["diverged"] for seed in self.scale.seeds)
 
     def show(self, *case: Any) -> str:
-        """The accuracy, for a table."""
+        """Return the accuracy, as text for a table."""
         lost = self.diverged(*case)
         return self(case).percent + (f" ({lost} diverged)" if lost else "")
 
     def curves(self, *case: Any) -> list[Any]:
-        """Accuracy over time, of each seed."""
+        """Return the accuracy over time, for each seed."""
         return [self.results[f"{_name(*case)}/{seed}"]["curve"] for seed in self.scale.seeds]
 
     @property
     def rate(self) -> float:
-        """The learning rate of all runs."""
+        """Return the learning rate of all runs."""
         return next(float(one["rate"]) for one in self.results.values() if "rate" in one)
 
 
@@ -105,7 +105,7 @@ def _setting(of: _WindowFigures, scale: Scale) -> str:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 2, from its figures."""
+    """Return the section about claim 2, from its figures."""
     of = _WindowFigures(results, scale)
     table = Table(
         "Test accuracy (%)",
@@ -237,12 +237,12 @@ DYNSGD_CASES = [("downpour", MANY, 1), ("dynsgd", MANY, 1), ("dynsgd", MANY, 10)
 
 
 def dynsgd_jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 3 needs."""
+    """Return the jobs of claim 3."""
     return _jobs(DYNSGD_CASES, scale)
 
 
 def dynsgd_section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 3, from its figures."""
+    """Return the section about claim 3, from its figures."""
     of = _WindowFigures(results, scale)
     downpour, dynsgd, accumulated, agn = DYNSGD_CASES
     factor = of(dynsgd, "scale")

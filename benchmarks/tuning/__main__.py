@@ -1,11 +1,11 @@
-"""`python benchmarks/tuning`: what `command.main` does."""
+"""`python benchmarks/tuning` runs `command.main`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # Python puts this folder there; it is a package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # replaces this folder, which is a package
 
 from tuning.command import main  # noqa: E402 - found on the path that was set above
 

@@ -1,4 +1,4 @@
-"""One run in the simulator, and the runs that each figure needs."""
+"""One run in the simulator, and the runs of each figure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SEEDS = (1, 2, 3)
 RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 WINDOW = 10
 WORKERS = (1, 2, 4, 8, 16, 32)
-#: What an exchange takes at the server, one at a time, in mean times of a step.
+#: The time of an exchange at the server, which does one at a time, in mean times of a step.
 SERVICES = (0.0, 1.0)
 WINDOWS = (1, 2, 5, 10, 20, 50)
-#: What the ways to the server and back take together, in mean times of a step.
+#: The time of a commit and its reply on the network, in mean times of a step.
 TRAVELS = (0.0, 2.0, 10.0)
 WORKERS_OF_WINDOWS = 8
 
@@ -43,8 +43,8 @@ class Case:
         workers: n.
         window: steps between two exchanges.
         rate: learning rate of the workers' steps.
-        travel: of a commit and its reply, in mean times of a step.
-        service: of the server for one exchange, in mean times of a step.
+        travel: time of a commit and its reply on the network, in mean times of a step.
+        service: time of the server for one exchange, in mean times of a step.
         seed: of the weights, the mini-batches and the times.
     """
 
@@ -57,14 +57,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The key of its result."""
+        """Return the key of its result."""
         return "/".join(f"{value:g}" for value in astuple(self))
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Test accuracy after the budget, and the time in mean step times until the target; infinite if never."""
+    """Return the test accuracy after the budget, and the time to the target in mean step times; infinite if never."""
     batches, timing = network.Batches(case.seed), Gamma(mean=1.0)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # diverging is an outcome here
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is a valid outcome
         trace = simulate(
             rules.make("agn", window=case.window),
             network.initial(case.seed),
@@ -88,24 +88,24 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def of_workers() -> list[Case]:
-    """Each number of workers, with each time at the server, at each rate."""
+    """Return the cases of each number of workers, with each time at the server, at each rate."""
     return [Case(n, WINDOW, rate, 0.0, service, seed)
             for n in WORKERS for service in SERVICES for rate in RATES for seed in SEEDS]  # fmt: skip
 
 
 def of_windows() -> list[Case]:
-    """Each window, with each way to the server, at each rate."""
+    """Return the cases of each window, with each time on the network, at each rate."""
     return [Case(WORKERS_OF_WINDOWS, window, rate, travel, 0.0, seed)
             for window in WINDOWS for travel in TRAVELS for rate in RATES[1:-1] for seed in SEEDS]  # fmt: skip
 
 
 def mean(results: Results, key: str, cases: Iterable[Case]) -> float:
-    """Mean of a figure over cases that differ in their seed."""
+    """Return the mean of a figure over cases that differ in their seed."""
     return float(np.mean([results[case.name][key] for case in cases]))
 
 
 def best_time(results: Results, workers: int, window: int, travel: float, service: float) -> tuple[float, float]:
-    """Shortest mean time to the target over the learning rates, in mean step times, and its rate."""
+    """Return the shortest mean time to the target over the learning rates, in mean step times, and its rate."""
     times = []
     for rate in RATES:
         cases = [Case(workers, window, rate, travel, service, seed) for seed in SEEDS]

@@ -27,12 +27,12 @@ from tuning.cases import (
     mean,
 )
 
-#: In inches: a phone shows this width with letters that can be read.
+#: In inches: at this width, the letters are readable on a phone.
 _SIZE = (5.6, 3.7)
 
 
 def of_workers(results: Results, folder: Path) -> str:
-    """How many times as fast as one worker the target is reached."""
+    """Draw the speedup over one worker in the time to the target."""
     figure, axes = _axes()
     axes.plot(WORKERS, WORKERS, color="#888888", linestyle=":", label="n times as fast")
     for place, service in enumerate(SERVICES):
@@ -47,7 +47,7 @@ def of_workers(results: Results, folder: Path) -> str:
 
 
 def of_windows(results: Results, folder: Path) -> str:
-    """The time to the target by window, for links of three speeds."""
+    """Draw the time to the target by window, for links of three speeds."""
     figure, axes = _axes()
     for place, travel in enumerate(TRAVELS):
         times = [best_time(results, WORKERS_OF_WINDOWS, window, travel, 0.0)[0] for window in WINDOWS]
@@ -62,7 +62,7 @@ def of_windows(results: Results, folder: Path) -> str:
 
 
 def of_rates(results: Results, folder: Path) -> str:
-    """Test accuracy by learning rate, for numbers of workers."""
+    """Draw the test accuracy by learning rate, for several numbers of workers."""
     figure, axes = _axes()
     for place, n in enumerate((1, 4, 8, 16, 32)):
         values = [
@@ -83,7 +83,7 @@ def _axes() -> tuple[Figure, Any]:
 
 
 def _logarithmic(axes: Any, places: Iterable[float], which: str) -> None:
-    """A logarithmic axis with a mark and a number at each place."""
+    """Make an axis logarithmic, with a mark and a number at each place."""
     names = [f"{place:g}" for place in places]
     getattr(axes, f"set_{which}scale")("log")
     getattr(axes, f"set_{which}ticks")(list(places), names)

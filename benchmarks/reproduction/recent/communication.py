@@ -23,29 +23,29 @@ NAMES = {
     "diloco": "DiLoCo",
     "delayed_nesterov": "delayed Nesterov",
 }
-#: Where the search for the rate begins.
+#: The learning rates at which the search begins.
 STARTS = {"downpour": 0.0125, "agn": 0.2, "aeasgd": 0.05, "diloco": 0.05, "delayed_nesterov": 0.1}
-#: Where it was repeated, because it had stopped far from the best rate, between two worse ones.
+#: The starts of repeated searches: the first ones had stopped at a local optimum far from the best rate.
 STARTS_AGAIN = {("downpour", 500): 0.0008}
-#: Points of accuracy that count as the same accuracy.
+#: The difference in points up to which accuracies count as equal.
 CLOSE = 1.0
 #: Windows at which the rules of the thesis are compared with their shortest one.
 OF_AGN, OF_DOWNPOUR = 20, 50
 
 
 def seeds(scale: Scale) -> tuple[int, ...]:
-    """Five: there are 30 settings."""
+    """Return five seeds, since there are 30 settings."""
     return scale.many[:5]
 
 
 def measured(rule: str, window: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Figures of a rule with windows of one length, at its own rate."""
+    """Return the figures of a rule with windows of one length, at its own rate."""
     run = Run(rule, WORKERS, 0.0, gradients, options=(("window", window),))
     return cell(searched(run, STARTS_AGAIN.get((rule, window), STARTS[rule])), seeds)
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 11 needs."""
+    """Return the jobs of claim 11."""
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     return {
         f"{rule}/{window}": partial(measured, rule, window, gradients, seeds(scale))
@@ -112,7 +112,7 @@ def _checks(results: Results) -> list[Check]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 11, from its figures."""
+    """Return the section about claim 11, from its figures."""
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     table = Table(
         "Final test accuracy (%) at each setting's own rate",

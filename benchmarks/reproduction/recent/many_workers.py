@@ -1,4 +1,4 @@
-"""Claim 13: staleness with up to 64 workers of mixed speeds, with rates chosen again and with rates that are kept."""
+"""Claim 13: staleness with up to 64 workers of mixed speeds, at each number's own rates and at those of few workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reproduction.spreads import Spread, every, listed
 
 WORKERS, BUDGET, TIMING = (4, 16, 64), 6000, "heterogeneous"
 FEW, SOME, MANY = WORKERS
-#: Points that a rule may lose with many workers while its rate is kept.
+#: Points that a rule may lose with many workers at the rate of few workers.
 KEEPS = 10.0
 NAMES = {
     "downpour": "DOWNPOUR",
@@ -29,7 +29,7 @@ NAMES = {
     "mla": "MLA",
     "dana_slim": "DANA-Slim",
 }
-#: Where the search for the rate begins, by the number of workers.
+#: The learning rates at which the search begins, by the number of workers.
 STARTS = {
     "downpour": (0.05, 0.0125, 0.003),
     "dynsgd": (0.2, 0.2, 0.2),
@@ -44,7 +44,7 @@ STARTS = {
 
 
 def seeds(scale: Scale) -> tuple[int, ...]:
-    """Five: there are 45 settings."""
+    """Return five seeds, since there are 45 settings."""
     return scale.many[:5]
 
 
@@ -60,18 +60,18 @@ def _at_best(kind: str, n: int, gradients: int) -> Run:
 
 
 def own(kind: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Figures at the rate that is best for the rule and n."""
+    """Return the figures at the rate that is best for the rule and n."""
     return cell(_at_best(kind, n, gradients), seeds)
 
 
 def kept(kind: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Figures at the rate that is best for few workers."""
+    """Return the figures at the rate that is best for few workers."""
     rate = _at_best(kind, FEW, gradients).rate
     return cell(replace(_configured(kind, n, gradients), rate=rate), seeds)
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 13 needs."""
+    """Return the jobs of claim 13."""
     gradients = scale.budget(BUDGET, MANY)
     found: dict[str, Job] = {}
     for kind in NAMES:
@@ -90,11 +90,11 @@ class _WorkerFigures:
         return accuracy(self.results[self.name(kind, n, choice)])
 
     def name(self, kind: str, n: int, choice: str) -> str:
-        """Of the job; with few workers, both choices are one."""
+        """Return the name of the job; with few workers, both choices are the same."""
         return f"{'own' if n == FEW else choice}/{kind}/{n}"
 
     def lead(self, kind: str, other: str, counts: tuple[int, ...], paper: str) -> Check:
-        """Whether ``kind`` ends above ``other``, each at its own rates."""
+        """Check whether ``kind`` ends above ``other``, each at its own rates."""
         leads = {n: self(kind, n) - self(other, n) for n in counts}
         return Check(
             f"own rates: {NAMES[kind]} ends above {NAMES[other]} with n = {listed(counts)}",
@@ -104,11 +104,11 @@ class _WorkerFigures:
         )
 
     def lost(self, kind: str) -> Spread:
-        """From few workers to many, at the same rate."""
+        """Return the loss of accuracy from few workers to many, at the same rate."""
         return self(kind, FEW) - self(kind, MANY, "kept")
 
     def checks(self) -> list[Check]:
-        """All criteria."""
+        """Return the checks of all criteria."""
         adaptive = ("dynsgd", "delay_adaptive", "ringmaster")
         plain, lost = self.lost("downpour"), {kind: self.lost(kind) for kind in adaptive}
         papers = {
@@ -151,7 +151,7 @@ class _WorkerFigures:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 13, from its figures."""
+    """Return the section about claim 13, from its figures."""
     of = _WorkerFigures(results)
     header = ("rule", *(f"n = {n}" for n in WORKERS))
     tables = [

@@ -1,4 +1,4 @@
-"""Learning rates that are searched step by step on a ladder, and figures of runs at the rate that was found."""
+"""The stepwise search of learning rates on a ladder, and figures of runs at the best rate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from reproduction.revised.cells import reached
 from reproduction.runs import Run, history, simulated, smoothed
 from reproduction.spreads import Spread, chosen
 
-#: Each rate about half of the one before.
+#: Each rate is about half of the previous one.
 LADDER = (6.4, 3.2, 1.6, 0.8, 0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.006, 0.003, 0.0015, 0.0008, 0.0004, 0.0002)
-#: AEASGD's, whose rate times its elasticity of 5 must be below 1.
+#: The rates of AEASGD, whose rate times its elasticity of 5 must be below 1.
 ELASTIC_LADDER = (0.19, 0.1, 0.05, 0.025, 0.0125, 0.006, 0.003)
 KEYS = ("accuracy", "reached", "staleness", "refused")
 #: How the report describes the search.
@@ -29,19 +29,19 @@ SEARCH = (
     "between rules may be differences between neighboring rates)"
 )
 
-#: What is to be as high as possible: ``score(run, seed)``.
+#: The function to maximize: ``score(run, seed)``.
 Score = Callable[[Run, int], float]
 
 
 def ladder(rule: str) -> tuple[float, ...]:
-    """The rates that a rule's is searched among."""
+    """Return the rates among which a rule's is searched."""
     return ELASTIC_LADDER if rule == "aeasgd" else LADDER
 
 
 def climb(score: Callable[[float], float], grid: Sequence[float], start: float) -> float:
-    """The rate that no neighbor in ``grid`` is better than, going from ``start`` to the better neighbor each time.
+    """Return a local optimum among the rates in ``grid``, by moving from ``start`` to the better neighbor.
 
-    Of equal rates the lower is the better one.
+    Of equally good rates the lower one is better.
     """
     tried: dict[int, float] = {}
     place = grid.index(start)
@@ -56,7 +56,7 @@ def climb(score: Callable[[float], float], grid: Sequence[float], start: float) 
 
 @cache
 def held_out(run: Run, seed: int) -> float:
-    """Accuracy on the held-out rows; 0 for a model that has learned nothing."""
+    """Return the accuracy on the held-out rows; 0 for a model that has learned nothing."""
     trace, _ = simulated(run, seed)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         _, accuracy = network.evaluate(trace.theta, "held out")
@@ -64,13 +64,13 @@ def held_out(run: Run, seed: int) -> float:
 
 
 def searched(run: Run, start: float, score: Score = held_out) -> Run:
-    """``run`` at the rate that is best with seed 0."""
+    """Return ``run`` at the rate that is best with seed 0."""
     return replace(run, rate=climb(lambda rate: score(replace(run, rate=rate), 0), ladder(run.rule), start))
 
 
 @cache
 def figures(run: Run, seed: int, target: float = math.inf) -> dict[str, float]:
-    """Test accuracy, time until the training accuracy is at ``target``, mean staleness, and refused commits."""
+    """Return test accuracy, time to the training accuracy ``target``, mean staleness, and refused commits."""
     trace, batches = simulated(run, seed)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         _, accuracy = network.evaluate(trace.theta)
@@ -80,16 +80,16 @@ def figures(run: Run, seed: int, target: float = math.inf) -> dict[str, float]:
 
 
 def cell(run: Run, seeds: Sequence[int], target: float = math.inf) -> dict[str, Any]:
-    """Figures of ``run`` by seed, and its rate."""
+    """Return the figures of ``run`` by seed, and its rate."""
     found = [figures(run, seed, target) for seed in seeds]
     return {"rate": run.rate} | {key: [one[key] for one in found] for key in KEYS}
 
 
 def accuracy(found: Mapping[str, Any]) -> Spread:
-    """Of a cell's runs."""
+    """Return the accuracy of a cell's runs."""
     return Spread.of(found["accuracy"])
 
 
 def at_rate(found: Mapping[str, Any], rule: str) -> str:
-    """Accuracy and rate of a cell, for a table."""
+    """Return accuracy and rate of a cell, as text for a table."""
     return f"{accuracy(found).percent} at {chosen(found['rate'], ladder(rule))}"

@@ -17,7 +17,7 @@ from reproduction.runs import Run
 from reproduction.spreads import Spread, chosen, every, listed
 
 WORKERS, TARGET, FACTOR = 8, 0.75, 4
-#: Mini-batches of a run by the window: DOWNPOUR needs more with a long one to reach the target.
+#: Mini-batches of a run by the window: with a long window, DOWNPOUR needs more to reach the target.
 BUDGETS = {1: 4000, 8: 10_000}
 WINDOWS = tuple(BUDGETS)
 SHORT, LONG = WINDOWS
@@ -29,9 +29,9 @@ NAMES = {
     "ringmaster": "Ringmaster",
     "dylu": "DOWNPOUR + DyLU",
 }
-#: All but DyLU, which does nothing to windows of 1.
+#: All rules except DyLU, which has no effect on windows of 1.
 ALWAYS = tuple(NAMES)[:-1]
-#: Where the search for the rate begins, by window.
+#: The learning rates at which the search begins, by window.
 STARTS = {
     "downpour": (0.05, 0.006),
     "dynsgd": (0.2, 0.1),
@@ -39,7 +39,7 @@ STARTS = {
     "ringmaster": (0.05, 0.006),
     "dylu": (0.05, 0.006),
 }
-#: How much longer the same number of steps takes with the slow worker.
+#: The factor by which the same number of steps takes longer with the slow worker.
 WORK = WORKERS / (WORKERS - 1 + 1 / FACTOR)
 
 
@@ -51,19 +51,19 @@ def _run(rule: str, window: int, gradients: int, timing: str) -> Run:
 
 @cache
 def _speed(run: Run, seed: int) -> float:
-    """Above 1 for a run that reaches the target, and higher the sooner; else the held-out accuracy."""
+    """Return a score above 1 that falls with the time to the target; if it is not reached, the held-out accuracy."""
     time = figures(run, seed, TARGET)["reached"]
     return 1 + 1 / time if math.isfinite(time) else held_out(run, seed)
 
 
 def measured(rule: str, window: int, gradients: int, timing: str, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Figures of a rule at the rate with which it reaches the target soonest."""
+    """Return the figures of a rule at the rate with which it reaches the target first."""
     run = _run(rule, window, gradients, timing)
     return cell(searched(run, STARTS[rule][WINDOWS.index(window)], _speed), seeds, TARGET)
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What claim 12 needs."""
+    """Return the jobs of claim 12."""
     cases = [(rule, window, SLOW) for rule in ALWAYS for window in WINDOWS] + [("dylu", LONG, SLOW)]
     cases += [("downpour", window, EQUAL) for window in WINDOWS]
     return {
@@ -79,7 +79,7 @@ def _name(rule: str, window: int, timing: str = SLOW) -> str:
 
 
 class _TimeFigures:
-    """Mean step times of an equal worker until the training accuracy is at the target, by setting."""
+    """Times to the target of the training accuracy, in mean step times of an equal worker, by setting."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -88,7 +88,7 @@ class _TimeFigures:
         return Spread.of(self.results[_name(rule, window, timing)]["reached"])
 
     def earlier(self, rule: str, other: str = "downpour") -> Check:
-        """Whether ``rule`` reaches the target before ``other``, with each window that it was run with."""
+        """Check whether ``rule`` reaches the target before ``other``, with each of its windows."""
         windows = [window for window in WINDOWS if _name(rule, window) in self.results]
         saved = {window: self(other, window) - self(rule, window) for window in windows}
         paper = {
@@ -107,8 +107,8 @@ class _TimeFigures:
         )
 
     def control(self) -> Check:
-        """Whether the slow worker does more harm than by the steps that it does not take."""
-        with np.errstate(invalid="ignore"):  # a time that was not reached is infinite, and decides nothing
+        """Check whether the slow worker does more harm than by its missing steps."""
+        with np.errstate(invalid="ignore"):  # the time to an unreached target is infinite, and decides nothing
             ratios = {
                 window: Spread.of(np.divide(self("downpour", window).values, self("downpour", window, EQUAL).values))
                 for window in WINDOWS
@@ -123,7 +123,7 @@ class _TimeFigures:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 12, from its figures."""
+    """Return the section about claim 12, from its figures."""
     of = _TimeFigures(results)
     checks = [of.control(), *(of.earlier(rule) for rule in NAMES if rule != "downpour")]
     checks.append(of.earlier("ringmaster", "delay_adaptive"))

@@ -1,1 +1,1 @@
-"""Criteria that are added to the first ones where these cannot decide: rates for each setting, controls, intervals."""
+"""Criteria that are added to first ones that cannot decide: rates for each setting, controls, intervals."""

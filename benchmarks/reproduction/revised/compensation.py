@@ -1,4 +1,4 @@
-"""Claim 7 where staleness does harm: more workers, one rate for all rules, as in the paper, and each rule's own."""
+"""Claim 7 with harmful staleness: more workers, at one rate for all rules, as in the paper, and at each rule's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reproduction.runs import Run, held_out
 from reproduction.spreads import Spread, chosen, every, listed
 
 RATES = {32: (0.0125, 0.00625, 0.003125)}
-#: One rate for all: where ASGD with so many workers still trains, but suffers.
+#: The common rate, by the number of workers: ASGD still trains at it, but suffers.
 SHARED = {32: 0.0125}
 STRENGTHS = {"dc_c": (0.5, 2.0), "dc_a": (2.0, 8.0)}
 COMPENSATED = tuple(STRENGTHS)
@@ -23,7 +23,7 @@ CHOICES = {"shared": "one rate for all rules", "own": "each rule's own rate"}
 
 
 def _variants(name: str, n: int, gradients: int) -> dict[float, Run]:
-    """By strength; 0 where there is none."""
+    """Return the runs by strength; 0 for a rule without one."""
     if name not in STRENGTHS:
         return {0.0: Run(name, n, 0.0, gradients, decay=True)}
     adaptive = ("adaptive", name == "dc_a")
@@ -34,7 +34,7 @@ def _variants(name: str, n: int, gradients: int) -> dict[float, Run]:
 
 
 def measured(name: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """A rule with both choices of the rate, each with the strength that is better there with seed 0."""
+    """Return figures of a rule with both choices of the rate, each with the strength that is better with seed 0."""
     factor = n if name == "ssgd" else 1  # n gradients of a round make one step with their mean
     grids = {"shared": (SHARED[n] * factor,), "own": tuple(rate * factor for rate in RATES[n])}
     found: dict[str, Any] = {}
@@ -50,13 +50,13 @@ def measured(name: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criteria of claim 7 need."""
+    """Return the jobs of the revised criteria of claim 7."""
     gradients = scale.budget(BUDGET)
     return {f"{name}/{n}": partial(measured, name, n, gradients, scale.seeds) for name in DC_NAMES for n in RATES}
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 7, from its figures."""
+    """Return the section about claim 7, from its figures."""
 
     def lead(name: str, other: str, n: int, choice: str) -> Spread:
         return spread(results[f"{name}/{n}"][choice]) - spread(results[f"{other}/{n}"][choice])

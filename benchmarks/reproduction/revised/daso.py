@@ -13,7 +13,7 @@ from reproduction.parts import Check, Figure, Section, Table
 from reproduction.revised.cells import best
 from reproduction.spreads import Spread, chosen, listed
 
-#: Mini-batches an epoch, half as many as first.
+#: Mini-batches of an epoch, half as many as for the first criteria.
 EPOCH = 480
 RATES = (0.2, 0.1, 0.05)
 NODES = (2, 4, 8, 16)
@@ -26,14 +26,14 @@ def _rate(blocking: bool, nodes: int, epoch: int) -> float:
 
 
 def measured(kind: str, nodes: int, epoch: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """One kind with its own rate, by seed."""
+    """Return the figures of one kind at its own rate, by seed."""
     rate = _rate(KINDS[kind], nodes, epoch)
     figures = [trained(KINDS[kind], nodes, rate, epoch, seed) for seed in seeds]
     return {"rate": rate, **{key: [one[key] for one in figures] for key in ("accuracy", "time")}}
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criteria of claim 10 need."""
+    """Return the jobs of the revised criteria of claim 10."""
     return {
         f"{kind}/{nodes}": partial(measured, kind, nodes, scale.budget(EPOCH), scale.many)
         for nodes in NODES
@@ -42,7 +42,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 10, from its figures."""
+    """Return the section about claim 10, from its figures."""
     accuracy = {kind: {n: Spread.of(results[f"{kind}/{n}"]["accuracy"]) for n in NODES} for kind in KINDS}
     behind = {n: accuracy["blocking"][n] - accuracy["daso"][n] for n in NODES}
     few, many = NODES[0], NODES[-1]

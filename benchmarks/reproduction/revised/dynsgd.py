@@ -1,4 +1,4 @@
-"""Claim 3: the loss by windows of 10 is near its limit; over more seeds."""
+"""Claim 3 over more seeds: the loss with windows of 10 is near its limit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ WINDOWS, LOST = (1, 10), 2.0
 
 
 def measured(window: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """DynSGD at the rate of all of the claim's runs."""
+    """Return the figures of DynSGD at the rate of all of the claim's runs."""
     return cell(replace(run("dynsgd", MANY, window, gradients), rate=limit(gradients)), seeds)
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criterion of claim 3 needs."""
+    """Return the jobs of the revised criterion of claim 3."""
     return {f"{window}": partial(measured, window, scale.budget(BUDGET, 30), scale.seeds) for window in WINDOWS}
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 3, from its figures."""
+    """Return the section about claim 3, from its figures."""
     short, long = (spread(results[f"{window}"], "training accuracy") for window in WINDOWS)
     lost = short - long
     check = Check(

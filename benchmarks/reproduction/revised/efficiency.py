@@ -24,7 +24,7 @@ AHEAD = 0.5
 
 
 def measured(workers: int, window: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Temporal efficiency of AGN over AEASGD, each with its best rate, by seed."""
+    """Return the temporal efficiency of AGN over AEASGD, each at its best rate, by seed."""
     runs = {rule: configured(rule, workers, window, gradients) for rule in GRIDS}
     runs = {rule: replace(run, rate=best(scores(run, GRIDS[rule]))) for rule, run in runs.items()}
     ratios = []
@@ -35,13 +35,13 @@ def measured(workers: int, window: int, gradients: int, seeds: tuple[int, ...]) 
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criteria of claim 5 need."""
+    """Return the jobs of the revised criteria of claim 5."""
     gradients = scale.budget(BUDGET, 40 * 3)
     return {f"{n}/{window}": partial(measured, n, window, gradients, scale.few) for n, window in CASES}
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 5, from its figures."""
+    """Return the section about claim 5, from its figures."""
     ratios = {case: Spread.of(results[f"{case[0]}/{case[1]}"]["ratio"]) for case in CASES}
     rates = {case: results[f"{case[0]}/{case[1]}"]["rates"] for case in CASES}
     verdicts = [one.above(1) for one in ratios.values()]

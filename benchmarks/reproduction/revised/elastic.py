@@ -25,10 +25,10 @@ from reproduction.revised.cells import best, cell, scores, spread
 from reproduction.runs import Run
 from reproduction.spreads import Spread, chosen, listed
 
-#: Without early stopping; `CONTROL` exchanges a little more often than early stopping by Eq 2.10 does.
+#: Windows without early stopping; `CONTROL` exchanges slightly more often than early stopping by Eq 2.10.
 PLAIN, CONTROL = (30, 3), 3
 EARLY = "2.10"
-#: Of AEASGD.
+#: The windows of AEASGD.
 WINDOWS = (1, 30)
 NAMES = {
     **{f"plain {window}": f"plain window of {window}" for window in PLAIN},
@@ -39,18 +39,18 @@ HALF = 0.5
 
 
 def on_pictures(window: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """AEASGD with the rate that is best for its window."""
+    """Return the figures of AEASGD at the rate that is best for its window."""
     run = Run("aeasgd", AEASGD_WORKERS, 0.0, gradients, options=(("window", window), ("rho", RHO)))
     return cell(replace(run, rate=best(scores(run, RATES))), seeds)
 
 
 def on_plane(scale: Scale) -> tuple[int, ...]:
-    """Seeds of the runs on Beale's function, which hardly differ."""
+    """Return the seeds of the runs on Beale's function, which hardly differ."""
     return scale.seeds[:3]
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criteria of claim 4 need."""
+    """Return the jobs of the revised criteria of claim 4."""
     gradients, beale = scale.budget(BUDGET, 30), scale.budget(BEALE_BUDGET, WORKERS * WINDOW)
     found: dict[str, Job] = {f"aeasgd/{w}": partial(on_pictures, w, gradients, scale.many) for w in WINDOWS}
     for seed in on_plane(scale):
@@ -60,7 +60,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 4, from its figures."""
+    """Return the section about claim 4, from its figures."""
     accuracy = {window: spread(results[f"aeasgd/{window}"]) for window in WINDOWS}
     short, long = WINDOWS
     lead = accuracy[long] - accuracy[short]
@@ -90,7 +90,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
 
 
 def _on_beale(results: Results, scale: Scale) -> tuple[list[Check], Table]:
-    """Early stopping against its control."""
+    """Compare early stopping with its control."""
 
     def of(name: str, key: str) -> Spread:
         return Spread.of([results[f"{name}/{seed}"][key] for seed in on_plane(scale)])

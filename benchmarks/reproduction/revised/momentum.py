@@ -1,4 +1,4 @@
-"""Claim 6 with a learning rate for each number of workers: where training works, there is something to compare."""
+"""Claim 6 with a learning rate for each number of workers, at which training works and rules can be compared."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from reproduction.runs import Run
 from reproduction.spreads import Spread, chosen, every, listed
 
 Grid = tuple[float, ...]
-#: By the number of workers; lower with more of them.
+#: Grids of learning rates by the number of workers; lower for more workers.
 RATES: dict[int, Grid] = {
     8: (0.025, 0.0125, 0.005, 0.0025, 0.00125, 0.0006),
     16: (0.0125, 0.005, 0.0025, 0.00125, 0.0006, 0.0003),
     32: (0.005, 0.0025, 0.00125, 0.0006, 0.0003, 0.00015),
 }
 SINGLE_RATES: Grid = (0.05, 0.025, 0.0125)
-#: How the rate of a number of workers is chosen: one for all rules, or one for each.
+#: The choices of the rate for a number of workers: one for all rules, or one for each.
 CHOICES = {"common": "one rate for all rules", "own": "each rule's own rate"}
 MANY = 16
-#: Times as many commits, for the runs that say what a longer training changes.
+#: A factor on the commits, for the runs that show the effect of longer training.
 LONGER = 4
 
 
@@ -50,26 +50,26 @@ def _scores(rule: str, n: int, gradients: int, grid: Grid) -> dict[float, float]
 
 
 def common_rate(n: int, gradients: int, grid: Grid) -> float:
-    """The rate with which the best of the rules is best: with ``n`` workers, for all of them."""
+    """Return the rate with the highest accuracy of any rule with ``n`` workers, for all rules."""
     found = [_scores(rule, n, gradients, grid) for rule in NAMES]
     return best({rate: max(one[rate] for one in found) for rate in grid})
 
 
 def with_common_rate(run: Run, grid: Grid, seed: int) -> dict[str, float]:
-    """Figures at the rate that is chosen in the homogeneous environment."""
+    """Return the figures at the common rate, which is chosen in the homogeneous environment."""
     return figures(replace(run, rate=common_rate(run.workers, run.gradients, grid)), seed)
 
 
 def with_own_rate(run: Run, grid: Grid, seed: int) -> dict[str, float]:
-    """Figures at the rate that is best for the rule."""
+    """Return the figures at the rate that is best for the rule."""
     return figures(replace(run, rate=best(scores(replace(run, gap=False), grid))), seed)
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criteria of claim 6 need."""
+    """Return the jobs of the revised criteria of claim 6."""
     gradients = scale.budget(BUDGET)
     found: dict[str, Job] = {}
-    for n, grid in RATES.items():  # one number of workers after the other: what rates are chosen by is kept meanwhile
+    for n, grid in RATES.items():  # by number of workers: the scores for the choice of rates are cached
         for rule in NAMES:
             run = prepared(rule, n, gradients)
             found |= {f"common/{rule}/{n}/{seed}": partial(with_common_rate, run, grid, seed) for seed in scale.many}
@@ -87,7 +87,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 class _MomentumByRate:
-    """Spreads of the runs, and what several criteria compare.
+    """Spreads of the runs, and the comparisons of several criteria.
 
     Args:
         results: of the claim's jobs.
@@ -103,24 +103,24 @@ class _MomentumByRate:
         return Spread.of([self.results[f"{name}/{seed}"][key] for seed in seeds])
 
     def of(self, rule: str, n: int, key: str = "accuracy", choice: str = "common") -> Spread:
-        """In the homogeneous environment."""
+        """Return a figure in the homogeneous environment."""
         return self._spread_of(f"{choice}/{rule}/{n}", self.scale.many if choice == "common" else self.scale.few, key)
 
     def het(self, rule: str) -> Spread:
-        """Accuracy of 32 workers in the heterogeneous environment."""
+        """Return the accuracy of 32 workers in the heterogeneous environment."""
         return self._spread_of(f"het/{rule}", self.scale.many)
 
     def rate(self, name: str) -> float:
-        """That of the jobs ``name/seed``."""
+        """Return the rate of the jobs ``name/seed``."""
         (rate,) = {float(one["rate"]) for job, one in self.results.items() if job.rpartition("/")[0] == name}
         return rate
 
     def ratio(self, rule: str, key: str) -> Spread:
-        """Of a rule's gap to ASGD's, seed by seed."""
+        """Return the ratio of a rule's gap to ASGD's, by seed."""
         return Spread.of(np.divide(self.of(rule, GAP_AT, key).values, self.of("asgd", GAP_AT, key).values))
 
     def gap_checks(self) -> list[Check]:
-        """The criteria about the gap."""
+        """Return the checks of the criteria about the gap."""
         nag, lwp, zero = (self.ratio(rule, "gap") for rule in ("nag_asgd", "lwp", "dana_zero"))
         normalized = self.ratio("dana_zero", "normalized gap")
         return [
@@ -143,7 +143,7 @@ class _MomentumByRate:
         ]
 
     def _lead_check(self, choice: str, paper: str) -> Check:
-        """DANA against the others, for every N from `MANY` on."""
+        """Compare DANA with the others, for every N from `MANY` on."""
         verdicts, said = [], []
         for n in (count for count in self.counts if count >= MANY):
             leads = {
@@ -164,7 +164,7 @@ class _MomentumByRate:
         )
 
     def accuracy_checks(self) -> list[Check]:
-        """The criteria about the accuracy."""
+        """Return the checks of the criteria about the accuracy."""
         cases = (("nag_asgd", 16, 5), ("multi_asgd", 32, 6))
         checks = [
             self._lead_check("common", "“for any number of workers” (Figure 4)"),
@@ -212,7 +212,7 @@ class _MomentumByRate:
         )
 
     def accuracy_table(self, choice: str) -> Table:
-        """By rule and N; the paper's next to those with one rate for all."""
+        """Return the table of accuracies by rule and N; with one rate for all, also the paper's."""
         common = choice == "common"
         rows = []
         for rule, title in NAMES.items():
@@ -240,7 +240,7 @@ class _MomentumByRate:
         )
 
     def gap_table(self) -> Table:
-        """Of one number of workers."""
+        """Return the table of gaps of one number of workers."""
         return Table(
             f"Mean gap at N = {GAP_AT}, rate {self.rate(f'common/asgd/{GAP_AT}'):g}",
             ("rule", "gap (root mean square)", "over ASGD's", "normalized gap over ASGD's (median)"),
@@ -256,7 +256,7 @@ class _MomentumByRate:
         )
 
     def picture(self, folder: Path) -> str:
-        """Draws accuracy, with both choices of the rate, and the gap over the number of workers."""
+        """Draw accuracy, with both choices of the rate, and the gap over the number of workers."""
         figure, axes = draw.panels(2, 2, 3.4)
         (common, own), counts = axes[0], self.counts
         for place, (rule, title) in enumerate(NAMES.items()):
@@ -284,7 +284,7 @@ class _MomentumByRate:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 6, from its figures."""
+    """Return the section about claim 6, from its figures."""
     found = _MomentumByRate(results, scale)
     single = chosen(found.rate("alone"), SINGLE_RATES)
     setting = (

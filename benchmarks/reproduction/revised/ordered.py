@@ -1,4 +1,4 @@
-"""Claim 8 with lower rates for 64 workers, more seeds, and each rival by itself."""
+"""Claim 8 with lower rates for 64 workers, more seeds, and a comparison with each rival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reproduction.revised.cells import best, scores, with_curve
 from reproduction.runs import Run
 from reproduction.spreads import Spread, chosen, every, listed
 
-#: Around those that were best at first; for 64 workers, lower ones.
+#: Rates around those that were best for the first criteria; for 64 workers, lower ones.
 LOW = (0.001, 0.0005, 0.0002, 0.0001)
 RATES = {
     ("asgd", 16): (0.02, 0.01, 0.005),
@@ -32,18 +32,18 @@ RATES = {
     ("ormo", 64): LOW,
 }
 OTHERS, RIVAL = ("asgd", "asgdm", "shifted_momentum"), "smega2"
-#: A training loss that is so much higher is still shared.
+#: Training losses that differ by at most this count as equal.
 SHARED = 0.02
 
 
 def measured(run: Run, grid: tuple[float, ...], seed: int) -> dict[str, Any]:
-    """One rule in both environments, at the rate that is best in the homogeneous one."""
+    """Return the figures of a rule in both environments, at the rate that is best in the homogeneous one."""
     run = replace(run, rate=best(scores(run, grid)))
     return {"homogeneous": with_curve(run, seed), "slow workers": with_curve(replace(run, timing="slow workers"), seed)}
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criteria of claim 8 need."""
+    """Return the jobs of the revised criteria of claim 8."""
     return {
         f"{rule}/{n}/{seed}": partial(measured, Run(rule, n, 0.0, scale.budget(BUDGET), decay=True), grid, seed)
         for (rule, n), grid in RATES.items()
@@ -63,28 +63,28 @@ class _OrderedFigures:
         self.results, self.seeds = results, scale.many
 
     def of(self, rule: str, setting: Setting, key: str = "accuracy") -> Spread:
-        """In one setting."""
+        """Return a figure in one setting."""
         n, environment = setting
         return Spread.of([self.results[f"{rule}/{n}/{seed}"][environment][key] for seed in self.seeds])
 
     def lead(self, other: str, setting: Setting) -> Spread:
-        """How far OrMo's accuracy is above the other's."""
+        """Return the difference of OrMo's accuracy and the other's."""
         return self.of("ormo", setting) - self.of(other, setting)
 
     def curve(self, rule: str, setting: Setting) -> np.ndarray:
-        """Time in mean step times, and accuracy in percent: means over the seeds."""
+        """Return time in mean step times and accuracy in percent, as means over the seeds."""
         n, environment = setting
         curves = [self.results[f"{rule}/{n}/{seed}"][environment]["curve"] for seed in self.seeds]
         mean: np.ndarray = np.mean(curves, axis=0) * [[1 / 128], [100]]
         return mean
 
     def rate(self, rule: str, n: int) -> str:
-        """The one that was chosen."""
+        """Return the chosen rate, as text."""
         return chosen(self.results[f"{rule}/{n}/{self.seeds[0]}"]["homogeneous"]["rate"], RATES[rule, n])
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 8, from its figures."""
+    """Return the section about claim 8, from its figures."""
     found = _OrderedFigures(results, scale)
     table = Table(
         "Final test accuracy (%), here and in brackets in the paper (ResNet-20, CIFAR-10)",
@@ -182,7 +182,7 @@ def _curves(found: _OrderedFigures, folder: Path) -> str:
         for place, (rule, title) in enumerate(NAMES.items()):
             time, accuracy = found.curve(rule, (n, environment))
             look = {**draw.style(place), "marker": None}
-            if rule == "ormo":  # a broad line below the others: what coincides with it lies on it
+            if rule == "ormo":  # a broad line below the others, so that equal lines are visible
                 look |= {"linewidth": 5, "alpha": 0.5, "zorder": 1, "linestyle": "-"}
             left.plot(time, accuracy, label=title, **look)
             right.plot(time, accuracy - np.interp(time, *reference), **look)

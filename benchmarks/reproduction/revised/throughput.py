@@ -1,4 +1,4 @@
-"""Claim 9: who is at a given accuracy first, read between the points of the curves, over more seeds."""
+"""Claim 9: the first kind to reach a given accuracy, by interpolation of the curves, over more seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENTS = ("homogeneous", "slow workers")
 
 
 def measured(rule: str, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Mean step times until the training accuracy is at `TARGET`, by environment and seed."""
+    """Return the time to the training accuracy `TARGET`, in mean step times, by environment and seed."""
     run = Run(rule, AT, 0.0, gradients)
     run = replace(run, rate=best(scores(run, RATES)))
     return {"rate": run.rate} | {
@@ -30,12 +30,12 @@ def measured(rule: str, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """What the revised criterion of claim 9 needs."""
+    """Return the jobs of the revised criterion of claim 9."""
     return {rule: partial(measured, rule, scale.budget(BUDGET), scale.many) for rule in NAMES}
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Claim 9, from its figures."""
+    """Return the section about claim 9, from its figures."""
     times = {(rule, kind): Spread.of(results[rule][kind]) for rule in NAMES for kind in ENVIRONMENTS}
     saved = {kind: times["ssgdm", kind] - times["ormo", kind] for kind in ENVIRONMENTS}
     checks = [
