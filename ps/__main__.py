@@ -30,9 +30,9 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
 from distkeras.ps.world.processes import LOOK
 
-#: Settings whose flags are not a field's name and a value.
+#: Settings that have special flags, or none.
 _OWN_FLAGS = ("rule", "deadlines", "checkpoint", "tables")
-#: Seconds that a server may take to end, with a last snapshot, once its driver is gone.
+#: Seconds that a server may take to end, with a last snapshot, after its driver has ended.
 _END_SECONDS = 120
 
 
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
     """Add a flag for each plain field of `ServerSettings`, with the docstring's text as help."""
-    # `getdoc`: from Python 3.13 on, the docstring itself has lost its indentation. Under -OO there is none.
+    # `getdoc` gives the same indentation in every version of Python. Under -OO there is no docstring.
     texts = dict(re.findall(r"^ {4}(\w+): (.+)$", inspect.getdoc(ServerSettings) or "", re.M))
     hints = typing.get_type_hints(ServerSettings)
     for option in dataclasses.fields(ServerSettings):
@@ -150,9 +150,9 @@ def _request_of(link: DriverLink) -> StartRequest:
 
 
 def _until_over(link: DriverLink, server: ParameterServer) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, and still needs the center
     link.wait_until_over(lambda: server.corrupt)
-    signal.alarm(_END_SECONDS)  # its default action ends the process, even where no other process can
+    signal.alarm(_END_SECONDS)  # its default action ends the process even if a thread hangs
     return int(server.corrupt)
 
 
@@ -163,7 +163,7 @@ def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:
     deadline = math.inf if lifetime is None else time.monotonic() + lifetime
     while not done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
         if server.corrupt:
-            return 1  # the log says so
+            return 1  # the reason is in the log
         if time.monotonic() >= deadline:
             logging.warning("the server ends: it has run for %g seconds", lifetime)
             return 1
@@ -174,7 +174,7 @@ def _log_to_standard_error(child: bool) -> None:
     handler = logging.StreamHandler()
     plain = "%(asctime)s %(name)s %(levelname)s %(message)s"
     handler.setFormatter(JsonFormatter() if child else logging.Formatter(plain))
-    # A driver has levels of its own.
+    # A driver filters the records by its own levels.
     logging.basicConfig(level=logging.INFO if child else logging.WARNING, handlers=[handler])
 
 

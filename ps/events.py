@@ -1,8 +1,8 @@
 """Events: log records with a kind, and their way from process to process.
 
 An event is a log record with three more fields: ``event``, its kind, and the ``worker`` and ``attempt`` that it
-concerns. So the log has all events, and a table is a collection of the records (`Events`). A server in a process of its
-own writes each record as one line of JSON (`JsonFormatter`), which its driver reads (`record_from_json`).
+concerns. So the log has all events, and `Events` collects them for a table. A server in a separate process writes each
+record as one line of JSON (`JsonFormatter`), which its driver reads (`record_from_json`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-#: The longest part of a line that is read as a record, far above any text here.
+#: Characters of a line that are read at most, far more than any record has.
 _LONGEST = 64 * 1024
 
 
 class Event(NamedTuple):
-    """One event: seconds since the epoch, the process where it happened, its kind, whom it concerns, and a text."""
+    """One event: seconds since the epoch, the process where it happened, its kind, worker and attempt, and a text."""
 
     timestamp: float
     source: str
@@ -109,19 +109,19 @@ class Events:
         handle(record)
 
     def all(self) -> list[Event]:
-        """Return the events that are kept."""
+        """Return the retained events, in order of time."""
         with self._lock:
             return sorted(self._events, key=lambda event: event.timestamp)
 
     def since(self, count: int) -> tuple[list[Event], int]:
-        """Return the events after the first ``count``, as far as they are kept, and how many there were in all."""
+        """Return the retained events after the first ``count``, and the total number of events so far."""
         with self._lock:
             new = min(self._count - count, len(self._events))
             return list(self._events)[len(self._events) - new :] if new else [], self._count
 
 
 def handle(record: logging.LogRecord) -> None:
-    """Pass a record that was made elsewhere to the logger of its name."""
+    """Pass a record from another process to the logger of its name."""
     log = logging.getLogger(record.name)
     if log.isEnabledFor(record.levelno):
         log.handle(record)

@@ -38,12 +38,12 @@ def require_number(
     below: float = math.inf,
     up_to: float = math.inf,
 ) -> float:
-    """Return a finite number above ``low`` (from it if ``inclusive``), under ``below`` and at most ``up_to``."""
+    """Return a finite number above ``low`` (or equal if ``inclusive``), below ``below`` and at most ``up_to``."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         try:
             number = int(value) if isinstance(value, numbers.Integral) else float(value)
             finite = math.isfinite(number)
-        except OverflowError:  # an integer that no float reaches
+        except OverflowError:  # an integer above the largest float
             finite = False
         if finite and number < below and number <= up_to and (number > low or (number == low and inclusive)):
             return number
@@ -55,7 +55,7 @@ def require_number(
 
 
 def require_boolean(name: str, value: Any) -> bool:
-    """Return a boolean of Python's or numpy's as a ``bool``; raise a ConfigurationError for "no", 1 and others."""
+    """Return a boolean of Python or numpy as a ``bool``; raise a ConfigurationError for other values, even for 1."""
     if not isinstance(value, bool | np.bool_):
         raise invalid(name, value, "True or False")
     return bool(value)
@@ -70,7 +70,7 @@ def require_text(name: str, value: Any, expected: str) -> str:
 
 def require_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     """Return the value; raise a ConfigurationError unless it is one of ``choices``."""
-    if not isinstance(value, Hashable) or value not in choices:  # an array is equal to nothing, or to all
+    if not isinstance(value, Hashable) or value not in choices:  # comparing an array returns an array
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
     return value
 
@@ -78,9 +78,9 @@ def require_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
 def check_field(
     holder: object, name: str, check: Callable[..., Any], *bounds: Any, optional: bool = False, **options: Any
 ) -> None:
-    """Set the field ``name`` of a frozen dataclass to what ``check(name, value, *bounds, **options)`` returns.
+    """Set the field ``name`` of a frozen dataclass to the result of ``check(name, value, *bounds, **options)``.
 
-    If the field is ``optional``, None stays as it is.
+    If the field is ``optional``, None is not checked.
     """
     value = getattr(holder, name)
     if value is not None or not optional:
@@ -88,12 +88,12 @@ def check_field(
 
 
 def checked(default: Any, check: Callable[..., Any], *bounds: Any, **options: Any) -> Any:
-    """Return a field of a dataclass for `check_fields`; see `check_field` for the arguments."""
+    """Return a dataclass field that `check_fields` checks; see `check_field` for the arguments."""
     return dataclasses.field(default=default, metadata={"check": (check, bounds, options)})
 
 
 def check_fields(holder: Any) -> None:
-    """Call `check_field` for every field of `checked`; one whose annotation ends in None is optional."""
+    """Call `check_field` for every field that `checked` has made; it is optional if its annotation ends in None."""
     for field in dataclasses.fields(holder):
         if "check" in field.metadata:
             check, bounds, options = field.metadata["check"]

@@ -1,7 +1,7 @@
 """Reference-counted vectors from a pool.
 
-Fresh memory of this size costs a page fault for every 4 KB, more than the arithmetic on it; so the server reuses
-its vectors. A version of the center is shared by every reply that is still being sent, hence the count.
+New memory costs a page fault for every 4 KB, more than the arithmetic on it, so the server reuses its vectors. They
+are counted because all replies in flight share a version of the center.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from distkeras.ps.rules.base import BLOCK, Chunk, Vector
 
 
 class Buffer:
-    """A vector with an owner count; it goes back to its pool when the last owner drops it.
+    """A vector with a reference count; it returns to its pool when the last owner drops it.
 
-    A holder that never drops its buffer keeps it from being reused, and that is all: no one else is given it.
+    An owner that never drops it prevents its reuse, which wastes memory but is safe.
     """
 
     __slots__ = ("_owners", "_pool", "array")
@@ -29,13 +29,13 @@ class Buffer:
         self._owners = 1
 
     def hold(self) -> Buffer:
-        """One more owner."""
+        """Add an owner; return this buffer."""
         with self._pool.lock:
             self._owners += 1
         return self
 
     def drop(self) -> None:
-        """One owner less."""
+        """Remove an owner; the last one returns the vector to the pool."""
         with self._pool.lock:
             self._owners -= 1
             if self._owners == 0:
@@ -55,11 +55,11 @@ class Pool:
         self.dtype = np.dtype(dtype)
         self.lock = threading.Lock()
         self.free: list[np.ndarray] = []
-        #: Vectors ever made: what the pool costs in memory.
+        #: The number of vectors that were allocated.
         self.made = 0
 
     def take(self) -> Buffer:
-        """A vector with one owner and arbitrary contents."""
+        """Return a vector with one owner and arbitrary contents."""
         with self.lock:
             if self.free:
                 return Buffer(self.free.pop(), self)
@@ -67,22 +67,22 @@ class Pool:
         return Buffer(np.empty(self.size, self.dtype), self)
 
     def adopt(self, array: np.ndarray) -> Buffer:
-        """``array`` (this size and dtype) as a buffer of the pool; the caller gives it up."""
+        """Return ``array``, of the pool's size and dtype, as a buffer; the pool takes it over."""
         return Buffer(array, self)
 
 
 class Chunks:
-    """Cuts vectors of one size into consecutive stretches, with scratch memory for each.
+    """Cuts vectors of one size into consecutive chunks, with scratch memory.
 
     Args:
         size: elements of each vector.
         dtype: of each.
-        block: elements of one stretch.
+        block: elements of one chunk.
     """
 
     def __init__(self, size: int, dtype: np.dtype, block: int) -> None:
         self._size = size
-        # Each call of numpy gives another thread its turn at the interpreter's lock: not for what fits a cache whole.
+        # Each call of numpy may lose the interpreter's lock to another thread: vectors that fit a cache are not cut.
         self._block = block if size > 2 * block else max(block, size)
         self._scratch = np.empty(min(max(self._block, BLOCK), size), dtype)
         self._chunk = Chunk()
@@ -98,12 +98,12 @@ class Chunks:
         *,
         block: int | None = None,
     ) -> Iterator[Chunk]:
-        """The same `Chunk` object, moved over consecutive stretches of the vectors; see there what each is.
+        """Yield one `Chunk` object repeatedly, each time with the next part of the vectors.
 
         Args:
-            out, center, payload, model, worker: the chunk's.
-            sent: the chunk's; None: the center.
-            block: elements of one stretch, at most `BLOCK`; None: as many as was said at the beginning.
+            out, center, payload, model, worker: see `Chunk`.
+            sent: see `Chunk`; None: the center.
+            block: elements of one chunk, at most `BLOCK`; None: the number that the constructor was given.
         """
         chunk, size, block = self._chunk, self._size, block or self._block
         sent = center if sent is None else sent
@@ -118,7 +118,7 @@ class Chunks:
             chunk.payload = tuple([vector[stretch] for vector in payload])
             chunk.model = tuple([vector[stretch] for vector in model])
             chunk.worker = tuple([vector[stretch] for vector in worker])
-            # Cut once: of a short kernel, the cutting is a good part.
+            # Equal vectors are cut once: slicing takes a considerable part of the time of a short kernel.
             chunk.sent = chunk.center if sent is center else sent[stretch]
             if out is center:
                 chunk.out = chunk.center
@@ -128,7 +128,7 @@ class Chunks:
             yield chunk
 
     def gap(self, center: Vector, sent: Vector) -> float:
-        """``||center - sent|| / sqrt(size)``, added up in float64."""
+        """Return ``||center - sent|| / sqrt(size)``, summed in float64."""
         total = 0.0
         for start in range(0, self._size, BLOCK):
             stretch = slice(start, min(start + BLOCK, self._size))

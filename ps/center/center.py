@@ -37,7 +37,7 @@ from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 
-#: By how much a quotient may lie below a whole number and be taken for it: times are sums of rounded numbers.
+#: A quotient that is below a whole number by at most this share is rounded up: times are sums of rounded numbers.
 _ROUNDING = 1e-9
 
 
@@ -46,8 +46,8 @@ def window_by_speed(longest: int, speed: float | None, speeds: Iterable[float | 
 
     Args:
         longest: H, the window of the fastest worker.
-        speed: v_k, the worker's own, steps per second; None: it is not measured, and gets H.
-        speeds: those of all active workers, the worker's own among them.
+        speed: v_k, the worker's speed, steps per second; None: it is not measured yet, and the window is H.
+        speeds: the speeds of all active workers, including this one.
 
     Reference:
         Liu et al. 2024 (arXiv 2401.09135), Equation 6: dynamic local updates (DyLU).
@@ -59,7 +59,7 @@ def window_by_speed(longest: int, speed: float | None, speeds: Iterable[float | 
 
 
 class CheckedArithmetic:
-    """Raises within ``with`` where numpy's flags tell of an overflow or an invalid operation; for one thread at a time.
+    """A context manager that raises NonFiniteError at an overflow or an invalid operation of numpy; not thread-safe.
 
     Args:
         enabled: False: numbers are not checked.
@@ -68,13 +68,13 @@ class CheckedArithmetic:
     def __init__(self, rule: str, *, enabled: bool) -> None:
         self._rule = rule
         self.enabled = enabled
-        #: Whether something was raised: what the arithmetic wrote may be written in part.
+        #: Whether an error was raised: the vectors may be updated in part.
         self.failed = False
         self._where: tuple[int, int | None, int] = (-1, None, 0)
         self._flags = np.errstate()
 
     def of(self, worker: int, step: int | None, clock: int) -> CheckedArithmetic:
-        """This very object, about to be entered for a commit of ``worker``; all three are for the error."""
+        """Return this object, for a commit of ``worker``; the arguments are for the text of an error."""
         self._where = worker, step, clock
         return self
 
@@ -102,15 +102,15 @@ class CheckedArithmetic:
 
 @dataclass
 class Round:
-    """The present round. Its end is `Center`'s, which has the rule's kernel for it.
+    """The current round. `Center` ends it, with the rule's kernel.
 
     Args:
-        moving_statistics: sum of those contributed, each times its steps.
+        moving_statistics: sum of the contributed statistics, each weighted by its steps.
         total: sum of the payloads; None before the first.
-        steps: behind the moving statistics.
-        skipped: contributions that were left out for their NaN or infinity: their workers have arrived.
-        began, previous_began: clock when it and the round before it began.
-        stopping: the job was to end early when the round before it ended.
+        steps: sum of the weights of the moving statistics.
+        skipped: workers that have arrived, but whose commits were skipped for a NaN or infinity.
+        began, previous_began: clock at the beginning of this round and of the previous one.
+        stopping: the job was already ending early at the end of the previous round.
     """
 
     moving_statistics: np.ndarray
@@ -122,7 +122,7 @@ class Round:
     stopping: bool = False
 
     def contribute(self, part: Buffer) -> None:
-        """Adds a payload, which the round takes over."""
+        """Add a payload, and take over its buffer."""
         if self.total is None:
             self.total = part
         else:
@@ -130,28 +130,28 @@ class Round:
             part.drop()
 
     def contribute_moving_statistics(self, commit: Commit) -> None:
-        """Adds those of ``commit``, by its steps."""
+        """Add the moving statistics of ``commit``, weighted by its steps."""
         self.moving_statistics += commit.moving_statistics * commit.steps
         self.steps += commit.steps
 
     def take_moving_statistics(self) -> np.ndarray:
-        """Their mean over the steps of the round, which has none then."""
+        """Return the weighted mean of the moving statistics, and reset them."""
         mean = self.moving_statistics / self.steps
         self.moving_statistics = np.zeros_like(self.moving_statistics)
         self.steps = 0
         return mean
 
     def end(self, clock: int) -> None:
-        """The next round begins at ``clock``, with nothing contributed."""
+        """Begin the next round at ``clock``, without contributions."""
         self.total = None
         self.previous_began, self.began = self.began, clock
 
 
 class ViewAhead:
-    """At most one version that no worker has been sent yet, which a release soon after its commit takes.
+    """At most one version that was computed with a commit, ahead of the reply that sends it.
 
-    Any change of the center in between makes it worthless: another commit, which the clock shows, or a change for which
-    `forget` is called.
+    It is stale once the center changes again: by another commit, which advances the clock, or by a change for which
+    the caller calls `forget`.
     """
 
     def __init__(self) -> None:
@@ -159,26 +159,26 @@ class ViewAhead:
         self._version: Buffer | None = None
 
     def put(self, worker: int, clock: int, version: Buffer) -> None:
-        """Takes over ``version``: what ``worker`` is sent as long as the clock says ``clock``."""
+        """Take over ``version``, which ``worker`` may be sent while the clock is ``clock``."""
         self.forget()
         self._made_for, self._version = (worker, clock), version
 
     def take(self, worker: int, clock: int) -> Buffer | None:
-        """Gives the version to its only taker; None where there is none for it."""
+        """Return the version, with its ownership, if it is for ``worker`` at ``clock``; else None."""
         if self._made_for != (worker, clock):
             return None
         version, self._version, self._made_for = self._version, None, None
         return version
 
     def forget(self) -> None:
-        """Gives an untaken version back to its pool."""
+        """Return an unused version to its pool."""
         if self._version is not None:
             self._version.drop()
         self._version = self._made_for = None
 
 
 class Released(NamedTuple):
-    """What a worker is sent. The receiver of this drops ``buffer`` when the bytes are out."""
+    """The content of a reply to a worker. The caller that sends it drops ``buffer`` once the bytes are sent."""
 
     buffer: Buffer
     clock: int
@@ -195,18 +195,18 @@ class Center:
     Args:
         vector: initial parameters, shape ``(size,)``, float32 (float64 in simulations); copied.
         learning_rate: the server's eta, a number or a schedule over the clock; gradient rules only.
-        scheduler: when replies are released; None: what the rule needs.
+        scheduler: decides when replies are released; None: the rule's default.
         moving_statistics: the initial ones (BatchNormalization), averaged by step count, never through the rule.
-        measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit, for one more pass over the vector.
-        check_finite: find a NaN or infinity at the commit whose arithmetic makes it of finite numbers.
-        incarnation: of the server: rises with each restart.
+        measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit; this costs one more pass.
+        check_finite: raise an error at the commit whose arithmetic produces a NaN or infinity from finite numbers.
+        incarnation: of the server; it rises with each restart.
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
         monotonic: clock for the workers' speeds, seconds.
 
     Raises:
-        ConfigurationError: a gradient rule without a learning rate, no worker, or tables under a rule or with an option
-            that needs the whole of them (`require_rows`).
+        ConfigurationError: a gradient rule without a learning rate, no worker, or tables with a rule or an option that
+            needs whole tables (`require_rows`).
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one job, which callers name
@@ -243,16 +243,16 @@ class Center:
         self.moving_statistics = np.array(moving_statistics)
         self.incarnation = incarnation
         self.clock = 0
-        #: Clock and epoch that these partitions began with: a job with another number of workers had others before.
+        #: Clock and epoch at which the current partitions began; not (0, 0) after the number of workers has changed.
         self.began = (0, 0)
-        #: Names of the history's columns, as `messages.Records` has them; empty before a worker has sent them.
+        #: Names of the history's columns, in the format of `messages.Records`; empty until a worker has sent them.
         self.metrics = ""
-        #: Why the job ends early, if it does; then each answer asks the worker to leave.
+        #: The reason why the job ends early; None: it does not. If set, each reply asks the worker to leave.
         self.stopping: str | None = None
         self.counters: dict[str, int] = {}
-        #: Commits that this center has refused, and how often a partition's data has ended.
+        #: The number of refused commits, and of partitions whose data has ended (again for each micro-batch).
         self.refused = self.ends = 0
-        #: The part of a stream that the leases are of; None: the job trains no stream.
+        #: The micro-batch to which the leases belong; None: the job trains no stream.
         self.micro_batch: MicroBatch | None = None
         self.log = CommitLog()
         self.leases = Leases(workers, self._make_worker_vectors, now)
@@ -270,7 +270,7 @@ class Center:
         self.round = Round(np.zeros_like(self.moving_statistics))
 
     def rate(self, clock: int) -> float:
-        """The server's eta for the commit that finds the clock at ``clock``; 0 for rules that step at the workers."""
+        """Return the server's learning rate for a commit at ``clock``; 0 for rules that step at the workers."""
         return 0.0 if self.schedule is None else self.schedule(max(0, clock))
 
     @property
@@ -280,7 +280,7 @@ class Center:
 
     @property
     def corrupt(self) -> bool:
-        """Return whether a commit failed within its arithmetic: it may be applied in part, and no snapshot is taken."""
+        """Return whether a commit failed in its arithmetic and may be applied in part; then no snapshot is taken."""
         return self._arithmetic.failed
 
     @cached_property
@@ -292,10 +292,10 @@ class Center:
         return tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
-        """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait: see `Leases.join`.
+        """Grant ``attempt`` the lease of ``worker``'s partition and return it, or None if it must wait: `Leases.join`.
 
         Raises:
-            RemoteProtocolError: no such worker.
+            RemoteProtocolError: there is no such worker.
         """
         lease = self.leases.join(worker, attempt, expired=expired)
         if lease is not None and not lease.finished:
@@ -303,17 +303,17 @@ class Center:
         return lease
 
     def leave(self, worker: int, attempt: int) -> None:
-        """The partition's data has ended. With the last one, what the rule holds back reaches the center.
+        """Note that the partition's data has ended. The last partition's end drains the rule's buffers into the center.
 
         Raises:
-            LeaseLostError: ``attempt`` does not hold the lease of a partition that has data left.
+            LeaseLostError: the partition has data left, and ``attempt`` does not hold its lease.
         """
         lease = self.leases.get(worker)
         if lease is None or not lease.finished:
             lease = self.leases.held(worker, attempt)
         with self._arithmetic.of(worker, None, self.clock):
             if not lease.finished:
-                self._view_ahead.forget()  # the rule may take something out of what it was made of
+                self._view_ahead.forget()  # `rule.leave` may change the vectors from which it was computed
                 lease.move(LeaseState.FINISHED)
                 self.ends += 1
                 self.rule.leave(self.model, lease.vectors)
@@ -325,11 +325,11 @@ class Center:
     def end_early(self, reason: str) -> None:
         """End the job early: no worker waits for those that have not joined, and replies ask workers to leave."""
         self.stopping = self.stopping or reason
-        self.scheduler.gather = False  # those who have joined are all there will be
+        self.scheduler.gather = False
 
     @property
     def asks_to_leave(self) -> bool:
-        """Return whether answers ask workers to leave; with peers, all answers between two rounds say the same."""
+        """Return whether replies ask workers to leave; under a rule with peers, all replies of a round agree."""
         return self.round.stopping if self.traits.peers else self.stopping is not None
 
     def commit(
@@ -339,10 +339,10 @@ class Center:
         arrived: float | None = None,
         companions: Sequence[Commit] = (),
     ) -> bool:
-        """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
+        """Apply ``commit``, whose payload is in ``parts``; the center takes over these buffers.
 
-        The staleness of a group's commit is one number, that of its stalest worker: the commits that were applied since
-        the oldest version that one of them began from. Its workers' commits do not count among themselves.
+        The staleness of a group's commit is that of its stalest worker: the number of commits that were applied since
+        the oldest version from which a worker of the group began its window. The group's own commits are not counted.
 
         Args:
             commit: of the right shapes.
@@ -350,15 +350,15 @@ class Center:
             companions: the other commits whose payloads are in the sum (`Traits.sums`).
 
         Returns:
-            False if the commit is not applied now, and the parts are the caller's: it was applied before (its reply was
-            lost), or it is refused (its lease's `refusals` is above 0), now or before.
+            False if the commit is not applied and the caller keeps the parts, because the commit was applied before
+            (its reply was lost), or is refused, now or before (its lease's `refusals` is above 0).
 
         Raises:
             LeaseLostError: the sender does not hold the lease.
             LedgerError: the mini-batches do not continue where the partition's last commit ended.
             RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
             RelayLostError: a commit in the sum was applied before.
-            NonFiniteError: with ``check_finite``: the rule makes a NaN or infinity of it; the center is `corrupt`.
+            NonFiniteError: with ``check_finite``, the rule's result has a NaN or infinity; the center is `corrupt`.
         """
         lease = self._lease_for(commit, len(parts)) if not companions else self._stalest((commit, *companions))
         if lease is None:
@@ -376,7 +376,11 @@ class Center:
         return True
 
     def _stalest(self, commits: Sequence[Commit]) -> PartitionLease:
-        """Return the lease of the stalest worker of a group, whose ``commits`` are each the next of its partition."""
+        """Return the lease of a group's stalest worker, if each of ``commits`` is the next of its partition.
+
+        Raises:
+            RelayLostError: one of them was applied before.
+        """
         leases = [self._lease_for(commit, self.traits.parts) for commit in commits]
         known = [lease for lease in leases if lease is not None]
         if len(known) < len(commits):
@@ -387,7 +391,7 @@ class Center:
     def _accept_commit(
         self, commits: Sequence[Commit], lease: PartitionLease, parts: Sequence[Buffer], context: Context
     ) -> None:
-        """Apply the payload of ``commits``, the sender's and its companions'; ``lease`` is that of the stalest."""
+        """Apply the payload of ``commits``: the sender's and its companions'; ``lease`` is the stalest worker's."""
         commit = commits[0]
         scalars = self.rule.accept(context, self.counters)
         if self._arithmetic.enabled and not all(map(math.isfinite, scalars)):
@@ -407,33 +411,33 @@ class Center:
         if self.moving_statistics.size:
             self._blend_moving_statistics(commits)
         now = self._now()
-        for one in sorted(commits, key=lambda one: one.worker) if len(commits) > 1 else commits:
+        for member in sorted(commits, key=lambda member: member.worker) if len(commits) > 1 else commits:
             self.log.add(
-                one,
+                member,
                 CommitOutcome(
                     clock=self.clock,
                     staleness=context.staleness,
                     timestamp=now,
-                    learning_rate=one.learning_rate if len(commits) > 1 else context.learning_rate,
+                    learning_rate=member.learning_rate if len(commits) > 1 else context.learning_rate,
                     gap=gap,
                     scale=scale,
                 ),
             )
             self.clock += 1
-            self.leases[one.worker].steps = one.steps
-            self.leases[one.worker].advance(one, now)
-            self.scheduler.committed(one.worker)
+            self.leases[member.worker].steps = member.steps
+            self.leases[member.worker].advance(member, now)
+            self.scheduler.committed(member.worker)
         if not commit.wants_center:
             lease.begin_window(self.clock, self._monotonic())
         self._end_round_if_complete()
 
     def skip(self, commit: Commit) -> bool:
-        """Leaves ``commit`` out, for its NaN or infinity: its mini-batches are done with, nothing else has changed.
+        """Skip ``commit``, which has a NaN or infinity: record its mini-batches as committed, and discard its payload.
 
-        Its worker must pull before it goes on. A round counts it as arrived, with nothing contributed.
+        Its worker must pull before its next window. A round counts the worker as arrived, without a contribution.
 
         Returns:
-            False if it had been left out before, and only the reply was lost.
+            False if the commit was skipped before, and only its reply was lost.
 
         Raises:
             LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
@@ -447,7 +451,7 @@ class Center:
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
             self.log.add(commit, skipped)
             lease.advance(commit, now)
-            lease.optimizer = None  # what led to these numbers may be in the state
+            lease.optimizer = None  # the state may already contain non-finite numbers
             lease.skipped = True
             lease.require_pull()
             self.scheduler.committed(commit.worker)
@@ -457,11 +461,11 @@ class Center:
         return True
 
     def is_next(self, commit: Commit, parts: int) -> bool:
-        """Return True for the next commit of its partition, False for the last one, sent again; raise as `commit`."""
+        """Return True for the partition's next commit, False for its last one sent again; raise as `commit` does."""
         return self._lease_for(commit, parts) is not None
 
     def _lease_for(self, commit: Commit, parts: int) -> PartitionLease | None:
-        """The lease that ``commit`` is the next one of; None where it is the last one, sent again."""
+        """Return the lease under which ``commit`` is the next one; None if it is the last one, sent again."""
         lease = self.leases.held(commit.worker, commit.attempt)
         self.require_incarnation(commit.worker, commit.incarnation)
         if commit.sequence == lease.sequence and commit.sequence > 0:
@@ -476,7 +480,7 @@ class Center:
         return lease
 
     def require_incarnation(self, worker: int, incarnation: int) -> None:
-        """Raise RemoteProtocolError unless ``worker`` speaks to this incarnation of the server."""
+        """Raise RemoteProtocolError unless the message of ``worker`` is for this incarnation of the server."""
         if incarnation != self.incarnation:
             raise RemoteProtocolError(
                 f"`incarnation` must be {self.incarnation}. Received: incarnation={incarnation}", worker=worker
@@ -497,7 +501,10 @@ class Center:
         )
 
     def _view_scalars_ahead(self, commit: Commit) -> tuple[int, Scalars] | None:
-        """For whom the view is to be made with ``commit``, and from what; None: it is made at the release."""
+        """Return the worker and the scalars of a view that is computed along with ``commit``.
+
+        None: the view is computed when the reply is released.
+        """
         if not (self.traits.view and commit.wants_center and self.scheduler.at_once):
             return None
         return commit.worker, self._view_scalars(commit.worker, self.clock + 1, self.clock, self.clock - 1)
@@ -520,7 +527,7 @@ class Center:
             if share is not None:
                 scale = share if scale is None else scale + share
             if ahead is not None:
-                chunk.out = chunk.payload[0]  # the last reader of the payload: its memory is free for the result
+                chunk.out = chunk.payload[0]  # the payload is not read any more, so its memory takes the result
                 self.rule.view(chunk, ahead[1])
         if ahead is not None:
             self._view_ahead.put(ahead[0], self.clock + 1, parts[0])
@@ -533,7 +540,7 @@ class Center:
         return scale
 
     def _apply_rows(self, commit: Commit, scalars: Scalars, scale: float) -> float:
-        """Apply the rows of ``commit``; return the mean scale factor, which is ``scale`` unless all is in tables."""
+        """Apply the rows of ``commit``; return their mean scale factor, or ``scale`` if the center has a vector too."""
         total = 0.0
         for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
             share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars), self.clock + 1)
@@ -546,22 +553,22 @@ class Center:
         self.current = version
 
     def _end_round_if_complete(self) -> None:
-        """A rule without rounds of its own has moved the center at each arrival; its workers are only let go."""
         if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete():
             return
+        # A rule that is not synchronous has moved the center at each commit: its rounds only release the workers.
         if self.round.total is not None:
             self._end_round(self.round.total, len(self.scheduler.arrived) - self.round.skipped)
         self.round.skipped = 0
         self.scheduler.next_round()
 
     def begin_with_other_workers(self, contributions: int, workers: int) -> None:
-        """End what was begun with the former workers, and reset what the rule keeps in addition to the center.
+        """End the unfinished round of the previous workers, drain, and reset the rule's counters and model vectors.
 
-        They do not come back. So an unfinished round ends as if those that had not arrived had left, and what the rule
-        holds back reaches the center.
+        The previous workers do not return. So the round ends as if those that had not arrived had left.
 
         Args:
-            contributions: workers that had arrived in that round and contributed to it.
+            contributions: number of workers that contributed to that round.
+            workers: their number.
         """
         if self.round.total is not None:
             self._end_round(self.round.total, contributions)
@@ -583,7 +590,7 @@ class Center:
         self.round.stopping = self.stopping is not None
 
     def _drain(self, workers: int) -> None:
-        """Puts into the center what the rule holds back, if anything. The clock stays: no commit is applied."""
+        """Apply the commits that the rule has buffered, if any. The clock does not advance."""
         scalars = self.rule.begin_drain(workers, self.counters) if self.traits.drains else None
         if scalars is None:
             return
@@ -597,8 +604,8 @@ class Center:
         if self.traits.synchronous:
             self.round.contribute_moving_statistics(commit)
             return
-        # Each active worker's share of the average is its share of the latest steps; one worker's is all of it.
-        own, steps = [one.worker for one in commits], sum(one.steps for one in commits)
+        # Each active worker's share of the average is its share of the latest steps; a single worker's share is 1.
+        own, steps = [member.worker for member in commits], sum(member.steps for member in commits)
         others = sum(self.leases[other].steps for other in self.scheduler.active if other not in own)
         self.moving_statistics = self.moving_statistics + (commit.moving_statistics - self.moving_statistics) * (
             steps / (steps + others)
@@ -611,11 +618,11 @@ class Center:
     def release(
         self, worker: int, attempt: int, wants: Sequence[Ids] = (), outs: Sequence[Vector | None] = ()
     ) -> Released:
-        """What ``worker`` is sent now: a write, for it sets where the worker's staleness counts from.
+        """Return the content of the reply to ``worker``, and record the clock from which its staleness is counted.
 
         Args:
-            wants: the rows of each table that go with it, in range; none: no rows do.
-            outs: memory for these rows, flat; none, or None: they get some.
+            wants: the rows of each table to send with it, in range; empty: no rows are sent.
+            outs: memory for the rows of each table, flat; empty, or None: it is allocated.
 
         Raises:
             LeaseLostError: ``attempt`` does not hold the lease.
@@ -630,29 +637,29 @@ class Center:
         if not self.traits.pull_first or lease.released is None:
             lease.release(self.clock, self._monotonic())
         rate, window = self.rate(self.clock), self.next_window(worker)
-        every = zip(self.tables, wants, outs or [None] * len(wants), strict=True) if wants else ()
-        rows = tuple([table.gather(ids, out) for table, ids, out in every])
+        requests = zip(self.tables, wants, outs or [None] * len(wants), strict=True) if wants else ()
+        rows = tuple([table.gather(ids, out) for table, ids, out in requests])
         return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows)
 
     def release_companions(self, companions: Sequence[Commit], released: Released) -> None:
-        """Note that the relay of these commits' workers hands down to them what it was sent just now."""
+        """Record that the relay forwards ``released``, which it was just sent, to the workers of ``companions``."""
         for other in companions:
             if self._keeps_sent:
                 self.leases[other.worker].keep_sent(released.buffer, within_window=False)
             self.leases[other.worker].release(released.clock, self._monotonic())
 
     def next_window(self, worker: int) -> int:
-        """The steps of ``worker``'s next window where windows follow the workers' speeds; else 0: the rule's own."""
+        """Return the steps of ``worker``'s next window if windows follow the workers' speeds; else 0."""
         if self._longest_window is None:
             return 0
         speeds = [self.leases[other].speed for other in self.scheduler.active]
         return window_by_speed(self._longest_window, self.leases[worker].speed, speeds)
 
     def _view(self, worker: int, lease: PartitionLease) -> Buffer:
-        """What the rule sends in place of the center."""
+        """Return the view that the rule sends to ``worker`` instead of the center."""
         version = self.pool.take()
         with self._arithmetic.of(worker, None, self.clock):
-            # A view uses the eta of the commit that it follows.
+            # A view uses the learning rate of the latest commit.
             scalars = self._view_scalars(worker, self.clock, self.clock - 1, self.clock - 2)
             for chunk in self._chunks.over(version.array, self.current.array, (), self.model, lease.vectors):
                 self.rule.view(chunk, scalars)
@@ -663,13 +670,13 @@ class Center:
         return self.rule.release(context, self.counters)
 
     def inspect(self, moved: Sequence[Ids] = ()) -> Released:
-        """Return the center itself, on behalf of no worker; with the rows ``moved`` of each table, if that is given."""
+        """Return the center, and the rows ``moved`` of each table if given, without any change to a lease."""
         rows = tuple([table.gather(ids) for table, ids in zip(self.tables, moved, strict=True)]) if moved else ()
         return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics, rows=rows)
 
 
 def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:
-    """Raise a ConfigurationError unless that many tables may travel by rows under ``rule``, and with these options."""
+    """Raise a ConfigurationError unless ``tables`` tables may travel by rows under ``rule`` and with these options."""
     if not rule.traits.rows:
         text = f"rule {rule.name!r}, as it is set, needs whole tables, and not the rows that a window touched"
         raise ConfigurationError(f"`tables` must be empty: {text}. Received: {tables} tables")
@@ -681,7 +688,7 @@ def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:
 
 
 def check_hello(center: Center, message: Hello) -> None:
-    """Raise ShapeError, RemoteProtocolError or ConfigurationError unless model and wire format suit the center."""
+    """Raise ShapeError, RemoteProtocolError or ConfigurationError unless model and wire format match the center."""
     if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
         raise ShapeError(
             f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "
@@ -714,10 +721,10 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
     """Check the sizes of payload, statistics and history, and the rows that the commit names.
 
     Args:
-        codec: of the parts that are packed; None: none may be.
+        codec: of the packed parts; None: no part may be packed.
 
     Raises:
-        ShapeError: they have not.
+        ShapeError: a size or a row is wrong.
     """
     sizes, packed = [part.size for part in commit.parts], [array.size for array in commit.packed]
     parts = center.traits.parts
@@ -743,7 +750,7 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
 
 
 def _history_fits(commit: Commit, log_columns: int) -> bool:
-    """Return whether there is a row for each step, with the columns of all other commits' rows, or no row."""
+    """Return whether the history is empty, or has a row for each step and the same columns as the log."""
     rows, columns = commit.history.shape
     if commit.steps < 1 or rows not in (0, commit.steps):
         return False
@@ -756,14 +763,14 @@ def not_finite(
     layouts: Sequence[Layout] = (),
     shapes: Sequence[TableShape] = (),
 ) -> NonFiniteError | None:
-    """What is wrong with the numbers; None if each is finite.
+    """Return an error that names the first NaN or infinity of ``commit``; None if all numbers are finite.
 
     Args:
         commit: of the right shapes.
-        layouts: of the center and the statistics; none: the error names no array.
+        layouts: of the center and the statistics; empty: the error names no array.
     """
     for part in (*parts, commit.moving_statistics):
-        # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.
+        # A dot product is fast, but overflows for large finite numbers too. So a suspicious part is checked exactly.
         with np.errstate(over="ignore"):
             suspicious = part.size > 0 and not math.isfinite(float(np.dot(part, part)))
         if suspicious:

@@ -21,17 +21,17 @@ import numpy as np
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_ROWS, Commit
 
-#: Commits of one block of the file, at most: what is read to get at one of them.
+#: The largest number of commits in one block of the file.
 BLOCK_COMMITS = 4096
 
 
 class LogRows(NamedTuple):
-    """Some commits with their history.
+    """Commits with their history.
 
     Args:
         commits: rows of `commit_log.COMMIT`, in clock order.
-        lengths: how many rows of history each has, int64.
-        history: theirs, one after the other, float64 ``(rows, columns)``.
+        lengths: the number of rows of history of each commit, int64.
+        history: the rows of all commits, concatenated, float64 ``(rows, columns)``.
     """
 
     commits: np.ndarray
@@ -39,7 +39,7 @@ class LogRows(NamedTuple):
     history: np.ndarray
 
     def blocks(self) -> Iterator[LogRows]:
-        """The same in pieces of at most `BLOCK_COMMITS`."""
+        """Yield them in pieces of at most `BLOCK_COMMITS` commits."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
         for first in range(0, len(self.commits), BLOCK_COMMITS):
             last = min(first + BLOCK_COMMITS, len(self.commits))
@@ -47,7 +47,7 @@ class LogRows(NamedTuple):
 
 
 def joined(pieces: list[LogRows], dtype: np.dtype) -> LogRows:
-    """All of ``pieces``; their commits have ``dtype``."""
+    """Return the concatenation of ``pieces``; ``dtype`` is that of their commits."""
     if len(pieces) == 1:
         return pieces[0]
     history = [piece.history for piece in pieces if piece.history.size]
@@ -59,7 +59,7 @@ def joined(pieces: list[LogRows], dtype: np.dtype) -> LogRows:
 
 
 class _Block(NamedTuple):
-    """Where some commits lie: their numbers, the first byte, and the shape of their history."""
+    """The position of a block in the file: first commit, number of commits, first byte, and the history's shape."""
 
     first: int
     commits: int
@@ -69,7 +69,7 @@ class _Block(NamedTuple):
 
 
 class CommitFile:
-    """A temporary file without a name, which the system removes with the process however that ends."""
+    """An unnamed temporary file, which the system removes when the process ends, even by a crash."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
@@ -82,7 +82,7 @@ class CommitFile:
         return self._blocks[-1].first + self._blocks[-1].commits if self._blocks else 0
 
     def append(self, rows: LogRows) -> None:
-        """Write at most `BLOCK_COMMITS` commits down. An OSError, for a full disk, has changed nothing."""
+        """Append at most `BLOCK_COMMITS` commits. If an OSError is raised, as for a full disk, nothing is appended."""
         if self._descriptor < 0:
             self._open()
         offset = self._size
@@ -95,7 +95,7 @@ class CommitFile:
         self._firsts.append(block.first)
 
     def read(self, first: int, count: int) -> list[LogRows]:
-        """``count`` commits from number ``first`` on, in pieces."""
+        """Return ``count`` commits from number ``first`` on, in pieces."""
         pieces, end = [], first + count
         place = max(0, bisect_right(self._firsts, first) - 1)
         while place < len(self._blocks) and self._blocks[place].first < end:
@@ -105,7 +105,7 @@ class CommitFile:
         return pieces
 
     def _read(self, block: _Block, low: int, high: int) -> LogRows:
-        """Commits ``low`` to ``high`` of one block."""
+        """Return the commits from ``low`` to ``high`` of one block."""
         after_commits = block.offset + block.commits * self._dtype.itemsize
         after_lengths = after_commits + 8 * block.commits
         lengths = self._array(after_commits, block.commits, np.dtype(np.int64))
@@ -143,7 +143,7 @@ class CommitFile:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """The memory of ``array``, which is contiguous."""
+    """Return the memory of a contiguous ``array``."""
     return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]  # any dtype has bytes
 
 
@@ -151,16 +151,16 @@ log = logging.getLogger(__name__)
 
 
 class CommitOutcome(NamedTuple):
-    """What the server adds to a commit when it applies it, or skips it.
+    """The columns that the server adds to the record of a commit that it applies or skips.
 
     Args:
-        clock: commits applied before this one. A skipped commit has the clock of the one that comes after it.
-        staleness: commits applied since the worker was sent what it computed the payload from.
+        clock: commits applied before this one. A skipped commit has the same clock as the next commit.
+        staleness: commits applied since the clock at which the commit's window began.
         timestamp: seconds since the epoch.
-        learning_rate: in force: the server's for gradient rules, else the worker optimizer's.
-        gap: ``||center - sent|| / sqrt(size)``; NaN where it was not measured.
-        scale: mean scale factor of the payload, that of the worker's half or of the server's.
-        skipped: it was left out for its numbers, and has not moved the center.
+        learning_rate: the server's for gradient rules, else the worker optimizer's.
+        gap: ``||center - sent|| / sqrt(size)``; NaN if it was not measured.
+        scale: mean scale factor of the payload, of the worker's half of the rule or of the server's.
+        skipped: the commit was skipped for a NaN or infinity, and has not moved the center.
     """
 
     clock: int
@@ -172,7 +172,7 @@ class CommitOutcome(NamedTuple):
     skipped: bool = False
 
 
-#: Columns that are the commit's own, and its attributes. The `CommitOutcome` follows.
+#: The columns that are taken from the commit, with its attributes. The columns of `CommitOutcome` follow.
 _OF_COMMIT = {
     "worker": "worker",
     "attempt": "attempt",
@@ -191,27 +191,27 @@ _OF_COMMIT = {
 _of_commit = attrgetter(*_OF_COMMIT.values())
 _FORMATS = {int: "<i8", bool: "<i8", float: "<f8"}
 
-#: One row a commit, in clock order.
+#: The dtype of a commit's record.
 COMMIT = np.dtype(
     [(column, "<f8" if column == "wait" else "<i8") for column in _OF_COMMIT]
     + [(column, _FORMATS[kind]) for column, kind in typing.get_type_hints(CommitOutcome).items()]
 )
 
-#: One row as bytes: five times as fast as numpy makes it of a tuple.
+#: Converts a record from a tuple to bytes, five times as fast as numpy.
 _packed = struct.Struct("<" + "".join("d" if COMMIT[name].kind == "f" else "q" for name in COMMIT.names or ())).pack
 
 _RECENT = 64
 _STEPS, _STALENESS = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness"))
 
-#: What is kept in memory before a file takes it: commits, and bytes of history.
+#: The commits and bytes of history that are kept in memory before they are moved to a file.
 _MEMORY_COMMITS, _MEMORY_BYTES = 256, 4 << 20
 
 
 class CommitLog:
-    """All commits of a job, each once, with their history: what `trainer.commits` and `trainer.history` are made of.
+    """All commits of a job, each once, with their history; `trainer.commits` and `trainer.history` are read from it.
 
-    The latest ones are in memory, the others in a temporary file, so that memory does not grow with the job. Where the
-    disk has no room for it they stay in memory meanwhile.
+    The latest ones are in memory, the others in a temporary file, so that memory does not grow with the job. While the
+    disk is full, all of them stay in memory.
     """
 
     def __init__(self) -> None:
@@ -220,11 +220,11 @@ class CommitLog:
         self._file = CommitFile(COMMIT)
         self._bytes = 0
         self._most_commits, self._most_bytes = _MEMORY_COMMITS, _MEMORY_BYTES
-        #: Columns of the history; 0 before there is any.
+        #: Number of columns of the history; 0 before the first row.
         self.columns = 0
         self.batches = 0
         self.samples = 0
-        #: Commits that were left out for their numbers.
+        #: Number of commits that were skipped for a NaN or infinity.
         self.skipped = 0
         #: Mini-batches whose records were lost with a damaged file; `batches` counts them.
         self.missing = 0
@@ -232,7 +232,7 @@ class CommitLog:
         self._staleness: deque[float] = deque(maxlen=_RECENT)
 
     def add(self, commit: Commit, outcome: CommitOutcome) -> None:
-        """Writes one commit down."""
+        """Append one commit."""
         row, history = _of_commit(commit) + outcome, commit.history
         self._commits.append(row)
         self._history.append(history)
@@ -244,7 +244,7 @@ class CommitLog:
             self._staleness.append(row[_STALENESS])
         if history.size:
             self.columns = history.shape[1]
-            # A few rows at most times: Python adds them up faster than numpy, and a lock is held.
+            # There are usually a few rows, which Python adds up faster than numpy; the center's lock is held.
             self.samples += int(sum(history[:, 1].tolist()))
             if not skipped and self.columns > len(FIXED_HISTORY):
                 self._losses.append(sum(history[:, len(FIXED_HISTORY)].tolist()) / len(history))
@@ -253,19 +253,19 @@ class CommitLog:
 
     @property
     def loss(self) -> float:
-        """Mean loss behind the latest commits; NaN before the first."""
+        """Return the mean loss of the latest commits; NaN before the first."""
         return sum(self._losses) / len(self._losses) if self._losses else float("nan")
 
     @property
     def staleness(self) -> float:
-        """Mean staleness of the latest commits; NaN before the first."""
+        """Return the mean staleness of the latest commits; NaN before the first."""
         return sum(self._staleness) / len(self._staleness) if self._staleness else float("nan")
 
     def __len__(self) -> int:
         return len(self._file) + len(self._commits)
 
     def read(self, start: int = 0, count: int | None = None) -> LogRows:
-        """``count`` commits from number ``start`` on (all others, if None), with their history."""
+        """Return ``count`` commits from number ``start`` on (None: all of them), with their history."""
         end = len(self) if count is None else min(len(self), start + count)
         spilled = len(self._file)
         pieces = self._file.read(start, min(end, spilled) - start) if start < spilled else []
@@ -274,11 +274,11 @@ class CommitLog:
         return joined(pieces, COMMIT)
 
     def commits(self, start: int = 0, count: int | None = None) -> np.ndarray:
-        """``count`` commits from number ``start`` on (all others, if None), as `COMMIT` rows."""
+        """Return ``count`` commits from number ``start`` on (None: all of them), as `COMMIT` rows."""
         return self.read(start, count).commits
 
     def extend(self, rows: LogRows) -> None:
-        """Takes back what `read` gave. All sums but `batches` are `restore_totals`'s to set."""
+        """Append commits that `read` returned. This updates `batches`; `restore_totals` sets the other totals."""
         self.batches += int(rows.commits["steps"].sum())
         for block in rows.blocks():
             if not self._commits:
@@ -291,7 +291,7 @@ class CommitLog:
             self._spill()
 
     def totals(self) -> dict[str, Any]:
-        """The totals over all commits, JSON-ready."""
+        """Return the totals over all commits, JSON-ready."""
         return {
             "batches": self.batches,
             "samples": self.samples,
@@ -302,7 +302,7 @@ class CommitLog:
         }
 
     def restore_totals(self, totals: Mapping[str, Any]) -> None:
-        """Sets what `totals` gave, once the commits are there: those that could be read."""
+        """Set the values that `totals` returned, after `extend` has added the commits that could be read."""
         self.missing = totals["batches"] - self.batches
         for name in ("batches", "samples", "skipped", "columns"):
             setattr(self, name, totals[name])
@@ -310,7 +310,7 @@ class CommitLog:
         self._staleness.extend(totals["staleness"])
 
     def _recent(self, start: int, end: int) -> LogRows:
-        """Those in memory."""
+        """Return the commits in memory from ``start`` to ``end``."""
         history = self._history[start:end]
         pieces = [rows for rows in history if rows.size]
         return LogRows(

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. A partition's lease has one holder, an attempt of Spark's; what any other one sends is refused.
-2. A commit is the next one of its partition: sequence numbers rise by one, and its mini-batches begin where those of
-   the commit before ended. So no mini-batch is left out, and none counts twice.
+1. A partition's lease has one holder, an attempt of a Spark task; the requests of other attempts are refused.
+2. A commit must be the next one of its partition: sequence numbers rise by one, and its mini-batches begin where those
+   of the previous commit ended. So no mini-batch is left out, and none counts twice.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from distkeras.ps.protocol.messages import Commit, KeepOptimizer, OptimizerState
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.world.world import REAL, World
 
-#: Bytes of memory that all partitions' states may take together; a state above its partition's share is in a file.
+#: Bytes of memory for the optimizer states of all partitions; a state above its partition's share is kept in a file.
 MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class KeptState:
-    """The state of a worker's optimizer, and where its partition stood; a later attempt begins with it.
+    """The state of a worker's optimizer, and the commit after which it was taken; a later attempt begins with it.
 
-    It decides how well a successor trains, not what the ledger says. So it is kept only as it came, and one that is
-    damaged, too large, or without a place is dropped.
+    Most rules need it for quality only, not for the ledger: a state that is damaged, or too large to store, is
+    discarded. The server does not interpret its content.
 
-    Under a rule with peers it is all that a member has. It comes ahead of the commit that it belongs to, and one is
-    kept next to it until then. A job whose member does not find its state ends with an error (`worker.daso`).
+    Under a rule with peers it is a member's entire state. It arrives before the commit to which it belongs, and the
+    previous state is retained until that commit. If a member's state is missing, the job ends with an error
+    (`worker.daso`).
 
     Args:
         state: as the worker sent it.
-        attempt: that sent it.
-        sequence: its latest commit at that time.
-        kept_at: when it came, seconds since the epoch.
+        attempt: the attempt that sent it.
+        sequence: the commit after which it was taken.
+        kept_at: when it arrived, seconds since the epoch.
     """
 
     state: OptimizerState
@@ -49,10 +50,10 @@ class KeptState:
 
 
 class StateMemory:
-    """Where states are kept: in memory, or in files without a name in the system's folder for temporary files.
+    """Allocates optimizer states, in memory or in unnamed files in the system's folder for temporary files.
 
     Args:
-        workers: number of workers of the job, n: a state in memory has at most a share of 1/n of `MEMORY_BYTES`.
+        workers: number of workers of the job, n: a state in memory may take 1/n of `MEMORY_BYTES`.
     """
 
     def __init__(self, workers: int, world: World = REAL) -> None:
@@ -60,37 +61,37 @@ class StateMemory:
         self._world = world
 
     def array(self, size: int) -> np.ndarray:
-        """Return ``size`` bytes for a state; where the disk has no room, in memory, where it cannot stay: `holds`."""
+        """Return ``size`` bytes for a state. If the disk is full, they are in memory, and `holds` returns False."""
         if size > self._most:
             try:
                 return np.frombuffer(self._world.scratch(size), np.uint8)
             except OSError:
-                pass  # the state is received and dropped, which the caller reports
+                pass  # the state must still be received; the caller discards it, and reports that
         return np.empty(size, np.uint8)
 
     def holds(self, array: np.ndarray) -> bool:
-        """Return whether ``array`` may be kept: it is small, or in a file."""
+        """Return whether ``array`` may be retained: it is small, or in a file."""
         return array.nbytes <= self._most or not array.flags.owndata
 
 
-#: Holds a lease that the first attempt to come may take.
+#: The holder of a lease that the next attempt that joins may take.
 NO_ATTEMPT = -1
-#: The shortest time that a window is taken to have lasted, in seconds: speeds are finite.
+#: The shortest duration of a window that is assumed, in seconds, so that speeds are finite.
 _SHORTEST = 1e-9
 
 
 class LeaseState(enum.Enum):
-    """The lease of a partition: the right to send its commits."""
+    """The states of a partition's lease."""
 
-    #: Its attempt, which is connected.
+    #: Its attempt is connected.
     HELD = "held"
-    #: Its attempt, once it connects again; or a later one that joins.
+    #: Its attempt is disconnected: it may connect again, or a later attempt may take over.
     FREE = "free"
-    #: No one: its data has ended.
+    #: The partition's data has ended.
     FINISHED = "finished"
 
 
-#: What may follow each state. A partition that has ended goes on only in a job that is resumed with more epochs.
+#: The allowed transitions. FINISHED is left only for a stream's next micro-batch or a job resumed with more epochs.
 FOLLOWS: Mapping[LeaseState, frozenset[LeaseState]] = {
     LeaseState.HELD: frozenset({LeaseState.FREE, LeaseState.FINISHED}),
     LeaseState.FREE: frozenset({LeaseState.HELD, LeaseState.FINISHED}),
@@ -100,44 +101,44 @@ FOLLOWS: Mapping[LeaseState, frozenset[LeaseState]] = {
 
 @dataclass
 class PartitionLease:
-    """The lease of a partition, and how far the partition has come."""
+    """The lease of a partition, and the partition's progress."""
 
     attempt: int
     state: LeaseState = LeaseState.HELD
     sequence: int = 0
     epoch: int = 0
     batch: int = 0
-    #: Of the rows behind what was committed; -1 before the first commit.
+    #: Checksum of the rows that were committed; -1 before the first commit.
     checksum: int = -1
     #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
     released: int | None = None
-    #: The moment of that, in seconds (monotonic).
+    #: The time of that, in seconds (monotonic).
     released_at: float = 0.0
-    #: Steps per second of the last window that this attempt had applied, exchange included. None: none was yet.
+    #: Steps per second of this attempt's last applied window, including the exchange. None: none was applied yet.
     speed: float | None = None
-    #: The same before its last commit: what a window started from that was computed while that commit travelled.
+    #: `released` before the last commit: an overlapped window, computed while that commit was in flight, began there.
     previous_released: int | None = None
     steps: int = 0
-    #: Whether its last commit was left out for its NaN or infinity.
+    #: Whether the last commit was skipped for a NaN or infinity.
     skipped: bool = False
-    #: How many times in a row its window was refused; 0: its last commit was not.
+    #: How many times in a row the window was refused; 0: the last commit was not refused.
     refusals: int = 0
-    #: The share of ``epoch`` that it has passed, as far as its worker knows.
+    #: The completed share of ``epoch``, as reported by the worker.
     passed: float = 0.0
-    #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
+    #: Time of the last commit, or of the attempt's join if that was later; seconds since the epoch.
     active_at: float = 0.0
-    #: What the worker was sent before its window, where that is kept; and what it pulled within it (pull-first rules).
+    #: The version that the worker was sent before its window, if retained; and what it pulled since (pull-first rules).
     sent: Buffer | None = None
     pulled: Buffer | None = None
     vectors: tuple[Vector, ...] = ()
-    #: The latest state of the worker's optimizer, where one was sent.
+    #: The latest optimizer state that the worker sent; None: it sent none.
     optimizer: KeptState | None = None
-    #: The state after the commit to come, where it was sent ahead: it is the latest one once that commit is applied.
+    #: The optimizer state after the next commit, if it was sent ahead; that commit makes it the latest one.
     next_optimizer: KeptState | None = None
 
     @property
     def connected(self) -> bool:
-        """Return whether its attempt is connected."""
+        """Return whether the holder is connected."""
         return self.state is LeaseState.HELD
 
     @property
@@ -146,16 +147,16 @@ class PartitionLease:
         return self.state is LeaseState.FINISHED
 
     def move(self, state: LeaseState) -> None:
-        """Change the state, or keep it; raise LocalProtocolError if `FOLLOWS` does not have that step."""
+        """Change the state, or keep it; raise LocalProtocolError if `FOLLOWS` does not allow the transition."""
         if state is not self.state and state not in FOLLOWS[self.state]:
             raise LocalProtocolError(f"a lease that is {self.state.value} cannot become {state.value}")
         self.state = state
 
     def require_next(self, commit: Commit) -> None:
-        """Check that ``commit`` continues where the partition stands.
+        """Check that ``commit`` is the next one of the partition.
 
         Raises:
-            RemoteProtocolError: a gap in the sequence.
+            RemoteProtocolError: there is a gap in the sequence.
             LedgerError: its mini-batches do not continue where the last commit ended.
         """
         if commit.sequence != self.sequence + 1:
@@ -172,11 +173,11 @@ class PartitionLease:
             )
 
     def staleness(self, commit: Commit, clock: int) -> int:
-        """Commits applied since the clock that the window began from: the one definition, for every rule and pace.
+        """Return the number of commits applied since the clock at which the window began, under every rule and pace.
 
-        That is the clock of what the worker was sent before the window (`released`). So in a round the commits before
-        it count, 0, 1, 2 …; and of an overlapped commit the worker's own one before it counts as well, which what it
-        was sent lacked.
+        A window begins at the clock of the version that the worker was sent before it (`released`). So the earlier
+        commits of a round count: 0, 1, 2 …. For an overlapped commit, the worker's own previous commit counts too,
+        because that version did not contain it.
         """
         overlapped = commit.overlapped and self.previous_released is not None
         since = self.previous_released if overlapped else self.released
@@ -184,7 +185,7 @@ class PartitionLease:
         return clock - since
 
     def advance(self, commit: Commit, now: float) -> None:
-        """The partition stands behind ``commit``; it was applied at ``now``, seconds since the epoch."""
+        """Record that ``commit`` was applied at ``now``, seconds since the epoch."""
         self.sequence, self.checksum = commit.sequence, commit.checksum
         self.epoch, self.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
         self.passed = commit.passed if 0.0 < commit.passed <= 1.0 and not commit.epoch_end else 0.0
@@ -195,17 +196,17 @@ class PartitionLease:
             self.optimizer = ahead
 
     def refuse(self, commit: Commit, now: float) -> None:
-        """Count ``commit``, refused at ``now``; its mini-batches remain to be committed, after a pull."""
+        """Record that ``commit`` was refused at ``now``: the worker must pull and commit these mini-batches again."""
         self.sequence, self.active_at, self.skipped = commit.sequence, now, False
         self.refusals += 1
         self.require_pull()
 
     def keep_sent(self, version: Buffer, *, within_window: bool) -> None:
-        """Holds what the worker is sent.
+        """Retain the version that the worker is sent.
 
         Args:
-            version: that.
-            within_window: a pull before a commit: what the window began with stays `sent` until that is applied.
+            within_window: the worker pulls before its commit: `sent` stays the version with which the window began,
+                until the commit is applied.
         """
         if within_window and self.sent is not None:
             if self.pulled is not None:
@@ -217,11 +218,11 @@ class PartitionLease:
         self.sent = version.hold()
 
     def keep_optimizer(self, message: KeepOptimizer, now: float, *, ahead: bool = False) -> None:
-        """Keep the state that the holder's optimizer has after its latest commit.
+        """Keep the state of the holder's optimizer after its latest commit.
 
         Args:
             now: seconds since the epoch.
-            ahead: the state is that after the commit to come, and takes the place of the kept one with that commit.
+            ahead: the state is that after the next commit, which makes it the latest one.
 
         Raises:
             RemoteProtocolError: the state is that after another commit.
@@ -241,15 +242,15 @@ class PartitionLease:
             self.optimizer = kept
 
     def release(self, clock: int, at: float) -> None:
-        """The next window begins, at ``clock``; ``at`` is the moment, in seconds (monotonic)."""
+        """Begin the next window at ``clock``; ``at`` is the time, in seconds (monotonic)."""
         self.released, self.released_at = clock, at
 
     def measure(self, steps: int, arrived: float) -> None:
-        """Note the worker's speed: its commit of ``steps`` steps has ``arrived``, in seconds (monotonic)."""
+        """Set the worker's speed at its commit of ``steps`` steps; ``arrived`` is the time, in seconds (monotonic)."""
         self.speed = steps / max(arrived - self.released_at, _SHORTEST)
 
     def begin_window(self, clock: int, at: float) -> None:
-        """The next window of a pull-first rule begins at ``clock``, with what was pulled last; see `release`."""
+        """Begin the next window of a pull-first rule at ``clock``, with the version pulled last; see `release`."""
         self.release(clock, at)
         if self.pulled is not None:
             if self.sent is not None:
@@ -257,7 +258,7 @@ class PartitionLease:
             self.sent, self.pulled = self.pulled, None
 
     def require_pull(self) -> None:
-        """The worker must pull before it commits again; its next window begins with that."""
+        """Require the worker to pull before it commits again; its next window begins with that pull."""
         self.released = self.previous_released = None
         for buffer in (self.sent, self.pulled):
             if buffer is not None:
@@ -266,10 +267,10 @@ class PartitionLease:
 
 
 class Leases(dict[int, PartitionLease]):
-    """The lease of each partition that a worker has joined, by its number.
+    """The leases of the partitions that a worker has joined, by number.
 
     Args:
-        make_vectors: makes what the rule keeps for a worker.
+        make_vectors: returns the vectors that the rule keeps for a worker.
         now: clock, seconds since the epoch.
     """
 
@@ -280,23 +281,23 @@ class Leases(dict[int, PartitionLease]):
         self._now = now
 
     def add(self, worker: int, attempt: int) -> PartitionLease:
-        """Puts ``worker``'s partition at the beginning of its data."""
+        """Add a lease for ``worker``'s partition, at the beginning of its data."""
         lease = self[worker] = PartitionLease(attempt, active_at=self._now(), vectors=self.make_vectors())
         return lease
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
-        """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait for it.
+        """Grant ``attempt`` the lease of ``worker``'s partition and return it, or None if it must wait.
 
-        A later attempt takes over once the holder's connection is lost: Spark started it because it gave the holder up,
-        or to race it. Any attempt takes over once the lease has expired, an earlier one too: Spark may still count on
-        it. A partition whose data has ended has no holder any more, and every attempt gets the same answer.
+        A later attempt takes over once the holder is disconnected: Spark has given the holder up, or speculates. Any
+        attempt, even an earlier one, takes over once the lease has expired, because Spark may still rely on it. If the
+        partition's data has ended, every attempt is returned the finished lease.
 
         Args:
             attempt: Spark's task attempt id, at least 0.
-            expired: the holder has given no sign of life for as long as a lease lasts.
+            expired: the holder has sent nothing for the duration of a lease.
 
         Raises:
-            RemoteProtocolError: no such worker.
+            RemoteProtocolError: there is no such worker.
         """
         if not 0 <= worker < self._workers:
             raise RemoteProtocolError(f"`worker` must be in [0, {self._workers}). Received: worker={worker}")
@@ -314,7 +315,7 @@ class Leases(dict[int, PartitionLease]):
         return lease
 
     def disconnected(self, worker: int, attempt: int) -> None:
-        """The connection of ``attempt`` is lost: a waiting newcomer may take over."""
+        """Free the lease if ``attempt`` holds it: its connection is lost, and a waiting attempt may take over."""
         lease = self.get(worker)
         if lease is not None and lease.attempt == attempt and not lease.finished:
             lease.move(LeaseState.FREE)

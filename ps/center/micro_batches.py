@@ -1,11 +1,11 @@
-"""The micro-batches of a stream: each is trained like the data of a job, and the center goes on with the next one.
+"""The micro-batches of a stream: each is trained like the data of a job, and the center is kept for the next one.
 
 Rules:
 
-1. A micro-batch begins when every partition of the one before has ended, and their numbers rise by one. So none is left
-   out, and none counts twice.
-2. Commits of a partition go on counting over micro-batches; its mini-batches begin with 0 of epoch 0 in each.
-3. No attempt of an earlier micro-batch gets a lease any more: see `Hello.micro_batch`.
+1. A micro-batch begins when every partition of the previous one has ended, and their numbers rise by one. So none is
+   left out, and none counts twice.
+2. Sequence numbers of a partition continue over micro-batches; its mini-batches begin with 0 of epoch 0 in each.
+3. An attempt of an earlier micro-batch is not granted a lease: see `Hello.micro_batch`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ NO_MICRO_BATCH = -1
 
 
 class MicroBatch(NamedTuple):
-    """What the leases are of.
+    """The micro-batch to which the leases belong.
 
     Args:
+        stream: identifies the stream.
         number: of the micro-batch, from 0.
-        skipped: commits that were left out for their numbers before it began.
+        skipped: number of commits that were skipped before it began.
     """
 
     stream: str
@@ -37,25 +38,25 @@ class MicroBatch(NamedTuple):
 
 
 def is_complete(center: Center) -> bool:
-    """Return whether every partition of the present micro-batch has ended."""
+    """Return whether every partition of the current micro-batch has ended."""
     leases = center.leases
     return len(leases) == center.workers and all(lease.finished for lease in leases.values())
 
 
 def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Scheduler) -> bool:
-    """Let the partitions begin with micro-batch ``number`` of ``stream``; the present one goes on where it stands.
+    """Begin micro-batch ``number`` of ``stream``, unless it has begun before.
 
     Args:
-        center: of the stream so far.
-        number: the present micro-batch, or the next one.
+        center: the center of the stream.
+        number: the current micro-batch, or the next one.
         scheduler: a new one, for the next micro-batch.
 
     Returns:
-        Whether it begins now; False if it had begun before.
+        Whether it begins now; False if it has begun before.
 
     Raises:
-        DifferentJobError: the center is of another stream or of none, there are micro-batches in between, or the
-            present one has not ended.
+        DifferentJobError: the center belongs to another stream or to none, there are micro-batches in between, or the
+            current one has not ended.
     """
     _require_stream(center, number)
     present = center.micro_batch
@@ -77,20 +78,20 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
         lease.attempt, lease.epoch, lease.batch, lease.checksum, lease.passed = NO_ATTEMPT, 0, 0, -1, 0.0
         lease.skipped, lease.refusals, lease.speed, lease.steps = False, 0, None, 0
         lease.require_pull()
-        lease.vectors = center.leases.make_vectors()  # what its rule kept for it was given up when it left
+        lease.vectors = center.leases.make_vectors()  # `Rule.leave` has consumed the previous ones
         lease.move(LeaseState.FREE)
     return True
 
 
 def commits_before(center: Center) -> int:
-    """Return the number of the log's first commit that is of the present micro-batch."""
+    """Return the position in the log of the first commit of the current micro-batch."""
     skipped = 0 if center.micro_batch is None else center.micro_batch.skipped
     own = center.clock - center.began[0] + center.log.skipped - skipped
     return max(0, len(center.log) - own)
 
 
 def number_of(center: Center) -> int:
-    """Return the number of the present micro-batch."""
+    """Return the number of the current micro-batch."""
     return NO_MICRO_BATCH if center.micro_batch is None else center.micro_batch.number
 
 
@@ -98,8 +99,8 @@ def require_present(center: Center, number: int, worker: int) -> bool:
     """Return whether micro-batch ``number`` has begun.
 
     Raises:
-        LeaseLostError: a later one has: ``worker`` is of an attempt that Spark no longer counts on.
-        DifferentJobError: the job trains no stream, and ``worker`` does.
+        LeaseLostError: a later one has begun; ``worker`` belongs to an attempt that Spark has given up.
+        DifferentJobError: ``worker`` trains a stream, and the job does not.
     """
     _require_stream(center, number)
     present = number_of(center)
@@ -109,9 +110,7 @@ def require_present(center: Center, number: int, worker: int) -> bool:
 
 
 def _require_stream(center: Center, number: int) -> None:
-    """Raise a DifferentJobError if ``number`` is of a micro-batch and the job trains no stream.
-
-    The first micro-batch of a stream begins before any partition has a lease.
-    """
+    """Raise a DifferentJobError if ``number`` is that of a micro-batch and the job trains no stream."""
+    # A stream's first micro-batch begins before any partition has a lease.
     if number != NO_MICRO_BATCH and center.micro_batch is None and center.leases:
         raise DifferentJobError(f"the job must train a stream to have micro-batches. Received: micro-batch {number}")

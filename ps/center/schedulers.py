@@ -19,7 +19,7 @@ class Scheduler:
         gather: no worker is sent the center before all n workers have joined.
     """
 
-    #: Whether nothing can come between a commit and its reply.
+    #: Whether the reply to a commit is always sent before the next commit is applied.
     at_once: ClassVar[bool] = True
 
     def __init__(self, workers: int, *, gather: bool = False) -> None:
@@ -29,19 +29,19 @@ class Scheduler:
         self._seen: set[int] = set()
 
     def joined(self, worker: int) -> None:
-        """``worker`` has a lease; a successor joins again under the same number."""
+        """Record that ``worker`` has a lease; a later attempt joins again under the same number."""
         self.active.add(worker)
         self._seen.add(worker)
 
     def finished(self, worker: int) -> None:
-        """``worker`` has no more data and will not come back."""
+        """Record that ``worker`` has no more data and will not return."""
         self.active.discard(worker)
 
     def committed(self, worker: int) -> None:
-        """A commit of ``worker`` was applied."""
+        """Record that a commit of ``worker`` was applied."""
 
     def missing(self) -> set[int]:
-        """Workers that a gathering still waits for."""
+        """Return the workers that have not joined yet, if all must join before the first reply."""
         return set(range(self.workers)) - self._seen if self.gather else set()
 
     def _gathered(self) -> bool:
@@ -52,11 +52,11 @@ class Scheduler:
         return self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
-        """Whom ``worker`` waits for: names for a deadline's error."""
+        """Return the workers that ``worker`` waits for, for the text of a DeadlineError."""
         return self.missing()
 
     def awaited(self, worker: int) -> str:
-        """What ``worker`` waits for, for a deadline's error."""
+        """Return a description of what ``worker`` waits for, for the text of a DeadlineError."""
         missing = self.missing()
         if not missing:
             return f"workers {sorted(self.waiting_for(worker))} to commit"
@@ -67,19 +67,19 @@ class Scheduler:
         )
 
     def progress(self) -> dict[int, int]:
-        """Return what a snapshot must keep in addition to the active workers: a number for some workers."""
+        """Return one number per worker that a snapshot must keep; workers may be left out."""
         return {}
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
-        """Takes a snapshot's place: ``active`` are those with data left, ``seen`` those that need not join again."""
+        """Restore a snapshot: ``active`` are the workers with data left, ``seen`` those that need not join again."""
         self._seen, self.active = set(seen), set(active)
 
 
 class Synchronous(Scheduler):
-    """Rounds: a round ends when every active worker has committed once, and then releases all.
+    """Rounds: a round ends when every active worker has committed once, and all replies are then released.
 
-    A worker that died still counts until its successor commits or the wait's deadline passes; one whose data ended
-    no longer does.
+    A worker that has died is still active: the round waits for its next attempt, until the deadline. A worker whose
+    data has ended is not active.
     """
 
     at_once = False
@@ -89,7 +89,7 @@ class Synchronous(Scheduler):
         self.arrived: set[int] = set()
 
     def committed(self, worker: int) -> None:
-        """``worker`` has arrived in this round."""
+        """Record that ``worker`` has arrived in this round."""
         self.arrived.add(worker)
 
     def round_complete(self) -> bool:
@@ -97,7 +97,7 @@ class Synchronous(Scheduler):
         return bool(self.arrived) and self.active <= self.arrived
 
     def next_round(self) -> None:
-        """Releases everybody."""
+        """Release all workers, and begin the next round."""
         self.arrived.clear()
 
     def ready(self, worker: int) -> bool:
@@ -105,11 +105,11 @@ class Synchronous(Scheduler):
         return worker not in self.arrived and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
-        """Who has not joined; else, who has not arrived in this round."""
+        """Return the workers that have not joined; if all have, those that have not arrived in this round."""
         return self.missing() or self.active - self.arrived
 
     def progress(self) -> dict[int, int]:
-        """A 1 for each worker that has arrived."""
+        """Return a 1 for each worker that has arrived."""
         return dict.fromkeys(self.arrived, 1)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
@@ -122,7 +122,7 @@ class BoundedStaleness(Scheduler):
     """Stale synchronous: a worker may start its iteration i only if i - min_j i_j <= bound.
 
     Args:
-        bound: s, at least 0; 0 paces like rounds, a large one is asynchronous.
+        bound: s, at least 0; with 0, workers proceed as in rounds; with a large bound, they are asynchronous.
 
     Reference: Hermans 2017, Section 2.4.1.
     """
@@ -133,39 +133,39 @@ class BoundedStaleness(Scheduler):
         super().__init__(workers, gather=True)
         self.bound = bound
         self.iterations = dict.fromkeys(range(workers), 0)
-        self._slowest = 0  # iterations of the slowest active worker: `ready` is asked for everyone who waits
+        self._slowest = 0  # iterations of the slowest active worker; cached, because `ready` is called often
 
     def joined(self, worker: int) -> None:
-        """``worker`` counts among those that the others wait for."""
+        """Record that the others wait for ``worker``."""
         super().joined(worker)
         self._find_slowest()
 
     def finished(self, worker: int) -> None:
-        """Let no one wait for ``worker`` any more."""
+        """Record that no worker waits for ``worker`` any more."""
         super().finished(worker)
         self._find_slowest()
 
     def committed(self, worker: int) -> None:
-        """``worker`` has ended an iteration."""
+        """Record that ``worker`` has ended an iteration."""
         self.iterations[worker] += 1
         if self.iterations[worker] == self._slowest + 1:
             self._find_slowest()
 
     def _find_slowest(self) -> None:
-        everyone = self.iterations.values()
-        self._slowest = min((self.iterations[other] for other in self.active), default=max(everyone))
+        furthest = max(self.iterations.values())
+        self._slowest = min((self.iterations[other] for other in self.active), default=furthest)
 
     def ready(self, worker: int) -> bool:
         """Return whether ``worker`` is not too far ahead."""
         return self.iterations[worker] - self._slowest <= self.bound and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
-        """Who has not joined; else, who is too far behind ``worker``."""
+        """Return the workers that have not joined; if all have, those that are too far behind ``worker``."""
         limit = self.iterations[worker] - self.bound
         return self.missing() or {other for other in self.active if self.iterations[other] < limit}
 
     def progress(self) -> dict[int, int]:
-        """The iterations of each worker."""
+        """Return the iterations of each worker."""
         return dict(self.iterations)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
@@ -178,15 +178,15 @@ class BoundedStaleness(Scheduler):
 def scheduler_for(
     rule: Rule, workers: int, staleness_bound: int | None = None, *, rounds: bool = False, gather: bool = False
 ) -> Scheduler:
-    """The scheduler that ``rule`` runs under.
+    """Return a scheduler for ``rule``.
 
     Args:
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
-        rounds: hold a barrier around a rule that has none.
-        gather: workers begin together, also under a rule that does not need it.
+        rounds: run in rounds, even under a rule that does not need them.
+        gather: wait until all workers have joined, even under a rule that does not need it.
 
     Raises:
-        ConfigurationError: the rule does not go with such a scheduler.
+        ConfigurationError: the rule cannot run under such a scheduler.
     """
     if staleness_bound is None and not rounds:
         gather = gather or rule.traits.fixed_workers

@@ -21,14 +21,14 @@ class Table:
 
     Args:
         shape: its name, rows and width.
-        array: the initial rows, float32 (float64 in simulations) ``(rows, width)``, which it takes over; None: zeros.
+        array: the initial rows, float32 (float64 in simulations) ``(rows, width)``; not copied; None: zeros.
     """
 
     def __init__(self, shape: TableShape, array: np.ndarray | None = None) -> None:
         self.shape = shape
         self.array = np.zeros((shape.rows, shape.width), np.float32) if array is None else array
         self.changes = TableChanges(len(self.array))
-        #: For each row of a table that is kept whole, how many commits were applied once the latest one had moved it.
+        #: For each row of a table that is kept whole, the clock after the latest commit that moved it.
         self._moved_at = np.zeros(0 if shape.partial else len(self.array), np.int64)
         #: Rows of one block, which stay in a core's cache while the kernel works on them.
         self._block = max(1, BLOCK // shape.width)
@@ -37,15 +37,15 @@ class Table:
 
     @property
     def count(self) -> int:
-        """Rows of `array` that hold something: all of them, or the touched ones."""
+        """The number of rows of `array` that are in use: all of them, or the touched ones."""
         return len(self.array)
 
     def ids_of(self, places: slice | Ids) -> Ids | None:
-        """Return which rows of the table some rows of `array` are; None: these have their own numbers."""
+        """Return the row numbers of the rows of `array` at ``places``; None: they equal ``places``."""
         return None
 
     def _places(self, ids: Ids) -> Ids:
-        """Return where the rows ``ids`` are in `array`, in which there is room for all of them then."""
+        """Return the places of the rows ``ids`` in `array`; missing rows are added."""
         return ids
 
     def moved_since(self, clock: int) -> Ids:
@@ -56,10 +56,10 @@ class Table:
         """Move the rows ``ids`` by a rule's ``kernel``.
 
         Args:
-            ids: rows, each at most once; in range.
-            moved: the payload at those rows, flat; it is overwritten.
+            ids: rows, unique and in range.
+            moved: the payload for these rows, flat; it is overwritten.
             kernel: works on a chunk of gathered rows, as `Rule.apply` does.
-            clock: how many commits are applied with this one.
+            clock: the clock after this commit.
 
         Returns:
             The sum of the scale factors used; None if each was 1.
@@ -91,15 +91,15 @@ class Table:
         return out
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        """Take over the rows of a snapshot, of a new table; ``ids`` says which they are, where not all are there."""
+        """Take over the rows of a snapshot into a new table; ``ids`` are the row numbers in a `PartialTable`."""
         self.array = rows
 
 
 class PartialTable(Table):
-    """A table of which only the rows exist that commits have moved; see `Table`.
+    """A table that stores only the rows that commits have moved; see `Table`.
 
-    `array` has the touched rows, in the order in which they were touched first, and room for more: it grows to twice
-    its size. To send a row does not touch it: before its first commit, it is computed whenever it is asked for.
+    `array` has the touched rows, in the order in which they were first touched, and room for more: its size doubles
+    when it is full. A row that is sent before its first commit is computed each time, and is not stored.
 
     Args:
         shape: with a seed.
@@ -113,11 +113,11 @@ class PartialTable(Table):
 
     @property
     def count(self) -> int:
-        """Rows that are touched."""
+        """The number of touched rows."""
         return len(self._index)
 
     def ids_of(self, places: slice | Ids) -> Ids:
-        """Return which rows of the table some rows of `array` are."""
+        """Return the row numbers of the rows of `array` at ``places``."""
         return self._ids[places]
 
     def _places(self, ids: Ids) -> Ids:
@@ -129,7 +129,7 @@ class PartialTable(Table):
         return places
 
     def _add(self, ids: Ids) -> Ids:
-        """Make room for rows that are not touched yet; return their places."""
+        """Add rows that are not touched yet; return their places. The caller sets their values."""
         places = self._index.add(ids)
         self.array, self._ids = grown(self.array, self.count), grown(self._ids, self.count)
         self.changes.grow(len(self.array))
@@ -149,10 +149,10 @@ class PartialTable(Table):
         return out
 
     def put(self, start: int, ids: Ids, rows: np.ndarray) -> None:
-        """Set touched rows from place number ``start`` on, as a driver publishes them.
+        """Set touched rows from place ``start`` on, with the rows that a driver publishes.
 
         Raises:
-            ValueError: a row is there twice, or at another place.
+            ValueError: a row occurs twice, or is at another place already.
         """
         places = self._index.find(ids)
         new, expected = places < 0, np.arange(start, start + len(ids))
@@ -176,20 +176,20 @@ def make_table(shape: TableShape) -> Table:
 
 
 def check_wants(shapes: Sequence[TableShape], wants: Sequence[Ids], worker: int) -> None:
-    """Check the rows that a reply is to have.
+    """Check the rows that a worker requests with a reply.
 
     Raises:
-        ShapeError: there is not one array for each table, or its rows are not those of a window.
+        ShapeError: there is not one array for each table, or its rows are too many, not ascending, or out of range.
     """
     _check_ids(shapes, "wants", wants, worker, None)
 
 
 def check_rows(shapes: Sequence[TableShape], commit: Commit) -> None:
-    """Check the rows that ``commit`` names, and how many numbers it moves them by.
+    """Check the rows that ``commit`` names, and the sizes of its payload for them.
 
     Raises:
-        ShapeError: there is not one array for each table, its rows are not those of a window, or they have another
-            number of elements.
+        ShapeError: there is not one array for each table; its rows are too many, not ascending, or out of range; or the
+            payload has another number of elements.
     """
     _check_ids(shapes, "touched", commit.touched, commit.worker, commit.first)
     _check_ids(shapes, "wants", commit.wants, commit.worker, commit.first)
@@ -224,9 +224,9 @@ def _check_ids(shapes: Sequence[TableShape], name: str, several: Sequence[Ids], 
 
 
 def row_not_finite(commit: Commit, shapes: Sequence[TableShape]) -> NonFiniteError | None:
-    """What is wrong with the rows of ``commit``, which is of the right shapes; None if each number is finite."""
+    """Return an error that names the first NaN or infinity in the rows of ``commit``; None if all are finite."""
     for shape, ids, moved in zip(shapes, commit.touched, commit.moved, strict=True):
-        # The squares of large finite numbers overflow too, hence the second look.
+        # A dot product overflows for large finite numbers too. So suspicious rows are checked exactly.
         with np.errstate(over="ignore"):
             if math.isfinite(float(np.dot(moved, moved))):
                 continue

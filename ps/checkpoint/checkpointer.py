@@ -22,21 +22,21 @@ from distkeras.ps.world.world import REAL, Condition, World
 
 log = logging.getLogger(__name__)
 
-#: The share of the time that writing states may take, and seconds of writing that need no share.
+#: The share of the time that writing states may take; it is not enforced for writes up to ``_FREE_SECONDS``.
 SHARE, _FREE_SECONDS = 0.1, 5.0
 
 
 class OptimizerFiles:
-    """Writes each state once, however many snapshots name its file.
+    """Writes each optimizer state once, regardless of how many snapshots name its file.
 
     Args:
-        center: the center whose partitions' states they are.
-        files: by partition, the file of the state that ``center`` was restored with.
+        center: the center whose leases hold the states.
+        files: by partition, the file from which the state in ``center`` was restored.
     """
 
     def __init__(self, directory: SnapshotDirectory, center: Center, files: Mapping[int, str], world: World) -> None:
         self._directory, self._now = directory, world.monotonic
-        #: Whether a snapshot must have the very states of its moment: under a rule with peers they are what is trained.
+        #: Whether a snapshot needs the current states: under a rule with peers, they are the trained model.
         self._exact = center.traits.peers
         kept = {worker: lease.optimizer for worker, lease in center.leases.items()}
         #: By partition, the state that was saved last and its file.
@@ -44,13 +44,13 @@ class OptimizerFiles:
         self._due = 0.0
 
     def save(self, states: Mapping[int, KeptState], *, now: bool) -> dict[int, str]:
-        """Write those of ``states`` that have no file, if it is time or ``now``; return the files by partition.
+        """Write those of ``states`` that have no file, if they are due or ``now``; return the files by partition.
 
-        If many large states take long to write, snapshots would take as long. So the next states are written when the
-        time for these has become a small share; until then, snapshots name the files of older states.
+        Large states would delay the snapshots. So after a slow write, the next states are due when writing has taken
+        only a small share of the time; until then, snapshots name the files of older states.
 
         Raises:
-            SnapshotError: one cannot be written, under a rule with peers.
+            SnapshotError: a state cannot be written, under a rule with peers.
         """
         began = self._now()
         new = {worker: kept for worker, kept in states.items() if self._saved.get(worker, (None,))[0] is not kept}
@@ -64,7 +64,7 @@ class OptimizerFiles:
                 report(log, "optimizer", "the optimizer's state of a partition could not be saved: %s", error)
             seconds = self._now() - began
             self._due = self._now() + (seconds / SHARE if seconds > _FREE_SECONDS else 0.0)
-        # A state that was dropped must not come back.
+        # A state that was discarded must not be restored.
         self._saved = {worker: saved for worker, saved in self._saved.items() if worker in states}
         return {worker: file for worker, (_, file) in self._saved.items()}
 
@@ -73,9 +73,9 @@ class OptimizerFiles:
 _RETRY_FIRST, _RETRY_MOST = 0.2, 10.0
 #: How long the thread sleeps when nothing is due, in seconds; it is woken when something is.
 _IDLE = 60.0
-#: How often the last snapshot is tried, when the server ends.
+#: Attempts to write the last snapshot, when the server ends.
 _LAST_TRIES = 4
-#: Commits that one file is given at a time, for they pass through memory.
+#: Commits that are written to one file at most, because they are read into memory.
 _MOST_COMMITS = 4 * BLOCK_COMMITS
 
 
@@ -96,7 +96,7 @@ class Checkpoint(SavePlace):
 
 
 def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
-    """Return where a job is saved, from these arguments of a caller; raise ConfigurationError if one cannot work."""
+    """Return the `Checkpoint` for a caller's arguments; raise ConfigurationError if one is invalid."""
     if require_boolean("resume", resume) and checkpoint is None:
         raise ConfigurationError("`resume` needs a `checkpoint` to resume from. Received: resume=True, checkpoint=None")
     return Checkpoint.of("checkpoint", checkpoint)
@@ -106,18 +106,18 @@ def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume
 class StartMode:
     """The start mode of a server, if an earlier one may have left snapshots.
 
-    A server that replaces another one has its mode but for ``epoch`` and ``after``, because the snapshot that it finds
-    may still be the one of the job before: the first server may have died before it saved anything, or its own
-    snapshots are damaged. The job that took the snapshot decides what applies (see `build_server`).
+    A server that replaces another one has the same mode except for ``epoch`` and ``after``, because the snapshot that
+    it finds may still be that of a resumed job: the first server may have died before it saved anything, or its own
+    snapshots are damaged. Which values apply depends on the job that took the snapshot (see `build_server`).
 
     Args:
         fresh: the job begins: there must be no snapshots. Those of other jobs that appear later are ignored.
         epoch: of the job's claims to the checkpoint; 0: it has none yet.
-        after: incarnation of the server before, as far as its driver knows; it may have saved nothing.
-        same_attempts: the tasks of the job before still run, and hold their leases; else any task may take them. In
-            a snapshot of this job they always do.
-        epochs: of the job; if it was raised, partitions that had ended in the job before have more data. None: it was
-            not. In a snapshot of this job a partition that has ended has no more data.
+        after: incarnation of the previous server, as known to its driver; it may have saved nothing.
+        same_attempts: the tasks of the resumed job are still running and keep their leases; else any task may take
+            them. In a snapshot of this job, tasks always keep them.
+        epochs: of the job; if it was raised, partitions that had ended in the resumed job have more data. None: it was
+            not raised. In a snapshot of this job, a partition that has ended has no more data.
     """
 
     fresh: bool = False
@@ -134,7 +134,7 @@ class Checkpointer:
         checkpoint: how often the center is saved, and how many snapshots are kept.
         changed: guards the center, and is notified of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
-        fail: ends the job: another server owns the directory.
+        fail: called with the error when another server owns the directory; ends the job.
     """
 
     def __init__(
@@ -157,12 +157,12 @@ class Checkpointer:
         self._table_files: TableFiles | None = None
         if center.tables:
             self._table_files = TableFiles(directory, center, changed, () if saved is None else saved.row_files)
-        #: For each worker, the number of its last commit that a snapshot covers: one that this server took, for the one
-        #: that it started from may be lost again.
+        #: For each worker, the number of its last commit that a snapshot of this server covers. The snapshot that was
+        #: restored does not count, because it may be lost again.
         self.durable: dict[int, int] = {}
-        #: Why the last try failed; None when it did not.
+        #: The error of the last attempt; None: it succeeded.
         self.failure: Exception | None = None
-        #: The clock that this server's latest snapshot has, and when it was taken (monotonic); None: none yet.
+        #: The clock of this server's latest snapshot, and when it was taken (monotonic); None: none yet.
         self.saved: tuple[int, float] | None = None
         self._covered, self._wanted = -1, 0
         self._next = 0
@@ -180,7 +180,7 @@ class Checkpointer:
             self._wake.set()
 
     def covers(self, mark: int) -> bool:
-        """Return whether a snapshot covers everything up to ``mark``; if not, have one taken."""
+        """Return whether a snapshot covers everything up to ``mark``; if not, request one."""
         if self._covered >= mark:
             return True
         self._wanted = max(self._wanted, mark)
@@ -188,7 +188,7 @@ class Checkpointer:
         return False
 
     def mark(self) -> int:
-        """Return a number that rises with everything worth saving; the caller holds the lock."""
+        """Return a number that rises with every change that must be saved; the caller holds the lock."""
         return self._center.clock + self._center.log.skipped + self._center.ends
 
     def close(self, timeout: float) -> None:
@@ -207,10 +207,10 @@ class Checkpointer:
         last_tries = _LAST_TRIES
         while last_tries:
             idle = not self._wake.wait(_IDLE)
-            closing = self._closing.is_set()  # what is asked for after this is seen in the next turn
+            closing = self._closing.is_set()  # a later request sets `_wake` for the next turn
             self._wake.clear()
             if closing and last_tries == _LAST_TRIES:
-                backoff = None  # its pauses may be long by now
+                backoff = None  # begin with short pauses again
             last_tries -= closing
             try:
                 if self._try_turn(closing, idle):
@@ -233,29 +233,29 @@ class Checkpointer:
             self._closing.wait(seconds)
 
     def _try_turn(self, closing: bool, idle: bool) -> bool:
-        """Save once; return False where that failed, and must be tried again."""
+        """Save once; return False if that failed and must be tried again."""
         try:
             if self._covered < 0:
                 self._directory.sweep()
             self._save(closing)
         except OwnershipLostError:
             raise
-        except Exception as error:  # noqa: BLE001 - the next try may go well; who waits for it has a deadline
+        except Exception as error:  # noqa: BLE001 - the next try may succeed; waits for a snapshot have deadlines
             if self.failure is None:
                 what = error if isinstance(error, SnapshotError) else traceback.format_exc()
                 report(log, "snapshot", "a snapshot could not be written, and will be tried again: %s", what)
             self.failure = error
-            self._try_require_owned()  # that may be the reason
+            self._try_require_owned()  # a lost ownership may be the reason
             return False
         return not idle or self._try_require_owned()
 
     def _try_require_owned(self) -> bool:
-        """Raise an OwnershipLostError if there is a higher claim; return False where none could be looked for."""
+        """Raise an OwnershipLostError if there is a higher claim; return False if the directory cannot be read."""
         try:
             self._directory.require_owned()
         except OwnershipLostError:
             raise
-        except Exception:  # noqa: BLE001 - the same
+        except Exception:  # noqa: BLE001 - the next try may succeed
             return False
         return True
 
@@ -264,7 +264,7 @@ class Checkpointer:
             with self._changed:
                 center, clock, mark = self._center, self._center.clock, self.mark()
                 due = closing or clock >= self._next or self._covered < self._wanted
-                # Woken while the last one was written, which covers it; or it must not be saved.
+                # The request may have come while the previous snapshot, which covers it, was being written.
                 if mark == self._covered or not due or center.corrupt:
                     return
                 rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
@@ -297,7 +297,7 @@ class Checkpointer:
                 self._table_files.merge()
 
     def _merge(self) -> None:
-        """Make one of several log files, where it is time; the next snapshot names it in place of them."""
+        """Merge the latest log files into one, if that is due; the next snapshot names it instead of them."""
         replaced = self._log_files.due()
         if not replaced:
             return

@@ -1,17 +1,18 @@
 """The ownership of a checkpoint directory: it belongs to the server with the highest claim.
 
-A cluster manager may start a second driver while the first one lives. Both servers would save, and each would remove
-what the other needs. So a server claims the directory before it restores a snapshot, with an epoch above all others,
-and the owner before it finds that claim before it does any harm. A server that is started again within its job keeps
-the job's epoch, so that it never gets ahead of another job that has taken the directory over:
+A cluster manager may start a second driver while the first one is running. Both servers would save, and each would
+remove files that the other needs. So before a server restores a snapshot, it claims the directory, with an epoch above
+all others, and the previous owner finds that claim before it removes anything. A server that is restarted within its
+job keeps the job's epoch, so that it never gets ahead of another job that has taken the directory over:
 
-1. A claim is written before the snapshots are listed that its owner restores from.
-2. A snapshot is written before its owner looks for a higher claim. Only where there is none does the snapshot count:
+1. A server writes its claim before it lists the snapshots from which it restores.
+2. A server writes a snapshot before it searches for a higher claim. The snapshot is valid only if there is none: then
    workers are informed, and older files removed.
-3. What an owner writes bears its claim in its name. No file has two writers, and no owner removes a higher claim's.
+3. The name of each file contains the claim of its writer. No file has two writers, and no server removes the files of
+   a higher claim.
 
-So of two owners, either the older one sees the newer claim, and nothing that it has done since counts; or it looked
-before that claim was written, and the newer owner's list has all that counted. This needs no lock and no conditional
+So of two owners, either the older one finds the newer claim, and its later snapshots are not valid; or it searched
+before that claim was written, and the newer owner's list has all valid snapshots. This needs no lock and no conditional
 create, only that a list of files shows each file that was complete before: true of local filesystems, HDFS, and the
 object stores S3, Google Cloud Storage and Azure Blob.
 """
@@ -38,13 +39,13 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Claim:
-    """One server's claim to a checkpoint directory: the highest one is the owner's.
+    """One server's claim to a checkpoint directory; the server with the highest claim is the owner.
 
     Args:
-        epoch: the job's, as long as its driver lives: above the `incarnation` of any claim that was there before.
-        token: the job's, 8 hexadecimal digits: settles between two that claim at the same moment.
-        start: rises when the job's server is started again. So a restarted server never comes before a job that has
-            taken the directory over meanwhile.
+        epoch: of the job, above the `incarnation` of all earlier claims; its driver keeps it for every restart.
+        token: of the job, 8 hexadecimal digits; decides between two claims at the same moment.
+        start: rises with each restart of the job's server. It is compared last, so a restarted server never gets ahead
+            of a job that has taken the directory over meanwhile.
     """
 
     epoch: int
@@ -56,7 +57,7 @@ class Claim:
 
     @property
     def incarnation(self) -> int:
-        """A lower bound on the incarnation of the server whose claim it is."""
+        """A lower bound on the incarnation of the claiming server."""
         return self.epoch + self.start
 
 
@@ -67,9 +68,9 @@ class Name:
     Args:
         kind: "owner", "server", "snapshot", "log", "optimizer" or "table".
         claim: the claim of its writer, the only server that writes this file.
-        serial: rises with each file of a claim; -1 for an owner's or a server's.
-        number: clock of a snapshot, commits before those of a log file, partition of an optimizer's state, number of
-            the table of a file with rows; -1 for the others.
+        serial: rises with each file of a claim; -1 for the kinds "owner" and "server".
+        number: clock of a snapshot, number of commits before those of a log file, partition of an optimizer's state,
+            number of a table; -1 for the other kinds.
     """
 
     kind: str
@@ -83,12 +84,12 @@ class Name:
 
     @property
     def age(self) -> tuple[Claim, int]:
-        """A key by which later files sort after earlier ones."""
+        """A sort key: later files sort after earlier ones."""
         return self.claim, self.serial
 
 
 def parsed(text: str) -> Name | None:
-    """Return the name that ``text`` is; None for the name of another file."""
+    """Return the parsed name; None if ``text`` is not the name of a checkpoint's file."""
     match = _NAME.fullmatch(text)
     if match is None or (match[1] in ("owner", "server")) != (match[5] is None):
         return None
@@ -96,9 +97,9 @@ def parsed(text: str) -> Name | None:
     return Name(kind, Claim(int(epoch), token, int(start or 0)), int(serial or -1), int(number or -1))
 
 
-#: Attempts of one job's server whose claims can never be equal, even where they are made at the same moment.
+#: The number of successive attempts of one job's server whose claims differ even if they claim at the same moment.
 ATTEMPTS = 1024
-#: Jobs that a claim says it has taken the directory from, at most; the latest ones.
+#: The largest number of superseded jobs that a claim lists; the latest ones.
 _SUPERSEDED = 64
 
 
@@ -106,7 +107,7 @@ class Ownership:
     """One server's claim to a directory.
 
     Args:
-        token: the job's, which all of its servers have.
+        token: of the job; all of its servers have the same.
     """
 
     def __init__(self, store: Store, token: str, world: World = REAL) -> None:
@@ -119,7 +120,7 @@ class Ownership:
 
     @property
     def claim(self) -> Claim:
-        """The claim, once it is written."""
+        """The claim; raise LocalProtocolError before it is written."""
         if self._claim is None:
             raise LocalProtocolError("the checkpoint's directory must be claimed before its claim is read")
         return self._claim
@@ -135,11 +136,11 @@ class Ownership:
         """Claim the directory.
 
         Args:
-            names: all files there.
+            names: all files of the directory.
             epoch: the epoch of the job's claims so far; 0: it has none.
-            after: incarnation of the job's server before.
-            attempt: the number of this server's attempt, where several may live at a time; None: one at a time lives.
-            place: goes into the claim's file: where this server can be asked whether it lives.
+            after: incarnation of the job's previous server.
+            attempt: the number of this server's attempt, if several may run at a time; None: one at a time runs.
+            place: values for the claim's file, such as the address at which this server responds.
 
         Raises:
             SnapshotError: the claim cannot be written.
@@ -151,7 +152,7 @@ class Ownership:
             lowest = 1 + max([after - epoch, *starts])
         else:
             epoch = 1 + max((claim.incarnation for claim in claims), default=0)
-        # Two attempts that claim at the same moment know nothing of each other: their claims must differ all the same.
+        # Two attempts that claim at the same moment do not see each other's claim, and still their claims must differ.
         start = lowest if attempt is None else lowest + (attempt - lowest) % ATTEMPTS
         claim = Claim(epoch, self._token, start)
         header = {"host": socket.gethostname(), "pid": os.getpid(), "time": self._world.time(), **(place or {})}
@@ -160,36 +161,36 @@ class Ownership:
         self._claim = claim
 
     def _superseded_by(self, highest: Claim | None, claims: Iterable[Claim]) -> list[str]:
-        """Return the tokens of the jobs from which a new claim of this one takes the directory, the latest last."""
+        """Return the tokens of the jobs that a new claim of this job supersedes, the latest last."""
         before = [] if highest is None else self._header(highest).get("superseded", [])
         tokens = [*before, *(claim.token for claim in sorted(claims))]
         return [token for token in dict.fromkeys(tokens) if token != self._token][-_SUPERSEDED:]
 
     def is_superseded(self, names: Iterable[Name]) -> bool:
-        """Return whether the owner's claim says that it has taken the directory from this job."""
+        """Return whether the owner's claim states that it has taken the directory from this job."""
         highest = _highest(names)
         return highest is not None and self._token in self._header(highest).get("superseded", [])
 
     def own_epoch(self, names: Iterable[Name]) -> int:
-        """Return the epoch of this job's claims among ``names``, which are all files there; 0: it has none."""
+        """Return the epoch of this job's claims among ``names``, all files of the directory; 0: it has none."""
         return max((name.claim.epoch for name in names if self.is_own(name)), default=0)
 
     def is_own(self, name: Name) -> bool:
-        """Return whether a file was written in this job, by this server or another one of it."""
+        """Return whether a file was written by a server of this job."""
         return name.claim.token == self._token
 
     def withdraw(self) -> None:
-        """Remove the claim, if that is possible."""
+        """Remove the claim; errors are ignored."""
         self._store.delete([str(Name("owner", self.claim))])
 
     def require_own(self, names: Iterable[Name], epoch: int) -> None:
-        """Raise an OwnershipLostError if another job has claimed the directory since this one did, with ``epoch``."""
+        """Raise an OwnershipLostError if another job's claim is above this job's claims, which have ``epoch``."""
         self._require_highest(Claim(epoch, self._token), (name for name in names if not self.is_own(name)))
 
     def require(self, names: Iterable[Name]) -> None:
         """Raise an OwnershipLostError unless this claim is still the highest.
 
-        ``names`` are all files there, listed after everything that is to count was written.
+        ``names`` are all files of the directory, listed after the writes that must be valid.
         """
         self._require_highest(self.claim, names)
 
@@ -203,7 +204,7 @@ class Ownership:
             )
 
     def _header(self, claim: Claim) -> Mapping[str, Any]:
-        """Return the header of a claim's file; an empty one if it cannot be read."""
+        """Return the header of a claim's file; an empty mapping if it cannot be read."""
         try:
             return self._store.load(str(Name("owner", claim)))[0]
         except SnapshotError:
@@ -219,10 +220,10 @@ class Ownership:
 
 @dataclass(frozen=True, repr=False)
 class AnnouncedAddress(Address):
-    """The address of a server that may come back somewhere else, with the key to it.
+    """The address of a server that may be restarted at another host or port, with its key.
 
     Args:
-        uri: the checkpoint's directory, which all clients of the server must reach.
+        uri: the checkpoint's directory, which all clients of the server must be able to read.
     """
 
     uri: str = ""
@@ -232,11 +233,11 @@ class AnnouncedAddress(Address):
 
     @property
     def moves(self) -> bool:
-        """Return True: it may."""
+        """Return True: the server may move."""
         return True
 
     def locate(self, world: World = REAL) -> tuple[str, int]:
-        """Return host and port as they are announced now; raise a ServerLostError if none are."""
+        """Return the host and port that are announced now; raise a ServerLostError if none are."""
         place = find(self.uri, world)
         return str(place["host"]), int(place["port"])
 
@@ -246,9 +247,9 @@ class Owner:
     """The owner of a checkpoint's directory, according to the files there.
 
     Args:
-        claim: the highest one there.
-        address: host and port at which it can be asked whether it lives; None: its claim names none.
-        announced: what it has announced: see `SnapshotDirectory.announce`; None: nothing yet.
+        claim: the highest claim in the directory.
+        address: host and port at which the owner responds while it runs; None: its claim names none.
+        announced: the values of its `SnapshotDirectory.announce`; None: it has not announced itself yet.
     """
 
     claim: Claim
@@ -273,7 +274,7 @@ def _highest(names: Iterable[Name]) -> Claim | None:
 
 
 def find(uri: str, world: World = REAL) -> dict[str, Any]:
-    """Return what the owner of a checkpoint's directory has announced; raise ServerLostError if nothing can be read."""
+    """Return the announcement of a checkpoint directory's owner; raise ServerLostError if none can be read."""
     missing = f"no parameter server is announced in {uri!r}"
     try:
         owner = owner_of(uri, world)

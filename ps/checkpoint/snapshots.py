@@ -1,11 +1,11 @@
-"""A job's snapshots: a center's whole state as JSON and arrays, and back; and the directory that keeps it.
+"""A job's snapshots: the conversion of a center's state to JSON and arrays and back, and the directory of the files.
 
-What a worker was last sent is left out: after a restart every worker begins with a pull, which sets it.
+The version that each worker was last sent is not saved: after a restart every worker begins with a pull, which sets it.
 
-The commit log only grows, so a snapshot has its totals alone, and the log is saved in files of its own, each with the
-commits between two snapshots. A snapshot names the log files before it, but can be restored without them: weights,
-clock and leases are in the snapshot. The rows of tables are in files of their own as well (`table_files` writes those
-that have changed), without which the snapshots that name them cannot be restored.
+The commit log only grows, so a snapshot has only its totals, and the log is saved in separate files, each with the
+commits between two snapshots. A snapshot names the earlier log files, but can be restored without them: weights, clock
+and leases are in the snapshot. The rows of tables are in separate files as well (`table_files` writes those that have
+changed), and the snapshots that name them cannot be restored without them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from distkeras.ps.rules import Rule
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
-#: Bits of the sum, and how far a hash is shifted to the right for it.
+#: Bits of the sum of hashes, and by how many bits each hash is shifted to the right for it.
 SUM_BITS, SUM_SHIFT = 31, 33
 _CRC_BITS = 32
 
@@ -47,22 +47,22 @@ def checksum_of(total: int, crc: int) -> int:
 
 
 def sum_of(checksums: Iterable[int]) -> int:
-    """Return the sum over the rows that these checksums are of, modulo 2³¹."""
+    """Return the sum over the rows of all these checksums, modulo 2³¹."""
     return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)
 
 
-#: Attributes of a `PartitionLease` that are kept as they are, and of a `Round`.
+#: Attributes of a `PartitionLease` that are saved unchanged, and of a `Round`.
 _KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
 _KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 
 @dataclass(frozen=True)
 class State:
-    """What `capture` took of a center: JSON-ready values and arrays. `drop` it once it is written.
+    """The state of a center as JSON-ready values and arrays. `drop` it once it is written.
 
-    ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned. ``optimizers``
-    are the kept states by partition, which have files of their own. ``tables`` are the numbers and the rows of the
-    center's tables once they were read: `capture` does not take them, for they are written little by little.
+    ``metrics`` are the names of the history's columns, ``log_totals`` the result of `CommitLog.totals`. ``optimizers``
+    are the kept states by partition, which have separate files. ``tables`` are the row numbers and rows of the center's
+    tables, in a state that was read; `capture` leaves them empty, because rows are written in small blocks.
     """
 
     header: dict[str, Any]
@@ -74,7 +74,7 @@ class State:
     tables: tuple[Rows, ...] = ()
 
     def drop(self) -> None:
-        """Let go of the center's version."""
+        """Release the center's version."""
         if self.held is not None:
             self.held.drop()
 
@@ -85,11 +85,11 @@ def rule_json(rule: Rule) -> dict[str, Any]:
 
 
 def capture(center: Center) -> State:
-    """Return the state of ``center`` now; the caller holds the lock.
+    """Return the present state of ``center``; the caller holds the lock.
 
-    A published version of the center is only held on to. Vectors that change in place are copied: those of the rule
-    and of its workers, an unfinished round, and the center itself under a rule with a view. Of tables, which change in
-    place too, only the shapes are taken.
+    A published version of the center is shared, not copied. Vectors that change in place are copied: those of the rule
+    and of its workers, an unfinished round, and the center itself under a rule with a view. Tables change in place too;
+    only their shapes are returned.
     """
     held = None if center.traits.view else center.current.hold()
     arrays = {
@@ -126,12 +126,11 @@ def capture(center: Center) -> State:
 
 
 def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | None = None) -> bool:
-    """Put ``center``, which is new, where ``state`` was taken.
+    """Restore ``state`` into a new ``center``.
 
-    With another number of workers the partitions are others too. The center then keeps its parameters, clock and
-    statistics; an unfinished round ends with its contributions, and what the rule holds back reaches the center; every
-    partition begins with the first epoch that some partition had not ended; what the rule keeps in addition to the
-    center starts again.
+    With another number of workers, the partitions differ too. The center then keeps its parameters, clock and
+    statistics. An unfinished round ends with its contributions, the rule's buffers are drained, and its counters and
+    vectors are reset. Every partition begins with the first epoch that some partition had not finished.
 
     Args:
         center: a new one, of the same rule, size and tables; it takes over the rows.
@@ -139,10 +138,10 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         same_attempts, epochs: see `checkpointer.StartMode`.
 
     Returns:
-        Whether every partition goes on exactly where it was: False with another number of workers.
+        Whether every partition continues exactly after its last commit: False with another number of workers.
 
     Raises:
-        DifferentJobError: the snapshot is another job's.
+        DifferentJobError: the snapshot belongs to another job.
     """
     header, arrays = state.header, state.arrays
     if header["rule"] != rule_json(center.rule) or arrays["center"].size != center.size:
@@ -174,7 +173,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
             if name not in ("attempt", "finished"):
                 setattr(lease, name, values[name])
         if lease.finished and epochs is not None and lease.epoch < epochs:
-            lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left
+            lease.move(LeaseState.FREE)  # its new vectors stay: `Rule.leave` has consumed the saved ones
             continue
         for number, vector in enumerate(lease.vectors):
             vector[...] = arrays[f"worker/{worker}/{number}"]
@@ -189,10 +188,10 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
 
 def _restore_tables(center: Center, state: State) -> None:
     saved, expected = state.header.get("tables", []), _shapes(center)
-    # Of a table whose touched rows alone are kept, there may be any number of rows.
-    free = [table.shape.partial for table in center.tables]
-    if len(saved) != len(free) or any(
-        before[partial:] != now[partial:] for before, now, partial in zip(saved, expected, free, strict=True)
+    # A partial table may have any number of rows, so only its width is compared.
+    partial = [table.shape.partial for table in center.tables]
+    if len(saved) != len(partial) or any(
+        before[skipped:] != now[skipped:] for before, now, skipped in zip(saved, expected, partial, strict=True)
     ):
         raise DifferentJobError(
             f"the snapshot must have tables of these rows and widths: {expected}. Received: {saved}"
@@ -218,7 +217,7 @@ def sum_of_rows(state: State) -> int | None:
 
 def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
     """Return whether a partition has rows, or may have."""
-    # Only an empty one leaves without a commit; but a job that ended early may have ended before the partition began.
+    # Only an empty partition ends without a commit, unless the job ended early, before the partition began.
     return bool(lease["sequence"] or not lease["finished"] or header["ends_early"])
 
 
@@ -248,14 +247,14 @@ def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.
         current.total.array[...] = arrays["round"]
 
 
-#: Kinds of files that only snapshots need, which name them; and no such file.
+#: The kinds of files that snapshots name, and that are removed with the last snapshot that names them.
 _NEEDED = ("log", "optimizer", "table")
 NO_FILES: Mapping[int, str] = MappingProxyType({})
 
 
 def saved_job(uri: str) -> dict[str, Any] | None:
-    """Return what the latest snapshot in a directory says of its job; None where there is no snapshot to be read."""
-    if "://" not in uri and not Path(uri).exists():  # another machine may have it; it is not to be made here
+    """Return the description of the job in the latest snapshot of a directory; None if no snapshot can be read."""
+    if "://" not in uri and not Path(uri).exists():  # `Store` would create it
         return None
     store = Store(uri)
     names = [name for name in map(parsed, retried(store.names)) if name is not None]
@@ -268,13 +267,13 @@ def saved_job(uri: str) -> dict[str, Any] | None:
     return None
 
 
-#: Files that become one, and bytes of the largest one.
+#: How many log files are merged into one, and bytes of the largest merged file.
 _MERGED, _LARGEST = 8, 64 << 20
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file of the log: its name, commits and bytes, and how often files were merged for it (``level``)."""
+    """One file of the log: its name, number of commits, bytes, and number of merges that led to it (``level``)."""
 
     name: str
     commits: int
@@ -284,7 +283,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The files of a log, in order; levels never rise from one to the next."""
+    """The files of a log, in order; their levels never increase."""
 
     files: tuple[LogFile, ...] = ()
 
@@ -295,18 +294,18 @@ class LogFiles:
 
     @property
     def commits(self) -> int:
-        """The commits in all files."""
+        """The number of commits in all files."""
         return sum(file.commits for file in self.files)
 
     def due(self) -> int:
-        """Return how many of the last files are to become one; 0 for none."""
+        """Return how many of the last files must be merged into one; 0: none."""
         taken = size = 0
         while taken < len(self.files):
             files = self.files[: len(self.files) - taken]
             level = files[-1].level
             run = next((count for count, file in enumerate(reversed(files)) if file.level != level), len(files))
             size += sum(file.size for file in files[-run:])
-            # What the levels below have become counts as one of this level, if it is just the next one.
+            # The merged file of the levels below has this level, if it is the next higher one.
             merged = 1 if taken and level == self.files[-taken].level + 1 else 0
             if run + merged < _MERGED or size > _LARGEST:
                 break
@@ -325,7 +324,7 @@ class RowFile:
     Args:
         start, stop: the range of its rows.
         whole: whether it has all rows of that range.
-        size: bytes of its rows, and of their numbers in a partial file.
+        size: bytes of its arrays: of the rows, and of the row numbers in a partial file.
     """
 
     name: str
@@ -338,31 +337,31 @@ class RowFile:
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which the claim of a driver that may resume a job is tried, and that of a server that is started again.
+#: Seconds for which a claim is retried: for a driver that may resume a job, and for a server that is restarted.
 _PATIENCE_TO_RESUME, _PATIENCE_WITHIN_JOB = 60.0, 600.0
 #: Attributes of a `KeptState` that are saved in addition to the state.
 _KEPT_OF_STATE = ("attempt", "sequence", "kept_at")
-#: The job of a process that only reads.
-_NOBODY = "0" * 8
+#: The token of a process that only reads.
+_NO_TOKEN = "0" * 8
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The latest snapshot that could be read, with the log up to it, as far as its files could be read."""
+    """The latest snapshot that could be read, with those files of its log that could be read."""
 
     name: str
     state: State
     log: CommitLog
     log_files: LogFiles
-    #: By partition, the file with the state of its optimizer.
+    #: By partition, the file with the optimizer's state.
     optimizer_files: Mapping[int, str] = field(default_factory=dict)
-    #: The files with the rows of its tables, in the order in which they are read.
+    #: The files with the rows of the tables, in the order in which they are read.
     row_files: tuple[RowFile, ...] = ()
 
 
 class _Newest(NamedTuple):
-    """A snapshot as it was read."""
+    """A snapshot that was read, without its log."""
 
     name: Name
     header: dict[str, Any]
@@ -378,7 +377,7 @@ class SnapshotDirectory:
         uri: a directory, or a URI that Arrow's filesystems open; made if it is not there.
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
-        record_activity: called after each list and each piece that was read to restore, and while there is no room.
+        record_activity: called after each list and each piece that was read to restore, and between retries.
 
     Raises:
         ConfigurationError, SnapshotError: the directory cannot be used.
@@ -388,7 +387,7 @@ class SnapshotDirectory:
         self,
         uri: str,
         job: Mapping[str, Any] | None = None,
-        token: str = _NOBODY,
+        token: str = _NO_TOKEN,
         world: World = REAL,
         record_activity: Callable[[], object] = lambda: None,
     ) -> None:
@@ -398,15 +397,15 @@ class SnapshotDirectory:
         self._ownership = Ownership(self._store, token, world)
         self._serial = 0
         self._strays: set[str] = set()
-        #: The other files that a snapshot needs, where that is known.
+        #: The other files that each snapshot needs, for the snapshots that were read or written.
         self._needs: dict[Name, frozenset[str]] = {}
 
     def latest(self) -> Saved | None:
-        """Return the latest snapshot that is not damaged; None where there is none.
+        """Return the latest snapshot that is not damaged; None if there are no snapshots.
 
         Raises:
-            DifferentJobError: it is another job's.
-            SnapshotError: there are some, and none can be read.
+            DifferentJobError: it is a snapshot of another job.
+            SnapshotError: there are snapshots, and none of them can be read.
         """
 
         def listed() -> list[Name]:
@@ -426,13 +425,14 @@ class SnapshotDirectory:
         """Claim the directory, and return the latest snapshot in it, as `latest` does.
 
         Args:
-            fresh: the job has begun without a snapshot: with no ``epoch`` there must be none, else only its own count.
+            fresh: the job began without a snapshot. Without an ``epoch``, there must be no snapshots; else those of
+                other jobs are ignored.
             epoch, after, attempt, place: see `Ownership.write`.
 
         Raises:
             ConfigurationError: there are snapshots, although there must be none.
-            OwnershipLostError: another job has claimed the directory since then, or at this moment; or another attempt
-                of this job has, of which the caller does not know.
+            OwnershipLostError: another job has claimed the directory meanwhile, or another attempt of this job has,
+                although the caller passed no ``epoch``.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE if fresh else _PATIENCE_TO_RESUME
@@ -453,14 +453,14 @@ class SnapshotDirectory:
                     "the checkpoint %r has no files any more: the job begins again from its start",
                     self._store.uri,
                 )
-        # If this server cannot resume from it, the present owner keeps the directory.
+        # The snapshot is read before the claim: if that fails, the present owner keeps the directory.
         newest = self._newest(snapshots, listed)
         self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
             self._record_activity()
         except DistkerasError:
-            self._ownership.withdraw()  # no server uses it, and it must not block another one
+            self._ownership.withdraw()  # the unused claim must not block another server
             raise
         eligible = self._eligible(names, fresh, epoch)
         if eligible != snapshots:
@@ -473,29 +473,29 @@ class SnapshotDirectory:
 
     @property
     def claim(self) -> Claim:
-        """This server's claim, once it has one."""
+        """This server's claim; raise LocalProtocolError before it is written."""
         return self._ownership.claim
 
     @property
     def lost_to_own_job(self) -> bool:
-        """Return whether the owner now is a server that was started for the same job, in place of this one."""
+        """Return whether the directory was lost to another server of the same job."""
         return self._ownership.lost_to_own_job
 
     def own_epoch(self) -> int:
-        """Return the epoch of this job's claims; 0: it has none, or no longer."""
+        """Return the epoch of this job's claims; 0: none is left."""
         return self._ownership.own_epoch(self._listed())
 
     def is_superseded(self) -> bool:
-        """Return whether another job has taken the directory from this one, as its claim says."""
+        """Return whether another job's claim states that it has taken the directory from this job."""
         return self._ownership.is_superseded(self._listed())
 
     def announce(self, place: Mapping[str, Any]) -> None:
-        """Write down where this server is to be reached, JSON-ready; `ownership.find` reads it."""
-        store = Store(self._store.uri, self._world)  # one of its own: the other's thread removes what is half-written
+        """Write the address of this server, JSON-ready; `ownership.find` reads it."""
+        store = Store(self._store.uri, self._world)  # `self._store` belongs to the checkpointer's thread
         self._patiently(lambda: store.save(str(Name("server", self._ownership.claim)), place, {}))
 
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
-        """Put ``center``, which is new, where ``saved`` was taken: see `restore` of this module."""
+        """Restore ``saved`` into a new ``center``: see `restore` of this module."""
         exact = restore(center, saved.state, same_attempts=same_attempts, epochs=epochs)
         center.log, center.metrics = saved.log, saved.state.metrics
         if exact:
@@ -525,12 +525,12 @@ class SnapshotDirectory:
     def save_rows(
         self, table: int, start: int, rows: np.ndarray, ids: Ids | None = None, *, of: Ids | None = None
     ) -> RowFile:
-        """Write rows of a table to a file, which a snapshot is to name.
+        """Write rows of a table to a file, for a snapshot to name.
 
         Args:
             rows: ``(count, width)``.
-            ids: the row numbers, in any order, each there once; None: these are all rows from ``start`` on.
-            of: which rows of a table they are of which only touched ones are kept, numbered as they were touched first.
+            ids: the row numbers, unique, in any order; None: all rows from ``start`` on.
+            of: for a `PartialTable`, in which ``start`` and ``ids`` are places: the row numbers in the whole table.
 
         Raises:
             SnapshotError: it cannot be written.
@@ -545,12 +545,12 @@ class SnapshotDirectory:
         return RowFile(name, table, start, stop, ids is None, sum(array.nbytes for array in arrays.values()))
 
     def load_rows(self, file: RowFile) -> Rows:
-        """Return the rows of a partial file, and their numbers; raise a DamagedError if it is damaged or missing."""
+        """Return the row numbers and rows of a partial file; raise a DamagedError if it is damaged or missing."""
         _, arrays = self._read(file.name)
         return arrays["ids"], arrays["rows"]
 
     def _load_tables(self, shapes: list[list[int]], files: Sequence[RowFile]) -> tuple[Rows, ...]:
-        """Return which rows each table has, where not all are there, and the rows."""
+        """Return the row numbers (empty unless it is a partial table) and the rows of each table."""
         tables = tuple(np.zeros(shape, np.float32) for shape in shapes)
         touched: dict[int, Ids] = {}
         for file in files:
@@ -563,8 +563,8 @@ class SnapshotDirectory:
 
     def _require_first(self, names: list[Name]) -> None:
         """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""
-        # A second one must claim within the first one's epoch. With an epoch of its own it would take the directory
-        # from a later job that has claimed it in between, and what the first one has saved would count as another's.
+        # A second attempt must claim within the epoch of the first one. With a new epoch, it would take the directory
+        # from a later job that has claimed it in between, and would treat the first one's snapshots as another job's.
         epoch = self._ownership.own_epoch(names)
         if epoch:
             raise OwnershipLostError(
@@ -577,7 +577,7 @@ class SnapshotDirectory:
         snapshots = _snapshots(names)
         if not fresh:
             return snapshots
-        if epoch:  # an older job's server may have written one since: it does not belong to this job
+        if epoch:  # the server of an older job may have written a snapshot meanwhile
             return [name for name in snapshots if self._ownership.is_own(name)]
         if snapshots:
             raise ConfigurationError(
@@ -589,8 +589,8 @@ class SnapshotDirectory:
     def _newest(self, snapshots: list[Name], listed: Callable[[], list[Name]]) -> _Newest | None:
         """Return the newest of ``snapshots`` that can be read; None if there are none.
 
-        The present owner deletes old snapshots while it takes new ones. Where none that was listed can be read any
-        more, those that are ``listed`` now are tried, unless they are the same.
+        The present owner deletes old snapshots while it takes new ones. If none of ``snapshots`` can be read any more,
+        the directory is ``listed`` again, until the list no longer changes.
         """
         backoff = Backoff(first=FIRST, longest=LONGEST, timeout=PATIENCE, world=self._world)
         while True:
@@ -652,7 +652,7 @@ class SnapshotDirectory:
         return names
 
     def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
-        """Write some commits to a file; they are part of the log once a snapshot names it.
+        """Write commits to a file; they belong to the saved log once a snapshot names the file.
 
         Args:
             replaced: how many of the last files the new one replaces.
@@ -677,7 +677,7 @@ class SnapshotDirectory:
         optimizer_files: Mapping[int, str] = NO_FILES,
         row_files: Sequence[RowFile] = (),
     ) -> None:
-        """Write a snapshot, which needs these files; it counts once `require_owned` has passed."""
+        """Write a snapshot that needs these files; it is valid once `require_owned` has succeeded."""
         header = {
             "state": state.header,
             "job": self._job,
@@ -693,7 +693,7 @@ class SnapshotDirectory:
         self._needs[_name_of(name)] = _names_needed(files, optimizer_files, row_files)
 
     def require_owned(self) -> list[Name]:
-        """Return all files there, if this process still owns the directory, so that its writes count.
+        """Return all files of the directory, if this server still owns it, so that its writes are valid.
 
         Raises:
             OwnershipLostError: another server owns the directory.
@@ -704,12 +704,12 @@ class SnapshotDirectory:
         return names
 
     def sweep(self) -> None:
-        """Remove what earlier servers left half-written."""
+        """Remove the incomplete files of earlier servers."""
         drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
         self._store.delete_drafts(draft for draft, name in drafts if name and name.claim < self._ownership.claim)
 
     def prune(self, keep: int, files: LogFiles, names: list[Name]) -> None:
-        """Remove all but the latest ``keep`` snapshots, files that none of these needs, and earlier claims.
+        """Remove all but the latest ``keep`` snapshots, the files that none of these needs, and earlier claims.
 
         ``names`` is what `require_owned` returned after the latest snapshot.
         """
@@ -718,7 +718,7 @@ class SnapshotDirectory:
         kept, doomed = snapshots[-keep:], snapshots[:-keep]
         doomed += [name for name in own if name.kind in ("owner", "server") and name.claim < self._ownership.claim]
         self._needs = {name: needed for name, needed in self._needs.items() if name in kept}
-        if len(self._needs) == len(kept):  # else the needs of one are not read yet
+        if len(self._needs) == len(kept):  # else the files that a retained snapshot needs are not known
             needed = frozenset(files.names).union(*self._needs.values())
             doomed += [name for name in own if name.kind in _NEEDED and str(name) not in needed]
         self._store.delete(map(str, doomed))
@@ -728,7 +728,7 @@ class SnapshotDirectory:
         return str(Name(kind, self._ownership.claim, self._serial, number))
 
     def _names(self) -> list[Name]:
-        """Return all files there except foreign ones, which are reported once."""
+        """Return all files of the directory; report foreign files once, and leave them out."""
         parsed_names = {text: parsed(text) for text in self._store.names()}
         strays = {text for text, name in parsed_names.items() if name is None} - self._strays
         if strays:

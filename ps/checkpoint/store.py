@@ -1,7 +1,7 @@
 """Files of named arrays in one directory.
 
-A file is written under another name and then moved, so that it is there whole or not at all. A checksum over all of
-its bytes finds damage by a broken disk::
+A file is written under another name and then moved, so that it is visible only when it is complete. A checksum over
+all of its bytes detects damage by a broken disk::
 
     magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | CRC-32 4
 
@@ -26,14 +26,14 @@ from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import check_field, invalid, require_integer, require_text
 from distkeras.ps.world.world import REAL, World
 
-#: The digits are the format's version: what is in the headers counts as well.
+#: The digit is the version of the format, including the content of the headers.
 _MAGIC = b"DKSTORE6"
 _LENGTH = struct.Struct(">Q")
 _CHECKSUM = struct.Struct(">I")
 _SUFFIX, _DRAFT = ".dks", ".dks.part"
 _DTYPES = ("|u1", "<i8", "<f4", "<f8")
 
-#: A call that fails is tried again: the first and the longest pause, and the time in all, in seconds.
+#: The retries of a failed call: the first and the longest pause, and the total time, in seconds.
 FIRST, LONGEST, PATIENCE = 0.1, 2.0, 10.0
 
 Arrays = Mapping[str, np.ndarray]
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class DamagedError(SnapshotError):
-    """A file is missing, or is not as it was written: to read it again will not help."""
+    """A file is missing or damaged, and reading it again will not help."""
 
 
 def retried(
@@ -51,15 +51,15 @@ def retried(
     world: World = REAL,
     record_activity: Callable[[], object] = lambda: None,
 ) -> _T:
-    """Return ``call()``, tried again where it fails for a while: a store may be out of reach, a disk full.
+    """Return ``call()``, retried after a SnapshotError: a store may be unreachable, or a disk full, for a while.
 
     Args:
         patience: seconds until the last attempt.
         record_activity: called between two attempts.
 
     Raises:
-        DamagedError: at once.
-        SnapshotError: what the last attempt raised.
+        DamagedError: a file is damaged; this is not retried.
+        SnapshotError: the last attempt failed.
     """
     backoff = Backoff(first=FIRST, longest=LONGEST, timeout=patience, world=world)
     while True:
@@ -75,7 +75,7 @@ def retried(
 
 @dataclass(frozen=True)
 class SavePlace:
-    """A directory where a job saves something: ``every`` so often, and the latest ``keep``, at least ``keep_min``."""
+    """A directory of files that a job saves at an interval of ``every``; it keeps ``keep``, at least ``keep_min``."""
 
     keep_min: ClassVar[int] = 1
 
@@ -91,7 +91,7 @@ class SavePlace:
 
     @classmethod
     def of(cls, argument: str, value: Any) -> Self | None:
-        """Return the place that an ``argument`` names, None for nowhere; raise ConfigurationError if it cannot work."""
+        """Return the place for the ``value`` of an ``argument``, None for None; raise ConfigurationError if invalid."""
         if value is None or isinstance(value, cls):
             return value
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
@@ -114,7 +114,7 @@ class Store:
     def __init__(self, uri: str, world: World = REAL, record_activity: Callable[[], object] = lambda: None) -> None:
         self.uri = uri
         self._record_activity = record_activity
-        #: Drafts that are being written, or could not be removed when that failed.
+        #: Drafts that are being written, or that could not be removed after a failed write.
         self._stray: set[str] = set()
         try:
             self._files = world.files(uri)
@@ -124,11 +124,11 @@ class Store:
             ) from error
 
     def names(self) -> list[str]:
-        """Return the names of the files, in alphabetical order, without those that are half-written."""
+        """Return the names of the complete files, in alphabetical order."""
         return self._names_with(_SUFFIX)
 
     def drafts(self) -> list[str]:
-        """Return the names of the files that are half-written: a writer was killed, or writes now."""
+        """Return the names of the incomplete files: their writers were killed, or are writing now."""
         return self._names_with(_DRAFT)
 
     def _names_with(self, suffix: str) -> list[str]:
@@ -139,15 +139,15 @@ class Store:
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
-        """Write one file, in place of one of the same name.
+        """Write one file; replace a file of the same name.
 
         Args:
             name: the file's name, without its ending.
-            header: what `json` can write.
+            header: values that `json` can write.
             arrays: float32, float64, int64 or uint8, of any shape.
 
         Raises:
-            SnapshotError: the disk is full, or gone. The file that was there before still is.
+            SnapshotError: the disk is full or lost. An earlier file of the same name remains.
         """
         table = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
         text = json.dumps({"header": header, "arrays": table}).encode()
@@ -157,7 +157,7 @@ class Store:
         self._stray.add(draft)
         try:
             self._files.write(draft, _with_checksum(pieces))
-            # A move that survives a power cut must not survive the bytes that it names.
+            # After a power cut, the moved name must not exist without the file's bytes.
             self._files.sync(draft)
             self._files.move(draft, name + _SUFFIX)
             self._stray.discard(draft)
@@ -171,7 +171,7 @@ class Store:
         """Return the header and the arrays of one file.
 
         Raises:
-            DamagedError: it is not there, or not as it was written.
+            DamagedError: the file is missing or damaged.
             SnapshotError: it cannot be read now.
         """
         content = bytearray()
@@ -205,10 +205,10 @@ class Store:
         return header["header"], arrays
 
     def header(self, name: str) -> dict[str, Any]:
-        """Return the header of one file, of which the rest is neither read nor compared with its checksum.
+        """Return the header of one file, without reading the rest or verifying the checksum.
 
         Raises:
-            DamagedError: it is not there, or has no header.
+            DamagedError: the file is missing, or has no header.
             SnapshotError: it cannot be read now.
         """
         content, start = bytearray(), len(_MAGIC) + _LENGTH.size
@@ -264,7 +264,7 @@ _NAMED, _LONGEST_TEXT = 3, 120
 def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
     """Raise a DifferentJobError that names what differs, unless ``own`` and ``saved`` describe the same job.
 
-    Both are JSON-ready; what only ``saved`` has does not count. ``where`` is the saved job's directory, for the error.
+    Both are JSON-ready; keys that only ``saved`` has are ignored. ``where`` names the saved job's directory.
     """
     differing = list(differences(own, {name: saved.get(name) for name in own}))
     if differing:

@@ -1,7 +1,7 @@
 """Writing the rows of a center's tables for its snapshots: each snapshot writes the rows that have changed.
 
-A snapshot names the files of its tables in order; each replaces rows of those before it. A *whole* file has all rows of
-a range, and a *partial* one the rows in a range that had changed.
+A snapshot names the files of its tables in order; the rows of each replace those of earlier files. A *whole* file has
+all rows of a range, a *partial* file only the changed rows in a range.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from distkeras.ps.world.world import Condition
 log = logging.getLogger(__name__)
 #: Bytes of rows in one file, at most.
 LARGEST = 64 << 20
-#: So many partial files of a table that follow one another, each of fewer bytes than that, become one.
+#: When a table has ``MERGED`` successive partial files, each of fewer bytes than ``SMALL``, they are merged into one.
 MERGED, SMALL = 16, 4 << 20
 
-#: Bytes that are copied, and rows that are searched, under one hold of the lock.
+#: Bytes that are copied, and rows that are searched, during one hold of the lock.
 AT_ONCE, SEARCHED = 4 << 20, 1 << 20
-#: The bytes of a table's partial files may be this share of the table, until whole files replace the oldest ones.
+#: If the partial files of a table have more than this share of its bytes, whole files replace the oldest ones.
 SHARE = 0.5
 
 
 class TableFiles:
     """Writes the rows of one center's tables, between `begin` and `save`, while commits change them.
 
-    The first snapshot has all rows, as whole files. A later one has a partial file of the rows that have changed since
-    the one before; and, where most rows of a range have changed, a whole file of that range. A whole file also takes
-    the place of the oldest one when partial files have become large. So what a snapshot needs is at most about 2.5
-    times its tables, and what is written in the long run at most about twice what has changed.
+    The first snapshot writes all rows, as whole files. A later one writes a partial file of the rows that have changed
+    since the previous one, or a whole file of a range in which most rows have changed. When the partial files have
+    become large, the oldest whole files are replaced as well. So the files of a snapshot are at most about 2.5 times as
+    large as its tables, and in the long run about twice the changed bytes are written.
 
     Args:
         changed: guards the center.
-        files: the files that ``center`` was restored from.
+        files: the files from which ``center`` was restored.
     """
 
     def __init__(
         self, directory: SnapshotDirectory, center: Center, changed: Condition, files: Sequence[RowFile] = ()
     ) -> None:
         self._directory, self._tables, self._changed = directory, center.tables, changed
-        #: The files of all rows as they were when the latest snapshot was begun, in order.
+        #: The files of the latest snapshot, in order.
         self.files = tuple(files)
-        #: For each table, the ranges of which the snapshot that is being written gets whole files.
+        #: For each table, the ranges that are written as whole files in the present snapshot.
         self._ranges: list[list[tuple[int, int]]] = []
-        #: How many rows each table had when that snapshot was begun.
+        #: How many rows each table had when the present snapshot was begun.
         self._counts: list[int] = []
 
     def begin(self) -> None:
-        """Begin a snapshot of the tables as they are; the caller holds the lock."""
-        self._end()  # one that could not be captured
+        """Begin a snapshot of the present rows; the caller holds the lock."""
+        self._end()  # the previous one, if it could not be captured
         self._ranges, self._counts = [], [table.count for table in self._tables]
         for number, table in enumerate(self._tables):
             table.changes.begin()
@@ -69,7 +69,7 @@ class TableFiles:
             self._ranges.append(ranges)
 
     def save(self) -> tuple[RowFile, ...]:
-        """Write the rows; return the files that have all rows as they were at `begin`."""
+        """Write the rows; return the files that together contain all rows as they were at `begin`."""
         new = [file for number, table in enumerate(self._tables) for file in self._save_table(number, table)]
         with self._changed:
             for table in self._tables:
@@ -78,12 +78,12 @@ class TableFiles:
         return self.files
 
     def end(self) -> None:
-        """End a snapshot that could not be saved: the next one has its rows. One that was saved has ended."""
+        """End a snapshot that could not be saved, so that the next one writes its rows; after `save`, do nothing."""
         with self._changed:
             self._end()
 
     def merge(self) -> None:
-        """Make one file of many small ones, which are read again for it; the next snapshot names it in their place."""
+        """Read many small files and merge them into one; the next snapshot names it instead of them."""
         for number in range(len(self._tables)):
             files = due(self.files, number)
             contents = [self._load(file) for file in files]
@@ -94,7 +94,7 @@ class TableFiles:
                 self.files = replaced(self.files, files, outgoing.flush())
 
     def _load(self, file: RowFile) -> Rows | None:
-        """Return the rows of a partial file; None where it is damaged: the next snapshot has its rows then."""
+        """Return the rows of a partial file; None if it is damaged, and then the next snapshot writes its rows."""
         try:
             return self._directory.load_rows(file)
         except DamagedError as error:
@@ -114,15 +114,15 @@ class TableFiles:
     def _whole_ranges(self, number: int, table: Table) -> list[tuple[int, int]]:
         rows, row_bytes = self._counts[number], table.array.itemsize * table.shape.width
         present = wholes(self.files, number)
-        there = [(file.start, file.stop) for file in present]
+        covered = [(file.start, file.stop) for file in present]
         step, changes, ranges = max(1, LARGEST // row_bytes), table.changes, list[tuple[int, int]]()
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            # Rows that a table has got since are among the changed ones: most of a range that grows is covered.
-            if not covers(there, start, (start + stop + 1) // 2) or 2 * changes.unread(start, stop) > stop - start:
+            # The last range of a growing table is covered in part; its new rows are among the changed ones.
+            if not covers(covered, start, (start + stop + 1) // 2) or 2 * changes.unread(start, stop) > stop - start:
                 ranges.append((start, stop))
         partial = sum(file.size for file in partials(self.files, number))
-        budget = (changes.unread(0, rows) - sum(changes.unread(*each) for each in ranges)) * row_bytes
+        budget = (changes.unread(0, rows) - sum(changes.unread(*bounds) for bounds in ranges)) * row_bytes
         for file in present:  # the oldest one first
             if partial <= SHARE * rows * row_bytes or budget < 0:
                 break
@@ -132,10 +132,10 @@ class TableFiles:
         return ranges
 
     def _save_table(self, number: int, table: Table) -> list[RowFile]:
-        # Rows that are still to be read lie in this array also after the table has got a larger one.
+        # This array keeps the unread rows even if the table grows into a larger array meanwhile.
         changes, array, count = table.changes, table.array, self._counts[number]
         block = np.empty((min(max(1, count), _rows_in(AT_ONCE, array)), array.shape[1]), array.dtype)
-        block.fill(0)  # page faults come now, and not under the lock, where they may take longer than the copy
+        block.fill(0)  # cause the page faults now: under the lock, they may take longer than the copy
         outgoing, whole, ranges = self._outgoing(number), list[RowFile](), self._ranges[number]
         memory = np.empty((max((stop - start for start, stop in ranges), default=0), array.shape[1]), array.dtype)
         for start, stop in ranges:
@@ -155,7 +155,7 @@ class TableFiles:
             outgoing.put(ids, block[: len(ids)])
             at = int(ids[-1]) + 1 if len(ids) == len(block) else stop
             self._put_aside(table, outgoing)
-        # The rows of a whole file that were set aside are in a partial one, which must follow it.
+        # Rows that were set aside while a whole file was read are in a partial file, which must follow it.
         return [*whole, *outgoing.flush()]
 
     def _put_aside(self, table: Table, outgoing: Outgoing) -> None:
@@ -176,12 +176,12 @@ class TableFiles:
 
 
 def _rows_in(nbytes: int, array: np.ndarray) -> int:
-    """Return how many rows of ``array`` so many bytes hold, at least one."""
+    """Return how many rows of ``array`` fit into ``nbytes`` bytes, at least one."""
     return max(1, nbytes // (array.itemsize * int(array.shape[1])))
 
 
 class Outgoing:
-    """Rows on their way to partial files: each file has as many as there is room for.
+    """Collects rows, and writes them to partial files of a fixed capacity.
 
     Args:
         ids, rows: memory for one file's row numbers and rows.
@@ -204,7 +204,7 @@ class Outgoing:
                 self._write()
 
     def flush(self) -> list[RowFile]:
-        """Write what is left; return all files."""
+        """Write the remaining rows; return all files."""
         if self._count:
             self._write()
         return self._files
@@ -234,7 +234,7 @@ def partials(files: Iterable[RowFile], table: int) -> list[RowFile]:
 
 
 def needed(files: Sequence[RowFile]) -> tuple[RowFile, ...]:
-    """Return ``files`` without those of which later whole files replace every row."""
+    """Return ``files`` without those whose rows are all replaced by later whole files."""
     kept, ranges = list[RowFile](), defaultdict[int, list[tuple[int, int]]](list)
     for file in reversed(files):
         replacing = ranges[file.table]
@@ -246,7 +246,7 @@ def needed(files: Sequence[RowFile]) -> tuple[RowFile, ...]:
 
 
 def due(files: Sequence[RowFile], table: int) -> list[RowFile]:
-    """Return the last partial files of ``table``, if these are to become one; else nothing."""
+    """Return the last partial files of ``table``, if they must be merged into one; else an empty list."""
     small = list[RowFile]()
     for file in reversed(partials(files, table)):
         if file.size >= SMALL:
@@ -256,25 +256,26 @@ def due(files: Sequence[RowFile], table: int) -> list[RowFile]:
 
 
 def merged(files: Sequence[RowFile], contents: Sequence[Rows], among: Sequence[RowFile]) -> Rows:
-    """Return the rows of some partial files as those of one, which is read where the last one of them was.
+    """Return the row numbers and rows of a file that can replace all of ``files`` at the position of the last one.
 
     Args:
         files: partial files of one table, in order.
-        among: the list that they are of.
+        contents: their row numbers and rows.
+        among: all files of the snapshot, in order.
     """
     last, pieces = among.index(files[-1]), list[Rows]()
     for file, (ids, rows) in zip(files, contents, strict=True):
-        stays = np.ones(len(ids), np.bool_)
+        valid = np.ones(len(ids), np.bool_)
         for later in wholes(among[among.index(file) : last], file.table):
-            stays &= (ids < later.start) | (ids >= later.stop)
-        pieces.append((ids[stays], rows[stays]))
+            valid &= (ids < later.start) | (ids >= later.stop)
+        pieces.append((ids[valid], rows[valid]))
     ids = np.concatenate([ids for ids, _ in reversed(pieces)])
-    unique, first = np.unique(ids, return_index=True)  # the first one of each, which is the latest here
+    unique, first = np.unique(ids, return_index=True)  # the first occurrence, which is the latest in reversed order
     return unique, np.concatenate([rows for _, rows in reversed(pieces)])[first]
 
 
 def replaced(files: Sequence[RowFile], old: Sequence[RowFile], new: Sequence[RowFile]) -> tuple[RowFile, ...]:
-    """Return ``files`` with ``new`` in the place of the last one of ``old``, and without the others of these."""
+    """Return ``files`` with the last one of ``old`` replaced by ``new``, and the others of ``old`` removed."""
     last = files.index(old[-1])
     before, after = files[:last], files[last + 1 :]
     return (*(file for file in before if file not in old), *new, *after)

@@ -1,16 +1,17 @@
 """Versions of a model that one training stream publishes and other processes predict with, in one directory.
 
-A version is the center at the end of a micro-batch, and its name says which one. A scoring stream takes one version for
-each of its own micro-batches, and holds it: it writes a file whose name says what it holds. Rules:
+A version is the center at the end of a micro-batch, and its name has the number of the micro-batch. A scoring stream
+selects one version for each of its own micro-batches, and holds it with a reader file, whose name has the version's
+number. Rules:
 
-1. A version is written once. A micro-batch that ends again, after a crash, has the same weights, or that is an error.
-2. A version is published before Spark notes that its micro-batch is done. So none is left out.
-3. What holds a version is written before it is looked whether that version is still one of the latest two. Only then is
-   it used. The publisher keeps the latest two at least, and lists what is held together with the versions. So either
-   it finds what holds a version, or that was written later, and its writer finds that the version is not a late one.
-4. A micro-batch of a scoring stream that begins again finds what it holds, and is scored with the same version.
+1. A version is written once. If a micro-batch ends again after a crash, its weights must be the same.
+2. A version is published before Spark records that its micro-batch is done. So none is left out.
+3. A scoring stream writes its reader file first, then checks that the version is still one of the latest two, and only
+   then uses it. The publisher retains at least the latest two, and lists reader files and versions together. So either
+   the publisher finds the reader file, or the scoring stream finds that the version is not among the latest two.
+4. If a micro-batch of a scoring stream is repeated, it finds its reader file, and is scored with the same version.
 
-As for `ownership`, this needs no lock and no conditional create, only that a list of files shows each file that was
+Like `ownership`, this needs no lock and no conditional create, only that a list of files shows each file that was
 complete before.
 """
 
@@ -30,15 +31,15 @@ from distkeras.ps.errors import DeadlineError, DifferentJobError, NoVersionError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
-#: The latest versions that are never deleted, nor need a second look before they are used.
+#: The number of latest versions that are never deleted.
 LATEST = 2
-#: Seconds for which a version is held at most: longer than a micro-batch takes, or its stream has ended.
+#: Seconds for which a version is held at most, longer than a micro-batch takes.
 HELD_SECONDS = 86_400
-#: How often a micro-batch looks for a version while others are published meanwhile.
+#: How often a micro-batch tries to hold a version while newer ones are published.
 _TRIES = 10
-#: Pauses of one that waits for the first version, in seconds.
+#: The first and the longest pause of a wait for the first version, in seconds.
 _FIRST, _LONGEST = 0.05, 1.0
-#: The file with the model itself, without the weights of any version.
+#: The file with the model, as an archive; the versions contain only weights.
 _MODEL = "model"
 _VERSION = re.compile(r"version-(\d{10})-([0-9a-f]{16})-([0-9a-f]{16})")
 _READER = re.compile(r"reader-([0-9a-f]{16})-(\d{10})-(\d{10})-(\d{10})")
@@ -64,9 +65,9 @@ class Version(NamedTuple):
     """The name of one version.
 
     Args:
-        number: of the micro-batch at whose end the center was so.
+        number: of the micro-batch at whose end the version was published.
         stream: 16 hexadecimal digits that identify the training stream.
-        digest: the same of the weights.
+        digest: 16 hexadecimal digits that identify the weights.
     """
 
     number: int
@@ -78,7 +79,7 @@ class Version(NamedTuple):
 
 
 class _VersionReader(NamedTuple):
-    """What a scoring stream holds: its query, that one's micro-batch, the version's number, and since when."""
+    """The name of a reader file: query and micro-batch of the scoring stream, number of the held version, and time."""
 
     query: str
     batch: int
@@ -95,7 +96,7 @@ class _Listed(NamedTuple):
 
 
 def version_named(text: str) -> Version | None:
-    """Return the version whose name ``text`` is; None for another file's name."""
+    """Return the version with the name ``text``; None if it is the name of another file."""
     match = _VERSION.fullmatch(text)
     return None if match is None else Version(int(match[1]), match[2], match[3])
 
@@ -106,7 +107,7 @@ def _reader_named(text: str) -> _VersionReader | None:
 
 
 def _short(*parts: Any) -> str:
-    """Return 16 hexadecimal digits that identify some bytes or arrays."""
+    """Return 16 hexadecimal digits that identify ``parts``, which are bytes or arrays."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
@@ -114,7 +115,7 @@ def _short(*parts: Any) -> str:
 
 
 def model_key(identity: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits that identify a model by what its versions must share; see `VersionFolder.take`."""
+    """Return 16 hexadecimal digits for the ``identity`` that a model's versions share; see `VersionFolder.take`."""
     return _short(json.dumps(identity, sort_keys=True).encode())
 
 
@@ -135,15 +136,15 @@ class VersionFolder:
         self._key = ""
 
     def take(self, identity: Mapping[str, Any], archive: Callable[[], bytes]) -> None:
-        """Begin to publish: write the model, unless it is there; remove what an earlier publisher left half-written.
+        """Begin to publish: write the model, unless it exists; remove the incomplete versions of an earlier publisher.
 
         Args:
-            identity: what all versions share: the model's configuration and its layout; JSON-ready.
+            identity: the values that all versions share: the model's configuration and layout; JSON-ready.
             archive: returns the model as a ``.keras`` archive.
 
         Raises:
             DifferentJobError: the directory has versions of another model.
-            SnapshotError: it cannot be read or written.
+            SnapshotError: the directory cannot be read or written.
         """
         if _MODEL in self._store.names():
             header, _ = self._read(_MODEL)
@@ -155,10 +156,10 @@ class VersionFolder:
         self._store.delete_drafts(name for name in drafts if version_named(name) is not None)
 
     def require_stream(self, stream: str, number: int) -> list[Version]:
-        """Return all versions, after a check that they are those of ``stream`` up to micro-batch ``number``.
+        """Return all versions, after a check that they belong to ``stream`` and to micro-batches up to ``number``.
 
         Raises:
-            DifferentJobError: they are not.
+            DifferentJobError: one of them does not.
             SnapshotError: the directory cannot be read.
         """
         versions = self._list().versions
@@ -177,7 +178,7 @@ class VersionFolder:
         return versions
 
     def publish(self, stream: str, number: int, center: np.ndarray, moving_statistics: np.ndarray) -> Version:
-        """Write a version, unless it is there; a directory that is out of reach is tried again for a while.
+        """Write a version, unless it exists; if the directory is unreachable, try again for a while.
 
         Args:
             stream: identifies the training stream.
@@ -186,7 +187,7 @@ class VersionFolder:
             moving_statistics: float32 ``(count,)``.
 
         Raises:
-            DifferentJobError: the version is there with other weights, or see `require_stream`.
+            DifferentJobError: the version exists with other weights, or see `require_stream`.
             SnapshotError: it cannot be written.
         """
         version = Version(number, _short(stream.encode()), _short(center.data, moving_statistics.data))
@@ -204,7 +205,7 @@ class VersionFolder:
         return version
 
     def prune(self, keep: int) -> None:
-        """Delete all but the latest ``keep`` versions and those that are held, and what holds nothing any more.
+        """Delete all versions except the latest ``keep`` and those that are held; delete expired reader files.
 
         Raises:
             SnapshotError: the directory cannot be read.
@@ -232,7 +233,7 @@ class VersionFolder:
             timeout: seconds to wait for the first one.
 
         Raises:
-            NoVersionError: there is none.
+            NoVersionError: no version was published in time.
             SnapshotError: the directory cannot be read.
         """
         backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=timeout, world=self._world)
@@ -248,24 +249,24 @@ class VersionFolder:
                 )
 
     def hold(self, query: str, batch: int) -> Version:
-        """Return the version that a micro-batch is scored with: the latest one, and at each further call the same.
+        """Return the version for a micro-batch of a scoring stream: the latest one; later calls return the same.
 
-        It is not deleted before the query's next micro-batch has called this, or `HELD_SECONDS` have passed.
+        It is not deleted until this is called for the query's next micro-batch, or `HELD_SECONDS` have passed.
 
         Args:
             query: identifies the scoring stream.
             batch: the number of its micro-batch.
 
         Raises:
-            NoVersionError: there is none.
+            NoVersionError: no version is published.
             SnapshotError: the directory cannot be read or written.
-            DeadlineError: versions come faster than one can be chosen.
+            DeadlineError: versions are published faster than one can be held.
         """
         query = _short(query.encode())
         for _ in range(_TRIES):
             versions, readers = self._list()
             own = [reader for reader in readers if reader.query == query]
-            since = int(self._world.time()) - HELD_SECONDS // 2  # well before the publisher takes it for expired
+            since = int(self._world.time()) - HELD_SECONDS // 2  # long before the publisher treats it as expired
             held = {reader.number for reader in own if reader.batch == batch and reader.seconds >= since}
             again = next((version for version in versions if version.number in held), None)
             if again is not None:
@@ -286,11 +287,11 @@ class VersionFolder:
         """Return the center and the moving statistics of a version, float32 ``(size,)`` and ``(count,)``.
 
         Args:
-            key: the `model_key` of the model that they are for.
+            key: the `model_key` of the model that predicts.
 
         Raises:
-            DifferentJobError: they are another model's.
-            SnapshotError: they cannot be read.
+            DifferentJobError: the version belongs to another model.
+            SnapshotError: it cannot be read.
         """
         header, arrays = self._read(str(version))
         if header["model"] != key:
@@ -312,7 +313,7 @@ class VersionFolder:
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         try:
             return retried(lambda: self._store.load(name), world=self._world)
-        except DamagedError as error:  # which would lose its type on its way from a task
+        except DamagedError as error:  # it is not in `ERRORS`, so it would lose its type on the way from a task
             raise SnapshotError(error.message) from error
 
     def _list(self) -> _Listed:

@@ -1,12 +1,12 @@
 """Admission control: the connections that are accepted, and the refused ones.
 
-A connection is pending until it has proved that it holds the job's key; from then on it is a peer's. Rules:
+A connection is pending until it has proved that it holds the job's key; then it is admitted as a peer. Rules:
 
-1. The number of pending connections is bounded, and each has a deadline. When one more comes, the oldest one of the
-   address that has the most of them is hung up on. If that one has only just come, the new one waits for a moment in
-   the listener's queue. So a crowd delays itself first, and an honest worker among a crowd gets through when it dials
-   again.
-2. The number of peers is bounded. One more is disconnected before it learns that its proof was good, and dials again.
+1. The number of pending connections is bounded, and each has a deadline. If the bound is exceeded, the server hangs up
+   on the oldest connection of the address that has the most. If that connection is very new, the next one waits in the
+   listener's queue for a moment. So a flood from one address delays that address first, and a worker is admitted when
+   it dials again.
+2. The number of peers is bounded. A further one is disconnected before its handshake ends, and dials again.
 3. A refused address is logged once, regardless of how many connections it opens, and remembered, up to a bound.
 """
 
@@ -24,9 +24,9 @@ from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which no new pending connection is hung up on.
+#: The age in seconds below which a pending connection is not evicted.
 _GRACE = 0.1
-#: Seconds from one connection that is hung up on to the next one.
+#: Seconds between two evictions.
 _ENDING = 1.0
 
 
@@ -40,16 +40,16 @@ class Refusal(NamedTuple):
 
 @dataclass(eq=False)
 class PendingConnection:
-    """One connection, as admission control knows it."""
+    """One connection, as admission control sees it."""
 
     #: The peer's host.
     address: str
     #: Ends the connection, from any thread.
     hang_up: Callable[[], None]
-    #: When it came, and when it was hung up on to make room (`World.monotonic`).
+    #: When it arrived, and when it was evicted to make room (`World.monotonic`).
     arrived: float
     evicted: float | None = None
-    #: Whether it has become a peer.
+    #: Whether it is admitted as a peer.
     admitted: bool = False
 
 
@@ -76,7 +76,7 @@ class AdmissionControl:
 
     @property
     def refusals(self) -> list[Refusal]:
-        """The first refusal of each address, oldest first; one for a pending connection, one for a peer's."""
+        """The first refusals of each address, oldest first: one of a pending connection, one of a peer."""
         with self._changed:
             return list(self._first.values())
 
@@ -87,7 +87,10 @@ class AdmissionControl:
             return list(self._pending)
 
     def arrive(self, address: str, hang_up: Callable[[], None]) -> PendingConnection:
-        """Wait for room for a connection from ``address``; ``hang_up`` ends it, whose own thread then calls `leave`."""
+        """Wait for room for a connection from ``address``.
+
+        ``hang_up`` ends the connection; its thread then calls `leave`.
+        """
         pending = PendingConnection(address, hang_up, self._world.monotonic())
         with self._changed:
             while len(self._pending) >= self.pending_max:
@@ -96,16 +99,16 @@ class AdmissionControl:
         return pending
 
     def _evict_one(self) -> float:
-        """Hang up on a pending connection, if it is time to; return the seconds until the next try."""
+        """Evict a pending connection, unless it is too early; return the seconds until the next attempt."""
         now = self._world.monotonic()
         if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._pending):
             return _ENDING
-        staying = [pending for pending in self._pending if pending.evicted is None]
-        if not staying:
+        candidates = [pending for pending in self._pending if pending.evicted is None]
+        if not candidates:
             return _ENDING
-        crowds = Counter(pending.address for pending in staying)
-        most = max(crowds.values())
-        oldest = next(pending for pending in staying if crowds[pending.address] == most)
+        counts = Counter(pending.address for pending in candidates)
+        most = max(counts.values())
+        oldest = next(pending for pending in candidates if counts[pending.address] == most)
         if now - oldest.arrived < _GRACE:
             return oldest.arrived + _GRACE - now
         self._evict(oldest, now)
@@ -116,7 +119,7 @@ class AdmissionControl:
         pending.hang_up()
 
     def evict_oldest(self) -> None:
-        """Hang up on the oldest pending connection and wait a moment, because the system has no room for another."""
+        """Evict the oldest pending connection and wait a moment, because the system cannot accept another one."""
         with self._changed:
             oldest = next((pending for pending in self._pending if pending.evicted is None), None)
             if oldest is not None:
@@ -124,7 +127,7 @@ class AdmissionControl:
             self._changed.wait(_GRACE)
 
     def admit(self, pending: PendingConnection) -> None:
-        """Make a peer of a connection that has proved the key; raise RemoteProtocolError if there is no room for it."""
+        """Admit an authenticated connection as a peer; raise RemoteProtocolError if there is no room for it."""
         with self._changed:
             if self._peers >= self.peers_max:
                 raise RemoteProtocolError(f"the server has {self.peers_max} peers, and accepts no further one")
@@ -145,7 +148,7 @@ class AdmissionControl:
             self._changed.notify_all()
 
     def refuse(self, pending: PendingConnection, error: Exception) -> None:
-        """Note that the connection was ended because of ``error``."""
+        """Record and report, once per address, that a connection was ended because of ``error``."""
         reason = str(error) if pending.evicted is None else "it made room for newer connections"
         key = (pending.address, pending.admitted)
         with self._changed:

@@ -1,20 +1,20 @@
 """A server that may have several attempts at a time, announces its address, and gives way without harm.
 
-A cluster runs the server as a task: again if it dies, and a second time next to a slow one (Spark calls that
-speculation). So an attempt may find another one of the same job. It waits while that one lives, takes over once that
-one is gone, and ends successfully once that one has. An attempt that has lost the checkpoint to another one waits in
-the same way: it does not fail while another one serves.
+A cluster runs the server as a task. It retries the task if it dies, and may start a second attempt next to a slow one
+(speculation). So an attempt may find another attempt of the same job. It waits while the other one is alive, takes over
+if that one dies, and ends successfully if that one does. An attempt that has lost the checkpoint to another one waits
+in the same way, so that it does not fail while another one serves.
 
 The attempt connects to the address that the claim of the checkpoint's owner names. The port is bound before the claim
 is written, so from then on:
 
-* if nothing listens there, or something else does, or the host cannot be reached, the owner is gone;
-* if connections are accepted and not answered, it stands still, or still reads its snapshot. It has
-  `Deadlines.standstill` seconds, and `Deadlines.publish` more as long as it has not announced itself;
-* if it answers with the job's key, it lives.
+* if nothing listens there, or another process does, or the host cannot be reached, the owner is dead;
+* if connections are accepted and not answered, the owner is suspended, or still reads its snapshot. It is replaced
+  after `Deadlines.standstill` seconds, and `Deadlines.publish` more if it has not announced itself yet;
+* if it answers and has the job's key, it is alive.
 
 A task may outlive its driver for a while. So each attempt checks that its driver is running before it claims the
-checkpoint. Otherwise a restarted driver could lose the job to a task of the driver that died.
+checkpoint. Otherwise a restarted driver could lose the job to a task of the previous driver.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one question to a living owner to the next.
+#: Seconds between two requests to the owner.
 _AGAIN = 1.0
 #: How often a job's first server claims the checkpoint, if another job claims it at the same moment.
 _STARTS = 3
-#: Seconds that an owner may take from the driver's goodbye to its end: it takes a last snapshot.
+#: Seconds from the driver's goodbye to the owner's end, in which it takes a last snapshot.
 _END_SAVING = 120.0
-#: Seconds for which a server that lost its job to another one still answers its peers with that error.
+#: Seconds for which a server that lost the checkpoint to another job still answers its peers with that error.
 _ANSWERS_LOST = 10.0
-#: Seconds after which an idle server checks its state and the clock.
+#: Seconds between two checks of an idle server's state and of the time.
 _LOOK = 1.0
-#: The state in an announcement: none while its server serves.
+#: The key and the values of the state in an announcement; it has none while its server serves.
 _STATE, _ENDING, _ENDED = "state", "ending", "ended"
 
 
 class _Sign(enum.Enum):
-    """What an owner's answer, or its absence, shows."""
+    """The state of an owner, according to its answer or the lack of one."""
 
     LIVES = enum.auto()
     SILENT = enum.auto()
@@ -78,7 +78,7 @@ class Standby:
     """Waits while another server of the same job owns the checkpoint and lives.
 
     Args:
-        given_up: servers up to this incarnation count as gone: the driver has given them up.
+        given_up: servers up to this incarnation count as dead, because the driver has given them up.
     """
 
     def __init__(self, request: StartRequest, given_up: int = 0, world: World = REAL) -> None:
@@ -88,13 +88,13 @@ class Standby:
         self._deadlines = replace(own, connect=min(own.connect, own.handshake))
         #: The owner that was read last.
         self._claim: Claim | None = None
-        #: Clock, partitions joined and partitions finished in its latest answer.
+        #: The clock, and the number of joined and of finished partitions, in the owner's latest answer.
         self._progress: tuple[int, int, int] | None = None
-        #: When it last gave a sign of life, and when its progress last changed.
+        #: When the owner last answered, and when its progress last changed.
         self._active_at = self._moved_at = world.monotonic()
 
     def rival(self) -> Owner | None:
-        """Return the checkpoint's owner if that is a server of this job that was not given up; else None.
+        """Return the checkpoint's owner if it is a server of this job that the driver has not given up; else None.
 
         Raises:
             SnapshotError: the directory cannot be read.
@@ -105,10 +105,10 @@ class Standby:
         return owner
 
     def until_needed(self) -> bool:
-        """Return True once no server of this job lives, and False once one of them has served the job to its end.
+        """Return True once no server of this job is alive, and False once one of them has served the job to its end.
 
         Raises:
-            DeadlineError: the job has not moved for `Deadlines.silence` seconds.
+            DeadlineError: the job has made no progress for `Deadlines.silence` seconds.
             SnapshotError: the directory could not be read for `Deadlines.standstill` seconds.
         """
         while True:
@@ -130,13 +130,13 @@ class Standby:
             self._world.sleep(_AGAIN)
 
     def _read(self) -> Owner | None:
-        """Return `rival`, tried again for a while."""
+        """Return `rival()`; retry for a while if the directory cannot be read."""
         backoff = Backoff(first=_AGAIN, longest=_AGAIN, timeout=self._deadlines.standstill, world=self._world)
         while True:
             try:
                 owner = self.rival()
                 break
-            except SnapshotError:  # its files may just have made room for another owner's
+            except SnapshotError:  # a new owner may just have removed the files of this one
                 if not backoff.pause():
                     raise
         if owner is not None and owner.claim != self._claim:
@@ -146,12 +146,12 @@ class Standby:
         return owner
 
     def _unchanged(self, owner: Owner) -> bool:
-        """Return whether a server that is gone has not announced its end, and none has replaced it."""
+        """Return whether a dead ``owner`` has neither announced its end nor been replaced."""
         latest = self._read()
         return latest is not None and latest.claim == owner.claim and _state_of(latest) is None
 
     def _follow(self, owner: Owner) -> _Sign:
-        """Ask ``owner`` until it does not answer; return whether it is silent or gone then."""
+        """Ask ``owner`` repeatedly until it does not answer; return SILENT or GONE."""
         while True:
             sign = self._ask(owner)
             if sign is not _Sign.LIVES:
@@ -172,7 +172,7 @@ class Standby:
                 try:
                     status = client.ping()
                 except DistkerasError as error:
-                    if client.channel is not None:  # it has answered: why the job has failed
+                    if client.channel is not None:  # the error is the owner's answer
                         return _Sign.LIVES
                     if client.stands_still(error) or isinstance(error, DeadlineError):
                         return _Sign.SILENT
@@ -200,21 +200,21 @@ def serve_announced(
     """Serve a job to its end, as one of several attempts, of which one serves at a time.
 
     Args:
-        request: what must be served; all attempts must reach its checkpoint.
+        request: describes the server; all attempts must reach its checkpoint.
         publication: the frame of the driver's `Publish`.
         tables: the initial rows of each table, float32 ``(rows, width)``.
-        attempt: the number of this attempt, unlike those of others that live at the same time.
+        attempt: the number of this attempt, unique among those that run at the same time.
         given_up: see `Standby`.
-        rows_checked: the rows are known to be those of the resumed job, as far as a server can say.
-        require_driver: raises a DistkerasError if the driver has died: this attempt must not claim the checkpoint then.
+        rows_checked: the driver has already compared the rows with those of the resumed job.
+        require_driver: raises a DistkerasError if the driver has died; then this attempt must not claim the checkpoint.
 
     Returns:
         None: this attempt has served to the end. A report with an ``error``: the job cannot be served; with
         ``resumed``: the rows must be checked first; with ``ended``: another attempt has served to the end.
 
     Raises:
-        ServerLostError, SnapshotError, OSError: another attempt may do better.
-        DeadlineError: the server was asked nothing for too long.
+        ServerLostError, SnapshotError, OSError: another attempt may succeed.
+        DeadlineError: the server received no request for too long.
     """
     standby = Standby(request, given_up, world)
     again, starts = attempt > 0, 0
@@ -227,7 +227,7 @@ def serve_announced(
             if standby.rival() is not None or (starts < _STARTS and not _has_lost_its_claims(request, world)):
                 continue
             return StartReport.of_error(error)
-        except ConfigurationError as error:  # no other attempt would do better
+        except ConfigurationError as error:  # every other attempt would fail in the same way
             return StartReport.of_error(error)
         resumed = start_report.resumed
         if resumed is not None and resumed.row_sum is not None and not rows_checked:
@@ -241,12 +241,12 @@ def serve_announced(
                 return None
         except OwnershipLostError as error:  # no client finds this server any more; the driver sees its task end
             return StartReport.of_error(error)
-        again = True  # it has lost the checkpoint to another attempt, and waits for the end of that one
+        again = True  # another attempt now owns the checkpoint; wait as its standby
     return StartReport(ended=True)
 
 
 def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
-    """Return whether some attempt of this job has had the checkpoint: then another job has taken it over for good."""
+    """Return whether this job has owned the checkpoint before, so that the new owner's claim is final."""
     directory = SnapshotDirectory(_uri_of(request), token=request.token, world=world)
     return bool(directory.own_epoch()) or directory.is_superseded()
 
@@ -288,7 +288,7 @@ def _serve(
     tables: Sequence[tuple[TableShape, np.ndarray]],
     world: World,
 ) -> bool:
-    """Serve until the driver has said goodbye; return False if another attempt has the checkpoint now."""
+    """Serve until the driver has said goodbye; return False if another attempt now owns the checkpoint."""
     host, port = server.address
     place = {"host": host, "port": port, "report": start_report.to_json()}
     with server:
@@ -302,7 +302,7 @@ def _serve(
         _serve_until_over(server, world)
         if server.superseded:
             return False
-        # First, so that an attempt that waits does not take the closed port for this server's death.
+        # Before the port is closed, so that a standby does not conclude that this server has died.
         _announce_end(server, place | {_STATE: _ENDING})
     if server.superseded:
         return False
@@ -311,7 +311,7 @@ def _serve(
 
 
 def _serve_until_over(server: ParameterServer, world: World) -> None:
-    """Return when the driver has said goodbye, or another attempt has the checkpoint; Spark ends it with the driver."""
+    """Return when the driver has said goodbye, or another attempt owns the checkpoint."""
     asked, lost_at = world.monotonic(), math.inf
     while not server.over and not server.superseded:
         fault = server.fault
@@ -329,7 +329,7 @@ def _serve_until_over(server: ParameterServer, world: World) -> None:
 
 
 def _announce_end(server: ParameterServer, place: dict[str, object]) -> None:
-    with contextlib.suppress(SnapshotError):  # the driver has all it needs; it cancels what waits
+    with contextlib.suppress(SnapshotError):  # the driver is done, and cancels waiting attempts itself
         server.announce(place)
 
 

@@ -1,6 +1,6 @@
-"""The dispatcher answers requests and lets them wait: messages in, messages out, one lock around the `Center`.
+"""The dispatcher answers requests, or makes them wait: messages in, messages out, one lock around the `Center`.
 
-The sessions' threads, which receive and send, call this. The finite check is done outside the lock.
+The threads of the sessions call it, and send its replies. Commits are checked for NaN outside the lock.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ from distkeras.ps.world.world import REAL, World
 
 
 class PeerVectors:
-    """Memory of one request and its reply, in the connection's wire format; from `agree` on, it is pooled.
+    """The memory of one session's request and reply, in the connection's wire format; pooled after `agree`.
 
     Args:
-        states: memory for states of optimizers, which are never pooled.
+        states: memory for optimizer states, which are never pooled.
     """
 
     def __init__(self, states: StateMemory | None = None) -> None:
@@ -101,11 +101,11 @@ class PeerVectors:
         self._states = states
         self._center_pool: Pool | None = None
         self._encoded_pool = Pool(0, np.uint8)
-        #: Where each array of the present request was received, in the message's order; None: not in pooled memory.
+        #: The buffer of each array of the current request, in the message's order; None: the array is not pooled.
         self._received: list[Buffer | None] = []
-        #: What must not change until the reply is sent.
+        #: Buffers that must not be reused until the reply is sent.
         self._sending: list[Buffer] = []
-        #: The memory that this connection's ends share; None: they share none.
+        #: The memory that both ends of the connection share; None: they share none.
         self.slots: SharedSlots | None = None
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -127,7 +127,7 @@ class PeerVectors:
         return None if self._format is None else self._format.codec
 
     def agree(self, codec: Codec | None, pool: Pool) -> None:
-        """Use ``pool``, and the format of ``codec``, from now on; the peer begins again, with nothing."""
+        """Use ``pool`` and ``codec`` from now on; reset the format's state, such as the peer's vector."""
         self._format, self._center_pool = None if codec is None else PeerFormat(codec), pool
         self._encoded_pool = Pool(codec.nbytes if codec else 0, np.uint8)
 
@@ -140,18 +140,18 @@ class PeerVectors:
         # A commit's parts are its first arrays.
         parts = [buffer or pool.take() for buffer in self._received[: len(commit.parts)]]
         for buffer, part in zip(parts, commit.parts, strict=True):
-            if buffer.array is not part:  # it came before the peer's Hello, and so not into pooled memory
+            if buffer.array is not part:  # it was received into memory that is not pooled
                 buffer.array[...] = part
         self._received[: len(parts)] = [None] * len(parts)
         return parts
 
     def slot_sizes(self, center: Center) -> SlotSizes:
-        """Return what is in the memory that the ends of this connection may share."""
+        """Return the layout of the memory that both ends of this connection may share."""
         packed = 0 if self.codec is None else self.codec.nbytes
         return SlotSizes(center.size, center.traits.parts, packed, row_elements(center.table_shapes))
 
     def rows_of_reply(self, shapes: Sequence[TableShape], wants: Sequence[Ids]) -> Sequence[Vector | None]:
-        """Return shared memory for the rows of the next reply, table by table; None where there is none."""
+        """Return shared memory for the rows of the next reply, table by table; None: no memory is shared."""
         if self.slots is None or not wants:
             return [None] * len(wants)
         return self.slots.rows_of_reply([ids.size * shape.width for ids, shape in zip(wants, shapes, strict=True)])
@@ -168,17 +168,17 @@ class PeerVectors:
         return self._format.encode(reply, lambda: self.hold_until_sent(self._encoded_pool.take()).array, whole=whole)
 
     def hold_until_sent(self, buffer: Buffer) -> Buffer:
-        """Own ``buffer``, of which the reply is made, until `drop`."""
+        """Keep ``buffer``, which the reply contains, until `drop`."""
         self._sending.append(buffer)
         return buffer
 
     @property
     def in_use(self) -> int:
-        """The number of pooled vectors that the present request, or its reply, has."""
+        """The number of pooled vectors in the current request and its reply."""
         return sum(buffer is not None for buffer in self._received) + len(self._sending)
 
     def drop(self) -> None:
-        """Give all memory back: the request is answered, and its reply is sent."""
+        """Return all memory to the pools, after the reply is sent."""
         for buffer in self._received:
             if buffer is not None:
                 buffer.drop()
@@ -188,7 +188,7 @@ class PeerVectors:
 
 
 def scheduler_of(settings: ServerSettings) -> Scheduler:
-    """Return the scheduler that ``settings`` ask for."""
+    """Return the scheduler for ``settings``."""
     return scheduler_for(settings.rule, settings.workers, settings.staleness_bound, gather=settings.relays is not None)
 
 
@@ -200,9 +200,9 @@ def make_center(
     world: World = REAL,
     tables: Sequence[Table] | None = None,
 ) -> Center:
-    """Return the center that ``settings`` ask for, from its initial parameters (float32) and moving statistics.
+    """Return the center for ``settings``, with initial parameters (float32) and moving statistics.
 
-    ``tables`` are those of the settings; where they are None, all their rows are zero.
+    ``tables`` have the shapes in the settings; None: new tables, whose rows are zero.
     """
     return Center(
         settings.rule,
@@ -231,14 +231,14 @@ def _digest_of(message: Publish) -> bytes:
 log = logging.getLogger(__name__)
 
 _TAKEOVER = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
-#: Room in a commit for its history, which has a row for each step.
+#: Bytes in a commit for its history, which has a row for each step.
 _HISTORY_BYTES = 16 * 1024 * 1024
 #: The longest time that one request for a lease waits, in seconds; then the worker asks again.
 _PARKED = 10.0
 
 
 class Dispatcher:
-    """Answers every peer that has proved that it holds the job's key.
+    """Answers every authenticated peer.
 
     Args:
         incarnation: this server's number, which rises with each restart.
@@ -267,16 +267,16 @@ class Dispatcher:
         if restored is not None:
             self.center, saved = restored
             self._checkpointer = self._make_checkpointer(self.center, saved)
-        #: Digest of what the driver has published, and the model file; empty before it has.
+        #: The digest of the driver's publication, and the model file; empty before the publication.
         self._published, self._model = b"", np.empty(0, np.uint8)
         self._limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self._began = world.monotonic()
         self.connections = LeaseConnections()
-        #: Peers whose commit is received and not yet applied. Read without the lock, which commits hold or wait for.
+        #: Peers whose commit is received and not yet applied. Reads need no lock, so `Probe` does not wait for commits.
         self._committing: set[Peer] = set()
         self._layouts: list[Layout] = []  # of center and moving statistics, if the driver published their names
-        self.states = StateMemory(settings.workers, world)  # for those of the workers' optimizers
-        self._rows = TableRequests(settings.tables, self.changed)  # those published, until the center has them
+        self.states = StateMemory(settings.workers, world)
+        self._rows = TableRequests(settings.tables, self.changed)
         self._groups = RelayGroups(settings, self.changed)
         self._rendezvous = Rendezvous(settings, self.changed, self._seconds_silent)
         peers = settings.rule.traits.peers
@@ -308,18 +308,18 @@ class Dispatcher:
         }
 
     def close(self, timeout: float) -> None:
-        """Take a last snapshot, after the last request, in ``timeout`` seconds."""
+        """Take a last snapshot within ``timeout`` seconds; no request may follow."""
         if self._checkpointer is not None:
             self._checkpointer.close(timeout)
 
     def limits(self) -> Limits:
         """Return the bounds on a frame: the exact need once the center is published.
 
-        A peer can make the server hold one such frame and one reply, while they travel, and the records of its applied
-        commits: up to 16 MiB of history each. With a wire format other than float32, it also holds the vectors of the
-        commit, and between two requests a packed commit and a packed reply; with int8 the vector that the peer has. A
-        peer that has not proved the key yet costs a thread, and less than a kilobyte. Each partition has at most one
-        kept state of its optimizer in addition (with peers: two), and another one while that arrives.
+        A peer can make the server allocate one such frame and one reply at a time, and the records of its applied
+        commits: up to 16 MiB of history each. With a wire format other than float32, the server also allocates the
+        vectors of the commit and, between two requests, a packed commit and a packed reply; with int8 also a copy of
+        the peer's vector. A peer that is not authenticated costs a thread, and less than a kilobyte. In addition, each
+        partition has at most one kept optimizer state (with peers: two), and one that is arriving.
         """
         return self._limits
 
@@ -333,18 +333,18 @@ class Dispatcher:
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
         if peer.lease is None:
-            return  # connections that are refused wake no other session
+            return  # the end of a refused connection must not wake the other sessions
         with self.changed:
-            # Its peer may have come back over another connection before this one was known to be dead.
+            # The worker may have reconnected before this connection was found dead.
             if self.connections.get(peer.lease[0]) is peer:
                 assert self.center is not None
                 self.center.leases.disconnected(*peer.lease)
             self.changed.notify_all()
 
     def corrupted(self, error: NodeError) -> DistkerasError:
-        """Return the error to be raised for ``error``, which has left a commit applied in part.
+        """Return the error to raise for ``error``, which has left a commit applied in part.
 
-        If there are snapshots, the server ends, and another one begins with the latest of them; else the job ends.
+        With snapshots, this server ends, and another one starts from the latest snapshot; else the job ends.
         """
         if self._checkpointer is None:
             return error
@@ -416,7 +416,7 @@ class Dispatcher:
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
             report(log, "takeover", _TAKEOVER, *where, worker=worker, attempt=attempt)
         slots = None if welcome.finished else map_slots(message, peer.vectors.slot_sizes(center), self._world)
-        peer.share(slots)  # from the next frame on that has a vector: this answer has none
+        peer.share(slots)  # this reply has no vector, so the next frame with a vector is the first to use them
         return replace(welcome, shares=slots is not None)
 
     def _on_pull(self, peer: Peer, message: Pull) -> Message:
@@ -424,7 +424,7 @@ class Dispatcher:
             center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
             if center.tables or message.wants:
-                center.leases.held(message.worker, message.attempt)  # as for a commit
+                center.leases.held(message.worker, message.attempt)  # a bad pull without the lease must not end the job
                 check_wants(center.table_shapes, message.wants, message.worker)
             released = self._release(peer, center, message.worker, message.attempt, message.wants)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)
@@ -432,17 +432,17 @@ class Dispatcher:
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
         arrived = self._world.monotonic()
         center = self._require_sound()
-        center.leases.held(commit.worker, commit.attempt)  # mistakes of a worker without the lease do not end the job
+        center.leases.held(commit.worker, commit.attempt)  # a bad commit without the lease must not end the job
         commit, companions = self._split(commit)
         others = [companion.commit for companion in companions]
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
-        unsure = [] if peer.vectors.known_finite(commit) else [part.array for part in parts]
-        error = not_finite(commit, unsure, self._layouts, center.table_shapes)
+        unchecked = [] if peer.vectors.known_finite(commit) else [part.array for part in parts]
+        error = not_finite(commit, unchecked, self._layouts, center.table_shapes)
         if error is not None:
             for part in parts:
                 part.drop()
-            if companions:  # each of their movements was finite
+            if companions:  # each movement was finite, so their sum has overflowed
                 raise error
             return self._skip(peer, center, commit, error)
         self._committing.add(peer)
@@ -463,7 +463,7 @@ class Dispatcher:
                 self._note_commit(center)
             finally:
                 self._committing.discard(peer)
-            # Rounds and bounded staleness release others here; an observer may be waiting for news.
+            # This commit may release other workers; an observer may be waiting for the clock.
             self.changed.notify_all()
             refused = center.leases[commit.worker].refusals > 0
             if refused or not commit.wants_center:
@@ -474,7 +474,7 @@ class Dispatcher:
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
     def _split(self, commit: Commit) -> tuple[Commit, list[Companion]]:
-        """Return the sender's own commit and its companions, with the shapes of their histories checked."""
+        """Return the sender's own commit and its companions; check the shapes of their histories."""
         if self._settings.relays is None and commit.grouped:
             raise RemoteProtocolError("a job without groups must have a commit for each worker", worker=commit.worker)
         return split(commit) if commit.companions.size else (commit, [])
@@ -488,11 +488,11 @@ class Dispatcher:
                 if skipped:
                     error.message += f", after {skipped} commits that were skipped"
                 raise error
-            news = center.skip(commit)
+            newly_skipped = center.skip(commit)
             self._note_commit(center)
             self.changed.notify_all()
             answer = self._acknowledge(commit.worker, commit.sequence, skipped=True)
-        if news:
+        if newly_skipped:
             count = f"{skipped + 1} of at most {most}"
             text = "a commit is skipped (%s): %s"
             report(log, "skipped", text, count, error.message, worker=commit.worker, attempt=commit.attempt)
@@ -500,7 +500,7 @@ class Dispatcher:
 
     def _on_probe(self, peer: Peer, message: Probe) -> Message:
         self.changed.require_running()
-        # A session sends one request at a time, so all in the set are other sessions.
+        # A peer sends one request at a time, so the commits in progress are those of other peers.
         return Occupancy(bool(self._committing))
 
     def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
@@ -529,7 +529,7 @@ class Dispatcher:
         error = error_of(message)
         if error.origin is Origin.USER:
             self.changed.fail(message)
-        else:  # Spark tries again where it may
+        else:  # Spark may retry the task
             worker, attempt = peer.lease or (message.worker, None)
             report(log, "node", "a task attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self._acknowledge()
@@ -539,7 +539,7 @@ class Dispatcher:
         with self.changed:
             if self._published not in (b"", digest):
                 raise RemoteProtocolError("the center must be published once. Received: another one")
-            if not self._published:  # else only the answer to the first one was lost
+            if not self._published:  # else the driver sends it again, because the reply was lost
                 center = self._publish(message.center, message.moving_statistics)
                 if message.names.size:
                     self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
@@ -548,7 +548,11 @@ class Dispatcher:
         return self._acknowledge()
 
     def _publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        """Make the center, unless it was restored, and begin to save it; nothing changes if the sizes differ."""
+        """Make the center, unless it was restored, and begin to save it.
+
+        Raises:
+            DifferentJobError: the restored center has another size.
+        """
         if self.center is None:
             self._rows.require_complete()
             self.center = make_center(
@@ -577,7 +581,8 @@ class Dispatcher:
             return MicroBatchBegun(center.began[0], commits_before(center), began, is_complete(center))
 
     def _on_observe(self, peer: Peer, message: Observe) -> Message:
-        deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN
+        # `min` returns its first argument if the second one is NaN.
+        deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)
         with self.changed:
             while not (self.changed.fault or self.changed.closing):
                 if self.center is not None and self.center.clock > message.clock:
@@ -591,7 +596,7 @@ class Dispatcher:
         if center is None:
             return Status(0, 0, 0, 0, 0, math.nan, math.nan)
         leases = center.leases.values()
-        # Of partitions that have no rows nothing is to come.
+        # Partitions without rows do not count for the mean number of epochs.
         empty = sum(lease.finished and not lease.sequence for lease in leases)
         return Status(
             clock=center.clock,
@@ -641,7 +646,7 @@ class Dispatcher:
         return self._acknowledge()
 
     def _seconds_silent(self, worker: int) -> float:
-        """Return seconds since the holder of a partition gave a sign of life; 0 while it waits for an answer."""
+        """Return the seconds since the holder of a partition last sent something; 0 while it waits for a reply."""
         holder = self.connections.get(worker)
         if holder is not None and holder.asking:
             return 0.0
@@ -650,7 +655,7 @@ class Dispatcher:
     def _acknowledge(
         self, worker: int = -1, sequence: int = 0, *, skipped: bool = False, refused: bool = False, window: int = 0
     ) -> Ack:
-        """Return the acknowledgement of a worker's commit, or of a message without a number."""
+        """Return the acknowledgement of a worker's commit, or of a message without a sequence number."""
         center = self.center
         if center is None:
             return Ack(0, 0, 0, 0)
@@ -667,15 +672,15 @@ class Dispatcher:
             )
 
     def _require_center(self, peer: Peer) -> Center:
-        """Return the center, for the driver; wait for its publication if there is none yet."""
-        # A driver asks over several connections. One of them may reach a server that was just started again before
+        """Return the center, for the driver; wait until it is published."""
+        # A driver has several connections. One of them may send a request to a server that was just restarted, before
         # another one has published the center there.
         if self.center is None:
             self._wait_for_publish(peer)
         return self._require_sound()
 
     def _require_sound(self) -> Center:
-        """Return the center; raise unless it is published, and no commit is applied in part."""
+        """Return the center; raise an error unless it is published and not corrupt."""
         if self.changed.corruption is not None:
             self.changed.require_running()
         if self.center is None:
@@ -683,7 +688,7 @@ class Dispatcher:
         return self.center
 
     def _release(self, peer: Peer, center: Center, worker: int, attempt: int, wants: Sequence[Ids] = ()) -> Released:
-        """Wait until ``worker`` may be sent the center, with the rows that it ``wants``; return what it is sent."""
+        """Wait until ``worker`` may be sent the center; return the reply's content, with the rows that it ``wants``."""
         self._require_holder(peer, center, worker, attempt)
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
@@ -711,7 +716,7 @@ class Dispatcher:
         return center.leases[message.worker]
 
     def _reply_with_center(self, peer: Peer, center: Center, released: Released) -> CenterReply:
-        """Return the reply; not called under the lock."""
+        """Return the reply; the caller does not hold the lock."""
         peer.vectors.hold_until_sent(released.buffer)
         worker = -1 if peer.lease is None else peer.lease[0]
         return CenterReply(
@@ -735,7 +740,7 @@ class Dispatcher:
         )
 
     def _give_up(self, error: DistkerasError) -> None:
-        """Stop because another server owns the directory; if it is of the same job, workers go on with it."""
+        """Stop because another server owns the directory; if it serves the same job, the workers move to it."""
         assert self._snapshots is not None
         if self._snapshots.lost_to_own_job:
             self.changed.report_corruption(error.message)
@@ -747,11 +752,11 @@ class Dispatcher:
             self._checkpointer.committed(center.clock)
 
     def _durable(self, worker: int, sequence: int) -> int:
-        """Return the last commit of ``worker`` that survives this process; without snapshots the last one."""
+        """Return the last commit of ``worker`` that a snapshot covers; without snapshots, ``sequence``."""
         return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)
 
     def _wait_until_saved(self, peer: Peer, worker: int) -> None:
-        """Wait for a snapshot of all that was done: a worker that has left cannot repeat anything."""
+        """Wait until a snapshot covers all commits so far: a worker that has left cannot repeat them."""
         if self._checkpointer is not None:
             checkpointer, mark = self._checkpointer, self._checkpointer.mark()
             self.changed.require(

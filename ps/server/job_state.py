@@ -1,7 +1,7 @@
-"""What all requests to a job's server share, under one lock: its life, its waits, and who is connected.
+"""The state that all requests to a job's server share, under one lock: its states, its waits, and its connections.
 
-`JobCondition` is that lock, with the states of the server's life and the waits that have a deadline;
-`LeaseConnections`, which it guards, has the connections over which the leases of the partitions are held.
+`JobCondition` is that lock, with the states of the server and the waits with a deadline; it guards
+`LeaseConnections`, the connections over which the leases of the partitions are held.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a waiting thread checks whether its peer is still there.
+#: Seconds after which a waiting thread checks whether its peer is still connected.
 _LIVENESS = 1.0
-#: The longest time that one check takes, in seconds; after a longer one, this process has stood still.
+#: The longest time between two checks, in seconds; after a longer time, this process was suspended.
 _SLOWEST_LOOK = 5.0
 
 
 class ServerState(enum.Enum):
-    """The states of a server's life."""
+    """The states of a server."""
 
-    #: It answers all requests.
+    #: The server answers all requests.
     RUNNING = "running"
     #: The job has failed: workers receive the fault, and the driver may still read.
     FAILED = "failed"
@@ -50,13 +50,13 @@ class ServerState(enum.Enum):
     CORRUPT = "corrupt"
     #: The driver has said goodbye.
     RELEASED = "released"
-    #: It closes before the driver has said goodbye; no thread is kept waiting.
+    #: The server is closing before the driver has said goodbye; waits end at once.
     CLOSING = "closing"
-    #: It closes after the driver has said goodbye.
+    #: The server is closing, and the driver has said goodbye.
     CLOSED = "closed"
 
 
-#: What may follow each state.
+#: The allowed transitions.
 FOLLOWS: Mapping[ServerState, frozenset[ServerState]] = {
     ServerState.RUNNING: frozenset(
         {ServerState.FAILED, ServerState.CORRUPT, ServerState.RELEASED, ServerState.CLOSING}
@@ -70,7 +70,7 @@ FOLLOWS: Mapping[ServerState, frozenset[ServerState]] = {
 
 
 class JobCondition:
-    """The lock around a job's state, the condition for changes of it, and the state of the server's life."""
+    """The lock around a job's state, the condition that signals its changes, and the state of the server."""
 
     def __init__(self, world: World = REAL) -> None:
         self.world = world
@@ -83,7 +83,7 @@ class JobCondition:
 
     @property
     def closing(self) -> bool:
-        """Return whether the server closes, so that no thread is kept waiting."""
+        """Return whether the server is closing, so that waits must end."""
         return self.state in (ServerState.CLOSING, ServerState.CLOSED)
 
     @property
@@ -92,7 +92,7 @@ class JobCondition:
         return self.state in (ServerState.RELEASED, ServerState.CLOSED)
 
     def move(self, state: ServerState) -> None:
-        """Change the state, and wake all who wait; LocalProtocolError unless `FOLLOWS` has it. The lock is held."""
+        """Change the state, and notify; raise LocalProtocolError unless `FOLLOWS` allows it. The lock is held."""
         if state not in FOLLOWS[self.state]:
             raise LocalProtocolError(f"a server that is {self.state.value} cannot become {state.value}")
         self.state = state
@@ -111,7 +111,7 @@ class JobCondition:
         return self._changed.wait(timeout)
 
     def notify_all(self) -> None:
-        """Wake all who wait; the caller holds the lock."""
+        """Wake all waiting threads; the caller holds the lock."""
         self._changed.notify_all()
 
     def fail(self, fault: Fault) -> None:
@@ -121,7 +121,7 @@ class JobCondition:
                 self.fault = fault
                 text = f"job ends: {ERRORS[fault.code].__name__}: {fault.message}"
                 report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
-                if ServerState.FAILED in FOLLOWS[self.state]:  # else the server ends already
+                if ServerState.FAILED in FOLLOWS[self.state]:  # else the server is already closing
                     self.move(ServerState.FAILED)
             self.notify_all()
 
@@ -142,13 +142,13 @@ class JobCondition:
                 self.move(ServerState.CLOSED if self.closing else ServerState.RELEASED)
 
     def close(self) -> None:
-        """Keep no thread waiting from now on. Takes the lock."""
+        """End all waits. Takes the lock."""
         with self:
             if not self.closing:
                 self.move(ServerState.CLOSED if self.over else ServerState.CLOSING)
 
     def require_running(self) -> None:
-        """Raise JobStoppedError if the job has ended, ServerLostError if it may go on with another server."""
+        """Raise JobStoppedError if the job has ended, ServerLostError if it may continue with another server."""
         if self.corruption is not None:
             raise ServerLostError(
                 f"the center of this server is corrupt; another one starts from the latest snapshot: {self.corruption}"
@@ -157,13 +157,13 @@ class JobCondition:
             raise JobStoppedError(f"the job was ended: {self.fault.message}")
         if self.closing and self.over:
             raise JobStoppedError("the job is over: its driver has closed the server")
-        if self.closing:  # the job may go on with another server
+        if self.closing:
             raise ServerLostError("the server is closing, and its job has not ended")
 
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
-        """Wait for ``condition``, under the lock; return False if it did not come true in ``timeout`` seconds.
+        """Wait for ``condition``, under the lock; return False if it is still false after ``timeout`` seconds.
 
-        Time in which this process stood still does not count, since no other process could reach it.
+        Time in which this process was suspended does not count, because no other process could reach it.
 
         Args:
             condition: called after each change.
@@ -171,7 +171,7 @@ class JobCondition:
 
         Raises:
             JobStoppedError: the job ended meanwhile.
-            ServerLostError: the peer hung up, and receives no answer.
+            ServerLostError: the peer hung up, or the server closes.
         """
         deadline = self.world.monotonic() + timeout
         while not condition():
@@ -183,7 +183,11 @@ class JobCondition:
         return True
 
     def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
-        """Wait for a change, or a moment; return False past ``deadline``. ServerLostError if the peer hung up."""
+        """Wait for a change, for `_LIVENESS` seconds at most; return False past ``deadline``.
+
+        Raises:
+            ServerLostError: the peer hung up.
+        """
         remaining = deadline - self.world.monotonic()
         if remaining <= 0:
             return False
@@ -200,33 +204,33 @@ class JobCondition:
         what: Callable[[], str],
         worker: int | None = None,
     ) -> None:
-        """Do what `wait_while_running` does, and raise a DeadlineError for ``what()`` where that returns False."""
+        """Wait as `wait_while_running` does; raise a DeadlineError that names ``what()`` if that returns False."""
         if not self.wait_while_running(condition, timeout, hung_up):
             raise DeadlineError(f"waited {timeout:g} s for {what()}", worker=worker)
 
 
 class Peer(Protocol):
-    """A session, as far as its answers need it."""
+    """A session, as the dispatcher sees it."""
 
-    #: Worker and attempt whose lease was given over this connection.
+    #: Worker and attempt whose lease was granted over this connection.
     lease: tuple[int, int] | None
-    #: When the peer last gave a sign of life (`World.monotonic`), and whether it waits for an answer now.
+    #: When the peer last sent something (`World.monotonic`), and whether it waits for a reply now.
     active_at: float
     asking: bool
 
     @property
     def vectors(self) -> PeerVectors:
-        """The memory of its requests and their replies."""
+        """The memory of the peer's requests and their replies."""
 
     def hung_up(self) -> bool:
         """Return whether the peer has closed its end."""
 
     def share(self, slots: SharedSlots | None) -> None:
-        """Find and leave the vectors of messages in ``slots``; None: no longer."""
+        """Exchange vectors through ``slots`` from now on; None: over the connection."""
 
 
 class LeaseConnections(dict[int, Peer]):
-    """The connection that holds each partition's lease, or held it last; the job's lock guards it."""
+    """The connection over which each partition's lease is or was last held; the job's lock guards it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,22 +238,22 @@ class LeaseConnections(dict[int, Peer]):
         self._newest: dict[tuple[int, int], int] = {}
 
     def announce(self, hello: Hello) -> None:
-        """Note that an attempt asks for a lease; what comes over its older connections is late from now on.
+        """Record that an attempt requests a lease; requests for one over its older connections are stale from now on.
 
         Raises:
-            LeaseLostError: this one is late itself.
+            LeaseLostError: this request is stale.
         """
         attempt = (hello.worker, hello.attempt)
         self._newest[attempt] = max(self._newest.get(attempt, 0), hello.connection)
         self.require_newest(hello)
 
     def clear(self) -> None:
-        """Forget all attempts: none of them gets a lease any more."""
+        """Forget all connections, at the beginning of a micro-batch."""
         super().clear()
         self._newest.clear()
 
     def require_newest(self, hello: Hello) -> None:
-        """Raise a LeaseLostError if the attempt has opened a newer connection since."""
+        """Raise a LeaseLostError if the attempt has opened a newer connection."""
         newest = self._newest[hello.worker, hello.attempt]
         if hello.connection < newest:
             raise LeaseLostError(
@@ -259,7 +263,7 @@ class LeaseConnections(dict[int, Peer]):
             )
 
     def require_companions(self, center: Center, sender: int, companions: Sequence[Companion]) -> None:
-        """Raise a RelayLostError unless all of them hold their leases over the connections that they had."""
+        """Raise a RelayLostError unless each companion still holds its lease over the connection that it names."""
         for connection, commit in companions:
             worker, attempt = commit.worker, commit.attempt
             lease = center.leases.get(worker)
@@ -272,9 +276,9 @@ class LeaseConnections(dict[int, Peer]):
                 )
 
     def require(self, peer: Peer, worker: int) -> None:
-        """Raise a LeaseLostError unless ``peer`` is the connection that holds the partition's lease.
+        """Raise a LeaseLostError unless ``peer`` is the connection over which the partition's lease is held.
 
-        The same attempt may have come back over another one.
+        The same attempt may have reconnected over another one.
         """
         if self.get(worker) is not peer:
             raise LeaseLostError(

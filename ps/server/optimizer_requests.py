@@ -27,13 +27,13 @@ Request = KeepOptimizer | FetchOptimizer | OptimizerTaken | Announce
 
 
 class OptimizerRequests:
-    """Keeps a worker's latest state in its partition's lease, and gives it to the next attempt.
+    """Keeps a worker's latest optimizer state in its partition's lease, and sends it to the next attempt.
 
     Args:
         states: the memory for states.
-        require_lease: returns the lease that the sender of a request holds; the caller holds the lock.
-        acknowledge: makes an `Ack`.
-        ahead: states are sent before the commit that they belong to.
+        require_lease: returns the lease that the sender of a request holds; called under the lock.
+        acknowledge: returns an `Ack`.
+        ahead: states arrive before the commit to which they belong.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OptimizerRequests:
         self._require_lease, self._acknowledge = require_lease, acknowledge
 
     def keep(self, peer: Peer, message: KeepOptimizer) -> Message:
-        """Keep the state, unless it is damaged or has no room."""
+        """Keep the state; report and discard it if it is damaged or too large."""
         worker, attempt, problem = message.worker, message.attempt, ""
         if message.damaged:
             problem = f"its {message.content.nbytes} bytes have another checksum than {message.checksum:#010x}"
@@ -70,7 +70,7 @@ class OptimizerRequests:
         return self._acknowledge()
 
     def fetch(self, peer: Peer, message: FetchOptimizer) -> Message:
-        """Send the state that is kept of the partition."""
+        """Return the state that is kept for the partition."""
         with self._changed:
             kept = self._require_lease(peer, message).optimizer
         if kept is None:
@@ -79,7 +79,7 @@ class OptimizerRequests:
         return KeptOptimizer(state.layout, state.content, state.checksum, attempt=kept.attempt, sequence=kept.sequence)
 
     def taken(self, peer: Peer, message: OptimizerTaken) -> Message:
-        """Report whether the state that was sent was loaded."""
+        """Log whether the worker has loaded the state that it was sent."""
         worker, attempt = message.worker, message.attempt
         with self._changed:
             lease = self._require_lease(peer, message)

@@ -36,7 +36,7 @@ GOODBYE = b"goodbye\n"
 
 
 class DriverLink:
-    """The server's end: lines from its driver, until that says goodbye or ends.
+    """The server's end of the pipe from its driver: lines, until the driver says goodbye or ends.
 
     Args:
         stream: descriptor of the pipe that the driver writes to.
@@ -54,7 +54,7 @@ class DriverLink:
             self._poller.register(driver, select.POLLIN)
 
     def line(self, over: Callable[[], bool] = lambda: False) -> str | None:
-        """Return the next line; None if the driver has said goodbye or ended, or if ``over()``."""
+        """Return the next line; None if the driver has said goodbye or ended, or if ``over()`` is true."""
         while b"\n" not in self._received:
             if over():
                 return None
@@ -70,24 +70,24 @@ class DriverLink:
         return None if line + b"\n" == GOODBYE else line.decode()
 
     def require_driver(self) -> None:
-        """Raise a ServerLostError unless the driver's process lives; do not read from its pipe."""
+        """Raise a ServerLostError if the driver's process has ended; do not read from its pipe."""
         if self._driver in [descriptor for descriptor, _ in self._poller.poll(0)] or os.getppid() != self._parent:
             raise ServerLostError("the driver of this server has ended")
 
     def wait_until_over(self, over: Callable[[], bool] = lambda: False) -> None:
-        """Return when the driver has said goodbye or ended, or when ``over()``."""
+        """Return when the driver has said goodbye or ended, or when ``over()`` is true."""
         while self.line(over) is not None:
             pass
 
 
 log = logging.getLogger(__name__)
 
-#: Seconds for the process to come up, to end, to end with a last snapshot, and between two tries at a taken port.
+#: Seconds for the process to start, to end, to end with a last snapshot, and between two attempts at a taken port.
 _START, _END, _END_SAVING, _AGAIN = 120.0, 10.0, 120.0, 0.2
 #: How often a job with a checkpoint tries to start its first server.
 _ATTEMPTS = 3
-#: The server was killed before it had anything to lose, or stood still; or it has claimed the snapshots at the same
-#: moment as another one, whose driver may be gone: the next claim is higher.
+#: Errors after which the first server is started again: it was killed or suspended; or another server, whose driver
+#: may be dead, claimed the checkpoint at the same moment, and the next claim will be higher.
 _STARTED_AGAIN = (ServerLostError, DeadlineError, OwnershipLostError)
 
 
@@ -108,7 +108,7 @@ class ServerProcess:
         job: JSON-ready values that a job which resumes must share.
         tls: encrypt every connection, with a certificate made for this job.
         events: collects the events that the child logs.
-        ahead: a process of `spawn_server`, which becomes the first server if it still lives.
+        ahead: a process of `spawn_server`, which becomes the first server if it is still running.
 
     Raises:
         ConfigurationError: ``tls`` without the package cryptography.
@@ -152,10 +152,10 @@ class ServerProcess:
         """Start the process, and wait until it listens.
 
         Raises:
-            ConfigurationError: a setting that cannot work, a port that cannot be bound, or snapshots of another job.
+            ConfigurationError: a setting is invalid, the port cannot be bound, or the snapshots belong to another job.
             SnapshotError: the snapshots cannot be read.
-            OwnershipLostError: other servers have claimed them at the same moments.
-            DeadlineError: the process did not come up, or stood still while it read, more than once.
+            OwnershipLostError: other servers claimed the checkpoint at the same moments.
+            DeadlineError: the process did not start, or was suspended while it read, more than once.
         """
         for attempts_left in reversed(range(_ATTEMPTS if self.settings.checkpoint else 1)):
             try:
@@ -206,7 +206,7 @@ class ServerProcess:
             try:
                 self._launch(self._request.again(self._epoch, self._incarnation, self.address.port))
                 return
-            except _PortTakenError:  # the system may use the port for an outgoing connection for a moment
+            except _PortTakenError:  # the system may have assigned the port to an outgoing connection for a moment
                 if not backoff.pause():
                     raise
 
@@ -239,7 +239,7 @@ class ServerProcess:
         return self._started_child.exit_code
 
     def exited(self, timeout: float) -> bool:
-        """Return whether the process has ended, or does so within ``timeout`` seconds."""
+        """Wait for up to ``timeout`` seconds; return whether the process has ended."""
         return self._started_child.wait(timeout)
 
     @property
@@ -264,7 +264,7 @@ class ServerProcess:
             child.wait(_END)
         child.close()
         if self._log_reader is not None:
-            self._log_reader.join(_END)  # it has read to the end then
+            self._log_reader.join(_END)
 
     def _read_log(self, child: Child) -> None:
         for line in child.errors():
@@ -276,14 +276,14 @@ class ServerProcess:
                 else:
                     self._events.add(record, "server")
                     handle(record)
-            except Exception:  # noqa: BLE001 - a handler's or a filter's: without a reader the server would stand still
+            except Exception:  # noqa: BLE001 - of a log handler; without a reader, the server would block
                 traceback.print_exc()
 
 
 def spawn_server(world: World = REAL) -> Child:
-    """Return a process that has no request yet; it ends with this one.
+    """Return a process that waits for a request, and ends when this process does.
 
-    It imports the distkeras that this process has, and nothing from the current directory.
+    It imports the same distkeras as this process, and nothing from the current directory.
     """
     home = str(Path(distkeras.__file__).resolve().parents[1])
     # An empty entry would mean the current directory as well.
@@ -294,13 +294,13 @@ def spawn_server(world: World = REAL) -> Child:
 
 
 def _ask(child: Child, request: StartRequest) -> StartReport:
-    """Return the report of a new process on ``request``."""
+    """Send ``request`` to a new process, and return its report."""
     try:
         child.write(request.to_json().encode() + b"\n")
     except BrokenPipeError:
         raise ServerLostError("the parameter server ended before it had started. See its log above") from None
     report = StartReport(loading=True)
-    while report.loading:  # it reads, however long that takes
+    while report.loading:  # each such report shows that it is still reading its snapshot
         try:
             line = child.line(_START)
         except TimeoutError:

@@ -1,10 +1,10 @@
-"""The groups of a job: which workers are in one, and which of them is its relay.
+"""The groups of a job: which workers belong to each group, and which of them is its relay.
 
-A worker announces itself before it pulls, and again whenever it has joined again. At the beginning of a job the answer
-waits until all workers have announced themselves, so that every group is complete; later it comes at once. The relay of
-a group stays the same as long as it holds its lease and no worker reports it lost; after that, the first worker to
-announce itself is the next one. A relay that is not one any more finds that out at its next commit, which is refused. A
-relay also announces itself to learn which of the workers that it waits for are still there.
+A worker announces itself before it pulls, and again after each join. At the beginning of a job the reply waits until
+all workers have announced themselves, so that every group is complete; later it is sent at once. The relay of a group
+stays the same as long as it holds its lease and no worker reports it lost; after that, the next worker that announces
+itself becomes the relay. The next commit of a former relay is refused. A relay also announces itself to learn which of
+the workers that it waits for are still connected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RelayGroups:
         self._announced: dict[int, Announce] = {}
         #: The relay of each group, by the group's name.
         self._relays: dict[str, Announce] = {}
-        #: Groups that have had one.
+        #: The names of the groups that have had a relay.
         self._formed: set[str] = set()
 
     def announce(
@@ -38,7 +38,7 @@ class RelayGroups:
 
         Raises:
             LeaseLostError: another attempt has the lease now.
-            DeadlineError: the job begins, and a worker did not come.
+            DeadlineError: the job begins, and another worker did not announce itself in time.
         """
         require_lease()
         worker, deadlines = message.worker, self._settings.deadlines
@@ -75,7 +75,7 @@ class RelayGroups:
             )
 
     def _awaited(self, center: Center) -> set[int]:
-        """Return those that have data left and have not announced themselves, when nothing is committed yet."""
+        """Return the workers that have data left and have not announced themselves; none after the first commit."""
         if center.clock:
             return set()
         finished = {worker for worker, lease in center.leases.items() if lease.finished}
@@ -108,6 +108,6 @@ class RelayGroups:
 
 
 def _holds(center: Center, announced: Announce) -> bool:
-    """Return whether a worker is connected, has data left, and the lease of the attempt that has announced itself."""
+    """Return whether the announced attempt holds the partition's lease, is connected, and has data left."""
     lease = center.leases.get(announced.worker)
     return lease is not None and lease.connected and not lease.finished and lease.attempt == announced.attempt

@@ -1,12 +1,13 @@
-"""The members of a job whose workers exchange with each other: who they are, and their commits, which count together.
+"""The members of a job whose workers exchange with each other, and their commits, which are applied together.
 
 Rules:
 
-1. A membership is complete when every worker has announced itself. It is over as soon as one of them announces itself
-   again, or another attempt takes its partition over. Then all have to announce themselves, and the next one begins.
-2. A worker keeps its place, wherever a later attempt of it runs.
-3. A round's commits are applied together, when the last one is there, in the order of the workers. Those that wait when
-   a membership ends are not applied: their workers take the round's steps again. So a round counts for all or for none.
+1. A membership is complete when every worker has announced itself. It ends when one of them announces itself again, or
+   another attempt takes its partition over. Then all must announce themselves again, for the next membership.
+2. A worker keeps its place, even if a later attempt runs on another host.
+3. A round's commits are applied together, when the last one has arrived, in the order of the workers. Commits that wait
+   when a membership ends are not applied: their workers take the round's steps again. So a round is applied for all
+   workers or for none.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from distkeras.ps.rules.daso import Daso
 from distkeras.ps.server.job_state import JobCondition
 from distkeras.ps.settings import ServerSettings
 
-#: Memberships in a row that the same attempts may lose before they have ended a round.
+#: How many memberships in a row the same attempts may lose without completing a round.
 MOST_LOST = 5
 
 
 class Waiter(Protocol):
-    """A session, as far as a wait for others needs it."""
+    """A session, as a wait for other workers needs it."""
 
     def hung_up(self) -> bool:
         """Return whether the peer has closed its end."""
@@ -37,7 +38,7 @@ class Waiter(Protocol):
 
 @dataclass(eq=False)
 class _Held:
-    """A commit that waits for those of the other workers; ``applied`` is None until its fate is known."""
+    """A commit that waits for those of the other workers; ``applied`` is None until it is applied or discarded."""
 
     commit: Commit
     parts: Sequence[Buffer]
@@ -46,24 +47,24 @@ class _Held:
 
 
 class Rendezvous:
-    """Where the members of a job find each other, and where their commits wait for each other.
+    """Gathers the members of a job, and holds their commits until a round is complete.
 
     Args:
         changed: the job's lock, which the caller of each method holds.
-        seconds_silent: returns for how long a worker has given no sign of life.
+        seconds_silent: returns for how many seconds a worker has sent nothing.
     """
 
     def __init__(self, settings: ServerSettings, changed: JobCondition, seconds_silent: Callable[[int], float]) -> None:
         self._settings, self._changed, self._seconds_silent = settings, changed, seconds_silent
-        #: The announcements of the present membership, complete or not; and those whose answer is still to come.
+        #: The announcements of the current membership, complete or not; and those that are not answered yet.
         self._announced: dict[int, Announce] = {}
         self._unanswered: dict[int, Announce] = {}
-        #: The answer to all; None while the membership is not complete.
+        #: The reply to all announcements; None until the membership is complete.
         self._members: Members | None = None
-        #: The node of each worker, as it was when the first membership was complete.
+        #: The node of each worker in the first complete membership.
         self._nodes: dict[int, str] = {}
         self._held: dict[int, _Held] = {}
-        #: Attempts and clock of the latest membership, and how many in a row have had the same.
+        #: Attempts and clock of the latest membership, and how many memberships in a row had the same.
         self._latest: tuple[dict[int, int], int] = {}, -1
         self._repeated = 0
 
@@ -77,8 +78,8 @@ class Rendezvous:
 
         Raises:
             LeaseLostError: another attempt has the lease now.
-            ConfigurationError: the rule has no peers, or nodes of unequal size.
-            MemberLostError: a worker was lost, and no successor has come; the job ends.
+            ConfigurationError: the rule has no peers, or the nodes differ in size.
+            MemberLostError: a worker was lost, and no later attempt has joined; the job ends.
             DeadlineError: a worker did not read its rows in time.
         """
         rule, worker = self._settings.rule, message.worker
@@ -88,7 +89,7 @@ class Rendezvous:
         known = self._announced.get(worker)
         if self._members is not None:
             if not self._members.places or (known and (known.attempt, known.port) == (message.attempt, message.port)):
-                return self._members  # only the answer to the first announcement was lost
+                return self._members  # the worker announces itself again because the reply was lost
             self._end_membership()
         self._announced[worker] = self._unanswered[worker] = message
         self._changed.notify_all()
@@ -108,7 +109,7 @@ class Rendezvous:
         return self._members
 
     def _gather(self, peer: Waiter, center: Center, worker: int) -> None:
-        """Wait until the membership can be completed, or is."""
+        """Wait until every worker has announced itself, or the membership is complete, or the job ends early."""
         deadlines, changed = self._settings.deadlines, self._changed
         changed.require(
             lambda: not center.scheduler.missing(),
@@ -136,7 +137,7 @@ class Rendezvous:
             )
 
     def _absent(self, center: Center) -> list[int]:
-        """Return the workers that have neither announced themselves nor are there to do so."""
+        """Return the workers that have not announced themselves and are not connected."""
         longest = self._settings.deadlines.lease
         leases = {worker: center.leases.get(worker) for worker in range(center.workers)}
         return [
@@ -147,7 +148,7 @@ class Rendezvous:
         ]
 
     def _give_up(self, center: Center, lost: Sequence[int], why: str) -> None:
-        """End the job, for ``lost`` workers cannot be replaced."""
+        """End the job with a MemberLostError, because ``lost`` workers were not replaced."""
         lease = center.leases.get(lost[0]) if lost else None
         error = MemberLostError(
             f"workers {list(lost)}, which exchange with others, were lost in epoch {lease.epoch if lease else 0}, and "
@@ -160,19 +161,19 @@ class Rendezvous:
 
     def _complete(self, center: Center, rule: Daso) -> None:
         if center.stopping is not None:
-            self._members = Members("", 0, 0)  # to all: none trains
+            self._members = Members("", 0, 0)  # the reply that asks all workers to leave
         else:
-            placed = {
-                worker: replace(one, node=self._nodes.get(worker, one.node)) for worker, one in self._announced.items()
-            }
+            # A worker stays in its first node, even if a later attempt runs on another host.
+            nodes = {worker: self._nodes.get(worker, sent.node) for worker, sent in self._announced.items()}
+            placed = {worker: replace(sent, node=nodes[worker]) for worker, sent in self._announced.items()}
             self._members = membership(placed, rule.nodes, whole=self._settings.authenticate_vectors)
-            self._nodes = {worker: one.node for worker, one in placed.items()}
+            self._nodes = nodes
             self._require_progress(center)
         self._changed.notify_all()
 
     def _require_progress(self, center: Center) -> None:
-        """End the job if the same attempts have lost each other again and again since the last round."""
-        latest = {worker: one.attempt for worker, one in self._announced.items()}, center.clock
+        """End the job if the same attempts have lost each other more than `MOST_LOST` times since the last round."""
+        latest = {worker: sent.attempt for worker, sent in self._announced.items()}, center.clock
         self._repeated = self._repeated + 1 if latest == self._latest else 0
         self._latest = latest
         if self._repeated > MOST_LOST:
@@ -180,10 +181,10 @@ class Rendezvous:
             self._give_up(center, sorted(self._announced), why)
 
     def joined(self, worker: int, attempt: int) -> None:
-        """Note that ``attempt`` holds the lease of ``worker``'s partition, over a new connection.
+        """Record that ``attempt`` holds the lease of ``worker``'s partition, over a new connection.
 
-        Another attempt is a member no more; and what came over an older connection is not applied any more, so that the
-        answer to the worker says for good where its partition stands.
+        If it is another attempt than before, the membership ends. A held commit from an older connection is discarded,
+        so that the progress in the reply to the worker is final.
         """
         held = self._held.pop(worker, None)
         if held is not None:
@@ -198,7 +199,7 @@ class Rendezvous:
             announced.pop(worker, None)
 
     def _end_membership(self) -> None:
-        """Begin to gather the next one, among those that have no answer yet, and apply nothing of what is held."""
+        """End the membership, and discard the held commits; unanswered announcements count for the next one."""
         self._members, self._announced = None, dict(self._unanswered)
         for held in self._held.values():
             held.applied = False
@@ -206,10 +207,10 @@ class Rendezvous:
         self._changed.notify_all()
 
     def commit(self, peer: Waiter, center: Center, commit: Commit, parts: Sequence[Buffer], arrived: float) -> bool:
-        """Do what `Center.commit` does, together with the commits of all others, once they are there.
+        """Apply the commit with `Center.commit`, together with those of all other workers, once all have arrived.
 
         Raises:
-            MemberLostError: a worker was lost before, or has not come in time, and none of them is applied.
+            MemberLostError: another worker was lost, or its commit did not arrive in time; no commit is applied.
         """
         if not center.is_next(commit, len(parts)):
             return False
@@ -220,7 +221,6 @@ class Rendezvous:
         try:
             if self._held.keys() >= center.scheduler.active:
                 self._apply(center)
-            # Another one may have waited for a member that does not respond, and will say so.
             timeout = self._settings.deadlines.reply
             if not self._changed.wait_while_running(lambda: own.applied is not None, timeout, peer.hung_up):
                 self._end_membership()
@@ -233,8 +233,8 @@ class Rendezvous:
 
     def _apply(self, center: Center) -> None:
         held, self._held = self._held, {}
-        for _, one in sorted(held.items()):
-            one.applied = center.commit(one.commit, one.parts, one.arrived)
+        for _, waiting in sorted(held.items()):
+            waiting.applied = center.commit(waiting.commit, waiting.parts, waiting.arrived)
         self._changed.notify_all()
 
     def _cut(self, commit: Commit) -> MemberLostError:
@@ -250,11 +250,11 @@ def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: b
 
     Args:
         announced: each worker's announcement, by its number from 0 on.
-        nodes: how many nodes to make of them, in the order of the workers; None: one of each machine.
-        whole: whether tags cover the long vectors between members.
+        nodes: the number of nodes, filled in the order of the workers; None: one node for each host.
+        whole: whether authentication tags also cover the long vectors between members.
 
     Raises:
-        ConfigurationError: the nodes would not be equally large.
+        ConfigurationError: the nodes differ in size.
     """
     workers = sorted(announced)
     if nodes is not None and len(workers) % nodes:
@@ -272,4 +272,4 @@ def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: b
         )
     ranks = [worker for members in by_node.values() for worker in members]
     places = [announced[worker].line for worker in ranks]
-    return Members("\n".join(places), len(by_node), max(one.batches for one in announced.values()), whole)
+    return Members("\n".join(places), len(by_node), max(sent.batches for sent in announced.values()), whole)

@@ -1,6 +1,6 @@
 """The parameter server: a listener, and a thread for each connection, around a `Dispatcher`.
 
-Nothing is answered before its sender has proved that it holds the job's key.
+A peer must prove that it holds the job's key before any of its requests is answered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-#: Errors found here that end the job, and not only the request they answer.
+#: Errors that end the whole job, not only the request.
 _ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError, NodeError)
 
 
@@ -49,8 +49,8 @@ class Session:
     Args:
         name: the peer's address and port, for the log.
         channel: to the peer; the session owns it.
-        vectors: what ``channel`` receives commits into.
-        pending: the connection, as admission control knows it.
+        vectors: the memory into which ``channel`` receives commits.
+        pending: the connection, as admission control sees it.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Session:
         self._admission, self._dispatcher, self._deadlines = server.admission, server.dispatcher, server.deadlines
         self._now = channel.world.monotonic
         self.thread = channel.world.thread(self._run, f"ps-{name}")
-        # What the dispatcher knows of a `Peer`.
+        # The attributes of a `Peer`.
         self.lease: tuple[int, int] | None = None
         self.active_at, self.asking = self._now(), False
 
     def start(self) -> None:
-        """Begin to serve; end the session where the system has no thread for it."""
+        """Begin to serve; end the session if the system cannot start a thread."""
         try:
             self.thread.start()
         except RuntimeError as error:
@@ -77,7 +77,7 @@ class Session:
         return self.channel.hung_up()
 
     def share(self, slots: SharedSlots | None) -> None:
-        """Find and leave the vectors of messages in ``slots``; None: no longer."""
+        """Exchange vectors through ``slots`` from now on; None: over the connection."""
         self.channel.connection.share(slots)
         self.vectors.slots = slots
 
@@ -87,13 +87,13 @@ class Session:
             self.channel.handshake(self._deadlines.handshake, lambda: self._admission.admit(self._pending))
             while self._serve_one():
                 pass
-        except (DistkerasError, OSError, MemoryError) as failure:  # the peer sends again what was not answered
+        except (DistkerasError, OSError, MemoryError) as failure:  # the peer repeats an unanswered request
             error = failure
         finally:
             self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        """Close the connection; ``error`` is why, unless the peer hung up in good order."""
+        """Close the connection; ``error`` is the reason, None if the peer closed it in good order."""
         if error is not None:
             closing = self._dispatcher.changed.closing
             refused = not self._pending.admitted or isinstance(error, RemoteProtocolError)
@@ -108,14 +108,14 @@ class Session:
                     error,
                 )
         self.vectors.drop()
-        self.share(None)  # the session may be known as the last holder of a lease for long
+        self.share(None)  # release the memory now: `LeaseConnections` may refer to this session for a long time
         self.channel.close()
         self._admission.leave(self._pending)
         self._server.remove(self)
         self._dispatcher.disconnected(self)
 
     def _serve_one(self) -> bool:
-        """Answer one request; return False where the connection ends after it."""
+        """Answer one request; return False if the connection must end after it."""
         self.channel.connection.set_limits(self._dispatcher.limits())
         message = self.channel.receive(self._deadlines.silence, f"a request of {self.name}")
         if isinstance(message, EndOfStream):
@@ -130,14 +130,14 @@ class Session:
         try:
             self.channel.send(reply)
         finally:
-            if isinstance(message, Goodbye):  # not before the answer is sent: the server's end closes this connection
+            if isinstance(message, Goodbye):  # after the reply is sent, because the server then closes this connection
                 self._dispatcher.changed.release()
         self.active_at = self._now()
         self.vectors.drop()
         return True
 
     def _send_fault(self, message: Message, error: DistkerasError) -> bool:
-        """Return False where the connection ends after it."""
+        """Send ``error`` to the peer; return False if the connection must end after it."""
         ends_job = isinstance(error, _ENDS_JOB)
         if ends_job and error.remote_traceback is None:
             error.remote_traceback = traceback.format_exc()
@@ -160,11 +160,11 @@ class Session:
             center = self._dispatcher.center
             corrupt = center is not None and center.corrupt
             if isinstance(error, (OSError, MemoryError)) and not corrupt:
-                raise  # the connection ends, and the peer sends again what was not applied
+                raise  # the connection ends, and the peer repeats the request
             typed = sorted_error(error)
             if isinstance(typed, NodeError):
                 raise self._dispatcher.corrupted(typed) from error
-            # A rule's mistake, or ours. Unanswered, the worker would only see a lost connection, and try again.
+            # A defect of a rule or of this server. Without a reply, the worker would retry forever.
             raise LocalProtocolError(
                 f"a {type(message).__name__} must be answered. Received: {type(error).__name__}: {error}",
                 worker=getattr(message, "worker", None),
@@ -175,14 +175,14 @@ class Session:
 class ParameterServer:
     """The server of one job's center.
 
-    The constructor binds the port, so that a taken port is an error there and `address` is known at once. The server
-    serves from `start` (or ``with``) to `close`. The center exists from the driver's `Publish` on.
+    The constructor binds the port, so that a taken port raises an error there and `address` is known at once. The
+    server serves from `start` (or ``with``) to `close`. The center exists once the driver has published it.
 
     Args:
         key: the job's key, 32 bytes.
         context: encrypts every connection (`tls.server_context`); None: plain.
         incarnation, snapshots, restored: see `Dispatcher`.
-        listener: a port that is bound already; None: this binds the one of ``settings``.
+        listener: a port that is bound already; None: the constructor binds the port of ``settings``.
 
     Raises:
         OSError: the port cannot be bound.
@@ -203,7 +203,7 @@ class ParameterServer:
         self._key, self._context = key, context
         self._world, self._snapshots = world, snapshots
         self.deadlines = settings.deadlines
-        self._whole = settings.authenticate_vectors and context is None  # TLS has authenticated all there is
+        self._whole = settings.authenticate_vectors and context is None  # TLS authenticates all bytes itself
         #: Admission control: the connections that are accepted, and the refused ones.
         self.admission = AdmissionControl(world=world)
         self.dispatcher = Dispatcher(
@@ -234,7 +234,7 @@ class ParameterServer:
 
     @property
     def corrupt(self) -> bool:
-        """Return whether the center is applied in part: the server must be started again from its latest snapshot."""
+        """Return whether a commit was applied in part: the server must be restarted from its latest snapshot."""
         return self.dispatcher.changed.corruption is not None
 
     @property
@@ -254,12 +254,12 @@ class ParameterServer:
             return list(self._sessions)
 
     def wait_for_news(self, seconds: float) -> None:
-        """Return when something has changed, such as `over` and `corrupt`, and after ``seconds`` at the latest."""
+        """Wait for a change, such as of `over` or `corrupt`, for ``seconds`` at most."""
         with self.dispatcher.changed:
             self.dispatcher.changed.wait(seconds)
 
     def announce(self, place: Mapping[str, Any]) -> None:
-        """Write this server's place into the checkpoint's directory: see `SnapshotDirectory.announce`."""
+        """Write this server's address into the checkpoint's directory: see `SnapshotDirectory.announce`."""
         if self._snapshots is None:
             raise LocalProtocolError(
                 "a server that workers find through the checkpoint needs a `checkpoint`. Received: none"
@@ -271,7 +271,7 @@ class ParameterServer:
         self._acceptor.start()
 
     def close(self) -> None:
-        """Close port and connections, wait for the threads, and take a last snapshot; DeadlineError if one hangs."""
+        """Close port and connections, join the threads, take a last snapshot; raise DeadlineError if a thread hangs."""
         self.dispatcher.changed.close()
         sessions = self.sessions
         self._listener.close()
@@ -294,7 +294,7 @@ class ParameterServer:
                     return
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
-                # Out of descriptors, or a peer that hung up before its turn: later connections are still accepted.
+                # The process is out of descriptors, or the peer hung up early: later connections are still accepted.
                 self.admission.evict_oldest()
                 continue
             session = self._make_session(stream, host, port)
@@ -306,7 +306,7 @@ class ParameterServer:
             session.start()
 
     def _make_session(self, stream: Stream, host: str, port: int) -> Session:
-        """Wait until there is room for it."""
+        """Return a session for ``stream``, once admission control has room for it."""
         vectors = PeerVectors(self.dispatcher.states)
         connection = Connection(
             server=True,

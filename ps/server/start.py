@@ -22,7 +22,7 @@ from distkeras.ps.transport.tls import Certificate, server_context
 from distkeras.ps.world.streams import Listener
 from distkeras.ps.world.world import REAL, World
 
-#: Seconds from one report of a server that reads its snapshots to the next.
+#: Seconds between two reports of a server that is reading its snapshot.
 _LOADING_SECONDS = 1.0
 
 
@@ -33,8 +33,8 @@ class StartRequest:
     Args:
         key: the job's key, 32 bytes.
         certificate: encrypts every connection; None: plain.
-        mode: how it begins where an earlier server may have left snapshots.
-        job: JSON-ready values that a job which resumes must share with the one that was saved.
+        mode: the start mode, if an earlier server may have left snapshots.
+        job: JSON-ready values that a job which resumes must share with the saved job.
         token: 8 hexadecimal digits that identify the job's claims to its checkpoint.
     """
 
@@ -46,16 +46,16 @@ class StartRequest:
     token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     def again(self, epoch: int, after: int, port: int | None = None) -> StartRequest:
-        """Return the request for a server that replaces this one; ``port`` is where it must listen, if that is given.
+        """Return the request for a server that replaces this one, at ``port`` if that is given.
 
-        Every later request of a job is made here, so that it differs from the first one in these values alone.
+        Every later request of a job is made here, so that it differs from the first one only in these values.
         """
         settings = self.settings if port is None else dataclasses.replace(self.settings, port=port)
         mode = dataclasses.replace(self.mode, epoch=epoch, after=after)
         return dataclasses.replace(self, settings=settings, mode=mode)
 
     def address_at(self, host: str, port: int) -> Address:
-        """Return the address of the server of this request, for its clients."""
+        """Return the address for the clients of this request's server, which listens at ``host`` and ``port``."""
         return Address(host, port, self.key, "" if self.certificate is None else self.certificate.certificate)
 
     def to_json(self) -> str:
@@ -92,13 +92,13 @@ class ResumePoint:
     Args:
         clock: commits applied.
         incarnation: of the server that restored it.
-        exact: every partition continues exactly where it was. Else the number of workers was another one, and all
-            begin with ``epoch``; rows of it that had been committed before count once more.
+        exact: every partition continues exactly after its last commit. Else the number of workers has changed, and all
+            partitions begin with ``epoch``; rows of that epoch that were committed before are trained on again.
         epoch: the first epoch of this job; 0 if ``exact``.
-        began_clock, began_epoch: where the job's present partitions began, in this job or in one before; 0 if the
-            number of workers was never another one.
-        row_sum: the sum over all rows (`snapshot.sum_of_rows`), if that must be compared; None: each partition compares
-            its own, or the sum is not known.
+        began_clock, began_epoch: clock and epoch at which the current partitions began, in this job or an earlier one;
+            0 if the number of workers has never changed.
+        row_sum: the sum over all rows (`snapshots.sum_of_rows`), if the driver must compare it; None: each partition
+            compares its own rows, or the sum is not known.
     """
 
     clock: int
@@ -112,18 +112,18 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class StartReport:
-    """What a server's process reports to its driver once it is up, or cannot start.
+    """The report of a server's process to its driver: it is up, or cannot start.
 
     Args:
         host, port: where it listens.
-        resumed: what it restored; None: the job begins.
+        resumed: the progress that it restored; None: the job begins.
         error: why it cannot start; empty: it is up.
         port_taken: another process has the port.
-        code: which of `errors.ERRORS` that error is; -1: none of them.
+        code: the position of the error's type in `errors.ERRORS`; -1: it is not in there.
         incarnation: the server's number, which rises with each restart.
         epoch: the epoch of the job's claims to its checkpoint; 0: it has none.
-        loading: the server is still reading its snapshot; there is nothing else to report.
-        ended: there is nothing to serve: another server of the same job has served it to its end.
+        loading: the server is still reading its snapshot; the other fields are not set.
+        ended: another server of the same job has served it to its end.
     """
 
     host: str = ""
@@ -162,17 +162,17 @@ def build_server(
     listener: Listener | None = None,
     attempt: int | None = None,
 ) -> tuple[ParameterServer, StartReport]:
-    """Return a server that has its port, and its center if there is a snapshot of it; it does not serve yet.
+    """Return a server with a bound port, and with a center if it restored one; it does not serve yet.
 
     Args:
         record_activity: called after each piece of a snapshot that was read.
-        listener: its port, if that is bound already: the claim to the checkpoint names it.
+        listener: the port, if it is bound already; the claim to the checkpoint then names it.
         attempt: see `Ownership.write`.
 
     Raises:
-        ConfigurationError: a setting that cannot work, or snapshots of another job.
+        ConfigurationError: a setting is invalid, or the snapshots belong to another job.
         SnapshotError: the snapshots cannot be read.
-        OwnershipLostError: another server owns them now.
+        OwnershipLostError: another server owns the checkpoint.
         OSError: the port cannot be bound.
     """
     settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
@@ -222,16 +222,16 @@ def serve(
     world: World = REAL,
     require_driver: Callable[[], None] = lambda: None,
 ) -> int:
-    """Build the server in its process, report how that ended, and serve until ``until_done`` returns.
+    """Build the server in its process, report the outcome, and serve until ``until_done`` returns.
 
     Args:
-        make_request: returns what must be served.
+        make_request: returns the request for the server.
         send_report: receives the reports, until the server is up.
-        until_done: returns the process' exit status when it must end.
-        require_driver: raises a DistkerasError if the driver has ended: this server must not claim the snapshots then.
+        until_done: waits until the process must end, and returns its exit status.
+        require_driver: raises a DistkerasError if the driver has ended; then this server must not claim the checkpoint.
 
     Returns:
-        The process' exit status: 2, or what ``until_done`` returned.
+        The process' exit status: 2 if the server cannot start, else the result of ``until_done``.
     """
     reported_at, starting = world.monotonic(), True
 

@@ -15,7 +15,7 @@ from distkeras.ps.server.job_state import JobCondition
 
 
 class TableRequests:
-    """Takes the initial rows in before the center is made, and sends rows.
+    """Collects the initial rows before the center is made, and sends rows.
 
     Args:
         shapes: of the tables.
@@ -23,13 +23,13 @@ class TableRequests:
 
     def __init__(self, shapes: Sequence[TableShape], changed: JobCondition) -> None:
         self._changed = changed
-        #: What the center is to be made with; their memory is the system's to give when rows are written.
+        #: The tables of the new center; the system allocates their memory when rows are written.
         self.tables = tuple(make_table(shape) for shape in shapes)
-        #: How many rows of each have come, from the first one on.
+        #: How many rows of each table have arrived, from the first one on.
         self._published = [0] * len(self.tables)
 
     def require_complete(self) -> None:
-        """Raise a RemoteProtocolError unless all rows of all tables have come."""
+        """Raise a RemoteProtocolError unless all rows of all tables have arrived."""
         for table, published in zip(self.tables, self._published, strict=True):
             if published < table.shape.rows and not table.shape.partial:
                 raise RemoteProtocolError(
@@ -38,7 +38,7 @@ class TableRequests:
                 )
 
     def publish(self, center: Center | None, message: PublishRows) -> Message:
-        """Take rows in; a ``center`` that is there already, published or restored, has all of them."""
+        """Store the rows, unless a published or restored ``center`` already has them."""
         table = self._table(message.table)
         shape, end = table.shape, message.start + message.rows.size // table.shape.width
         with self._changed:
@@ -59,7 +59,7 @@ class TableRequests:
             return RowsPublished(end)
 
     def inspect(self, require_center: Callable[[], Center], message: InspectRows) -> Message:
-        """Return a copy of rows, as they are now."""
+        """Return a copy of the present rows."""
         shape, count = self._table(message.table).shape, message.count
         end = message.start + count
         if not 0 <= message.start < end <= shape.rows or count > block_rows(shape):
@@ -83,10 +83,10 @@ class TableRequests:
 
 
 def rows_to_inspect(tables: Sequence[Table], message: Inspect) -> tuple[Ids, ...]:
-    """Return which rows a driver is sent with the center, table by table; of no table, if it asks for none.
+    """Return the rows that a driver is sent with the center, table by table; an empty tuple if it requests none.
 
     Raises:
-        RemoteProtocolError: it wants what are no rows of a table whose touched rows alone are kept.
+        RemoteProtocolError: ``wants`` must have one array for each table, and name rows only of partial tables.
     """
     if message.moved_after < 0 and not message.wants:
         return ()
@@ -109,7 +109,7 @@ def rows_to_inspect(tables: Sequence[Table], message: Inspect) -> tuple[Ids, ...
 
 
 def _put(table: PartialTable, message: PublishRows) -> None:
-    """Take touched rows in; raise a RemoteProtocolError unless each is a row of the table, and there once."""
+    """Store touched rows; raise a RemoteProtocolError if one is out of range or occurs twice."""
     ids, rows = message.ids, message.rows.reshape(-1, table.shape.width)
     if len(ids) != len(rows) or ids.min() < 0 or ids.max() >= table.shape.rows:
         raise RemoteProtocolError(
@@ -125,6 +125,6 @@ def _put(table: PartialTable, message: PublishRows) -> None:
 
 
 def bytes_of_rows(shapes: Sequence[TableShape]) -> int:
-    """Return the most bytes of row numbers and rows in one commit."""
+    """Return the largest number of bytes of row numbers and rows in one commit."""
     ids = sum(2 * shape.most for shape in shapes)
     return np.dtype(np.int64).itemsize * ids + np.dtype(np.float32).itemsize * sum(s.most * s.width for s in shapes)

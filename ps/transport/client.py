@@ -28,10 +28,10 @@ from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
 _LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
-#: How often, within `Deadlines.gather`, a client that waits for an answer looks for a server in the place of its own.
-#: The others wait for it no longer than that where a rule needs all workers at once.
+#: How often, within `Deadlines.gather`, a waiting client checks whether another server has replaced its own. Under a
+#: rule that needs all workers at once, the others wait for `Deadlines.gather` at most.
 _LOOKS = 3
-#: Arrays in one frame of the server's, at most: so many say less than a frame's fields may.
+#: The largest number of arrays in a frame of the server.
 _ARRAYS_MAX = 1024
 
 
@@ -60,16 +60,16 @@ class Channel:
         self._look_every = math.inf
 
     def watch(self, replaced: Callable[[], bool], every: float) -> None:
-        """While an answer is awaited, ask ``replaced`` every ``every`` seconds whether another has the peer's place."""
+        """During a wait for a reply, call ``replaced`` every ``every`` seconds; if it is true, the peer is lost."""
         self._replaced, self._look_every = replaced, every
 
     def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
         """Run the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
 
         Raises:
-            AuthenticationError: the peer does not hold the key or the certificate, or a client hung up instead of
-                proving that it does.
-            ServerLostError: the server hung up; it does so to make room, and may accept a later connection.
+            AuthenticationError: the peer does not have the key or the certificate, or a client hung up before it had
+                proved the key.
+            ServerLostError: the server hung up; it may have been full, and accept a later connection.
             DeadlineError: it took longer than ``timeout`` seconds.
             RemoteProtocolError: the peer speaks another protocol.
         """
@@ -84,7 +84,7 @@ class Channel:
             try:
                 _, answer = self.connection.received(count)
             except AuthenticationError:
-                # Sent as an answer: a bare hang-up would also mean that the server has no room.
+                # The refusal is sent, because a mere hang-up would mean that the server is full.
                 with contextlib.suppress(OSError):
                     self._send(self.connection.refusal(), deadline, "the handshake")
                 raise
@@ -114,16 +114,16 @@ class Channel:
         return ServerLostError("the server closed the connection during the handshake")
 
     def send(self, message: Message) -> None:
-        """Send ``message``; raise DeadlineError after ``frame`` seconds, OSError if the connection is gone."""
+        """Send ``message``; raise DeadlineError after ``frame`` seconds, OSError if the connection is lost."""
         self._send(self.connection.send(message), self._now() + self.frame, f"{type(message).__name__} to be sent")
 
     def receive(self, timeout: float, what: str) -> Message | EndOfStream:
-        """Return the next message, ``what`` in errors, whose first byte must come within ``timeout`` seconds.
+        """Return the next message, whose first byte must arrive within ``timeout`` seconds; errors call it ``what``.
 
         Raises:
-            DeadlineError: nothing came in time, or the frame stalled.
-            RemoteProtocolError: the bytes are no frame.
-            OSError: the connection is gone, or another has the peer's place.
+            DeadlineError: nothing arrived in time, or the frame stalled.
+            RemoteProtocolError: the bytes are not a valid frame.
+            OSError: the connection is lost, or another server has replaced the peer.
         """
         deadline = self._now() + timeout
         begun = False
@@ -137,7 +137,7 @@ class Channel:
                 if self._replaced():
                     raise ConnectionResetError("another server has taken its place") from None
                 continue
-            if begun and count == 0:  # no offense against the protocol: the peer died, or its line did
+            if begun and count == 0:  # the peer died or the connection broke, which is not a protocol error
                 raise ConnectionResetError("the peer closed the connection within a frame")
             event, _ = self.connection.received(count)
             if event is not None:
@@ -150,7 +150,7 @@ class Channel:
         return self.stream.gone()
 
     def hang_up(self) -> None:
-        """End the connection from any thread: a blocked call in another one returns, and that one closes."""
+        """End the connection, from any thread; a blocked call of the owner's thread returns, and that closes it."""
         self.stream.shutdown()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class Channel:
         self.stream.close()
 
     def _receive(self, deadline: float, what: str, *, whole: bool = False) -> int:
-        """Fill the connection's spaces; ``whole``: all, unless the deadline or the stream's end comes first."""
+        """Read into the connection's spaces; with ``whole``, fill all of them unless the stream ends first."""
         try:
             return self.stream.read(self.connection.spaces(), self._left(deadline, what), whole)
         except (TimeoutError, BlockingIOError):
@@ -197,10 +197,10 @@ def dial(
     read_ahead: bool = True,
     world: World = REAL,
 ) -> Channel:
-    """Connect to a server and authenticate; where it hangs up to make room, again, until ``deadlines.connect``.
+    """Connect to a server and authenticate; if it hangs up because it is full, retry until ``deadlines.connect``.
 
     Raises:
-        ServerLostError: nothing listens there, or it cannot be reached.
+        ServerLostError: the server cannot be reached.
         AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
     """
     where = f"{address[0]}:{address[1]}"
@@ -251,11 +251,11 @@ class Address:
 
     @property
     def moves(self) -> bool:
-        """Return whether a server that is lost may come back somewhere else."""
+        """Return whether a lost server may be restarted at another host or port."""
         return False
 
     def locate(self, world: World = REAL) -> tuple[str, int]:
-        """Return host and port as they are now; raise a ServerLostError if they are not known."""
+        """Return the present host and port; raise a ServerLostError if they are not known."""
         return self.host, self.port
 
 
@@ -263,7 +263,7 @@ class Client:
     """Request and reply over one channel, which is opened by the first request.
 
     Args:
-        met: the server is known to be at this address: another process found there has its port only while it is away.
+        met: the server is known to be at this address, so another process with its port is treated as a lost server.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class Client:
         self.deadlines = deadlines or Deadlines()
         self.world = world
         self.channel: Channel | None = None
-        #: Bounds on the server's frames; a driver is sent two arrays for each of a job's tables.
+        #: Bounds on the server's frames; a driver receives two arrays for each table.
         self.limits = Limits(arrays=_ARRAYS_MAX)
         self._met = met
         #: Held while a request is in progress.
@@ -281,11 +281,11 @@ class Client:
 
     @property
     def reply_timeout(self) -> float:
-        """Seconds to wait for an answer: longer than the server's own waits, whose errors say more than its silence."""
+        """Seconds to wait for a reply: longer than the server's own waits, because its errors name the reason."""
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
     def _connect(self) -> Channel:
-        """Connect; a stranger at the port is an error of its own only if the server was never met there."""
+        """Connect. If the server was met before, report another process at its port as a ServerLostError."""
         where, certificate = self.address.locate(self.world), self.address.certificate
         context = client_context(certificate) if certificate else None
         try:
@@ -298,7 +298,7 @@ class Client:
                 context=context,
                 world=self.world,
             )
-        except DeadlineError as error:  # the kernel accepts connections for a server that stands still
+        except DeadlineError as error:  # the kernel accepts connections even for a suspended server
             raise ServerLostError(f"the server has not completed the handshake: {error.message}") from error
         except (AuthenticationError, RemoteProtocolError) as error:
             if not self._met:
@@ -310,10 +310,10 @@ class Client:
         return self.channel
 
     def _replaced(self, where: tuple[str, int]) -> bool:
-        """Return whether a server is announced at another place than ``where``."""
+        """Return whether a server is announced at another address than ``where``."""
         try:
             return self.address.locate(self.world) != where
-        except ServerLostError:  # none is up yet, or the announcements cannot be read now: the wait goes on
+        except ServerLostError:  # no new server is announced, or the announcements cannot be read now
             return False
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -326,8 +326,8 @@ class Client:
 
         Raises:
             DistkerasError: the server answered with this error.
-            ServerLostError: the connection is gone.
-            DeadlineError: no answer came in time.
+            ServerLostError: the connection is lost.
+            DeadlineError: no answer arrived in time.
         """
         with self._requesting:
             answer = self.exchange(message, self.reply_timeout if timeout is None else timeout)
@@ -346,16 +346,16 @@ class Client:
         return answer
 
     def exchange(self, message: Message, timeout: float) -> Message:
-        """Send ``message`` and return the answer, also if it is a `Fault`; for one thread at a time."""
+        """Send ``message`` and return the answer, even if it is a `Fault`; for one thread at a time."""
         channel = self.channel or self._connect()
         what = f"the server's answer to {type(message).__name__}"
         try:
             channel.send(message)
             answer = channel.receive(timeout, what)
         except (LocalProtocolError, DeadlineError):
-            self.close()  # what comes next in this stream answers another question
+            self.close()  # a late answer must not be taken for that to the next request
             raise
-        except (RemoteProtocolError, OSError) as error:  # no server sends the former: the stream was changed on the way
+        except (RemoteProtocolError, OSError) as error:  # a RemoteProtocolError here means corrupted bytes
             self.close()
             raise ServerLostError(f"the server has not answered {type(message).__name__}: {error}") from error
         if isinstance(answer, EndOfStream):
@@ -364,12 +364,12 @@ class Client:
         return answer
 
     def lost(self, error: Exception) -> bool:
-        """Return whether the latest request, which raised ``error``, had no answer."""
-        # After a deadline of ours the connection is closed; the server's own comes over one that is open.
+        """Return whether the latest request, which raised ``error``, was not answered."""
+        # A client closes the connection after its own DeadlineError; one that the server sent leaves it open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
     def stands_still(self, error: Exception) -> bool:
-        """Return whether a handshake had no answer: the host accepts connections also for a stopped process."""
+        """Return whether a handshake was not answered: the host accepts connections even for a suspended process."""
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 
     def close(self) -> None:

@@ -55,15 +55,15 @@ class Deadlines:
 
 
 class Backoff:
-    """Pauses that double from ``first`` to ``longest``, until a deadline that begins to run now.
+    """Pauses that double from ``first`` to ``longest``, until a deadline that begins now.
 
-    Each pause is drawn from its upper half, so that callers that failed at the same moment do not all try again at the
-    same moment.
+    Each pause is random, between half and all of its length, so that callers that failed together do not all retry at
+    the same moment.
 
     Args:
         first, longest: the first and the longest pause, in seconds.
         timeout: seconds until the deadline.
-        sleep: waits for so many seconds, or less; None: the world's.
+        sleep: waits for a number of seconds, or less; None: the world's.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Backoff:
         self._deadline = self._began + timeout
 
     def begin_anew(self, most: float) -> None:
-        """Restart the deadline, which passes ``most`` seconds after the very beginning at the latest."""
+        """Restart the deadline; it passes at the latest ``most`` seconds after the construction."""
         self._deadline = min(self._world.monotonic() + self._timeout, self._began + most)
 
     def pause(self) -> bool:

@@ -61,7 +61,7 @@ class DriverClient(Client):
         layouts: Sequence[Layout] = (),
         tables: Sequence[tuple[TableShape, np.ndarray]] = (),
     ) -> None:
-        """Send a `publication`, behind the rows of the ``tables`` (float32 ``(rows, width)``); it may be repeated."""
+        """Send the rows of the ``tables`` (float32 ``(rows, width)``), then a `publication`; idempotent."""
         self.publish_rows(tables)
         self.request(publication(center, moving_statistics, model, layouts), Ack)
 
@@ -86,17 +86,17 @@ class DriverClient(Client):
         return self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
 
     def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> CenterReply:
-        """Return the center as it is now, with the rows that `messages.Inspect` asks for."""
+        """Return the present center, with the rows that `messages.Inspect` requests."""
         return self.request(Inspect(moved_after, wants), CenterReply)
 
     def whole_center(self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()) -> tuple[CenterReply, Vector]:
-        """Return the center as it is now, and one vector: its elements, then those of ``tables``, of one clock.
+        """Return the present center, and a vector of its elements and those of ``tables``, all of the same clock.
 
-        The tables are read in blocks, while workers commit. What they move meanwhile comes with the center.
+        The tables are read in blocks, while workers commit. Rows that move meanwhile are read again with the center.
 
         Args:
-            tables: the first ones of the server, each of which is kept whole.
-            wants: rows of the others, which the reply has behind those of ``tables``; see `messages.Inspect`.
+            tables: the first tables of the server, each of which is kept whole.
+            wants: rows of the other tables, which follow those of ``tables`` in the reply; see `messages.Inspect`.
         """
         while True:
             before = self.center()
@@ -109,24 +109,24 @@ class DriverClient(Client):
             vector[: stops[0]] = reply.center
             for array, ids, rows in zip(arrays, reply.moved, reply.rows, strict=False):  # partial tables follow
                 array[ids] = rows.reshape(-1, array.shape[1])
-            if reply.incarnation == before.incarnation:  # else some blocks may be of another server's clock
+            if reply.incarnation == before.incarnation:  # else some blocks may be those of another server
                 return reply, vector
 
     def table(self, number: int, shape: TableShape, out: np.ndarray | None = None) -> np.ndarray:
         """Return table ``number``, float32 ``(rows, width)``, written into ``out`` if that is given.
 
-        It is read in blocks: while workers commit, they are not of one clock.
+        It is read in blocks, which have different clocks while workers commit.
         """
         out = np.empty((shape.rows, shape.width), np.float32) if out is None else out
-        for asked, answer in self._blocks(number, shape):
-            out[asked.start : asked.start + asked.count] = answer.rows.reshape(asked.count, shape.width)
+        for request, answer in self._blocks(number, shape):
+            out[request.start : request.start + request.count] = answer.rows.reshape(request.count, shape.width)
         return out
 
     def publish_touched(self, number: int, shape: TableShape, blocks: Iterable[tuple[Ids, np.ndarray]]) -> None:
-        """Send rows that table ``number`` begins with, of which the server keeps touched ones alone.
+        """Send the initial touched rows of table ``number``, a partial table.
 
         Args:
-            blocks: row numbers, and the rows, float32 ``(count, width)``, with no row in two of them. They are read
+            blocks: row numbers, and the rows, float32 ``(count, width)``; a row is in one block only. They are read
                 unless the server has restored the table.
         """
         start, step = 0, block_rows(shape)
@@ -134,35 +134,35 @@ class DriverClient(Client):
             for first in range(0, len(ids), step):
                 part = ids[first : first + step]
                 flat = np.ascontiguousarray(rows[first : first + step], np.float32).reshape(-1)
-                done = self.request(PublishRows(number, start, flat, part), RowsPublished).rows
+                published = self.request(PublishRows(number, start, flat, part), RowsPublished).rows
                 start += len(part)
-                if done > start:  # it has restored them
+                if published > start:  # the server has restored the table
                     return
 
     def touched(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray]]:
         """Yield the touched rows of table ``number`` in blocks: their numbers, and float32 ``(count, width)``.
 
-        While workers commit, they are not of one clock.
+        The blocks have different clocks while workers commit.
         """
-        for asked, answer in self._blocks(number, shape):
+        for request, answer in self._blocks(number, shape):
             if len(answer.ids):
                 yield answer.ids, answer.rows.reshape(-1, shape.width)
-            if len(answer.ids) < asked.count:
+            if len(answer.ids) < request.count:
                 return
 
     def _blocks(self, number: int, shape: TableShape) -> Iterator[tuple[InspectRows, TableRows]]:
-        """Yield what is asked for, block by block of table ``number``, and the answer to it."""
+        """Yield the request for each block of table ``number``, and its answer."""
         step = block_rows(shape)
-        asked = (InspectRows(number, start, min(step, shape.rows - start)) for start in range(0, shape.rows, step))
-        return self.read_blocks(asked, block_bytes(shape))
+        requests = (InspectRows(number, start, min(step, shape.rows - start)) for start in range(0, shape.rows, step))
+        return self.read_blocks(requests, block_bytes(shape))
 
     def read_blocks(self, messages: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
-        """Yield each of ``messages`` with the answer to it, of ``nbytes`` bytes at most, in their order."""
+        """Yield each of ``messages``, in order, with its answer of at most ``nbytes`` bytes."""
         for message in messages:
             yield message, self.request(message, TableRows)
 
     def begin_micro_batch(self, stream: str, number: int) -> MicroBatchBegun:
-        """Let partitions begin with a micro-batch, perhaps again; DifferentJobError if another one must come next."""
+        """Begin a micro-batch; idempotent; raise DifferentJobError if another one must come next."""
         return self.request(BeginMicroBatch(stream, number), MicroBatchBegun)
 
     def drain(self, start: int = 0, count: int = 4096) -> Records:
@@ -182,5 +182,5 @@ class DriverClient(Client):
         self.request(Abort(reason), Ack, self.deadlines.handshake)
 
     def goodbye(self) -> None:
-        """End a server that serves until this, the last request."""
+        """End the server; this must be the last request."""
         self.request(Goodbye(), Ack, self.deadlines.handshake)

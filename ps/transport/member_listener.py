@@ -18,10 +18,10 @@ _STRANGERS = 64
 
 
 class MemberListener:
-    """A port, bound by the constructor, and a thread for each connection that comes there after `start`.
+    """A port, bound by the constructor, and a thread for each connection that arrives after `start`.
 
     Args:
-        host: where others reach this worker.
+        host: the address at which others reach this worker.
     """
 
     def __init__(self, host: str, key: bytes, deadlines: Deadlines, world: World = REAL) -> None:
@@ -42,21 +42,21 @@ class MemberListener:
         allocate: Callable[[], Allocate | None] = lambda: None,
         read_ahead: bool = True,
     ) -> None:
-        """Begin to accept.
+        """Begin to accept connections.
 
         Args:
-            take: called in the connection's own thread with the peer's `Hello`; returns whether the channel is the
-                callee's now. It is closed otherwise, and if an error of a connection is raised.
-            most: how many members may be there at a time.
+            take: called in the connection's thread with the peer's `Hello`; returns whether it takes the channel over.
+                Otherwise, and after an error of the connection, the channel is closed.
+            most: how many members may be connected at a time.
             limits, whole, read_ahead: of the connections.
-            allocate: makes what gives memory to the arrays of one connection.
+            allocate: returns the allocator for the arrays of one connection.
         """
 
         def accept() -> None:
             while True:
                 try:
                     stream, _, _ = self._listener.accept()
-                except OSError:  # `close`; after any other one, who does not get in is missed by deadline
+                except OSError:  # after `close`; after another error, the deadlines of waiting members pass
                     return
                 connection = Connection(
                     server=True,
@@ -74,23 +74,23 @@ class MemberListener:
     def _admit(self, stream: Stream, connection: Connection, take: Callable[[Hello, Channel], bool], most: int) -> None:
         channel = Channel(stream, connection, frame=self._deadlines.frame, world=self._world)
         with self._lock:
-            crowded = self._closed or len(self._pending) >= most + _STRANGERS
-            if not crowded:
+            refused = self._closed or len(self._pending) >= most + _STRANGERS
+            if not refused:
                 self._pending.add(channel)
-        if crowded:
+        if refused:
             channel.close()
         else:
             self._world.thread(partial(self._meet, channel, take), "member-handshake").start()
 
     def _meet(self, channel: Channel, take: Callable[[Hello, Channel], bool]) -> None:
-        """Let ``channel``'s peer prove the key and say who it is; one that does not is hung up on."""
+        """Authenticate the peer of ``channel``, receive its `Hello`, and call ``take``; close the channel otherwise."""
         taken = False
         try:
             channel.handshake(self._deadlines.handshake)
             hello = channel.receive(self._deadlines.handshake, "a member's Hello")
             taken = isinstance(hello, Hello) and take(hello, channel)
         except (DistkerasError, OSError):
-            taken = False  # a stranger, or one whose connection broke: a member that is missing is found by its peers
+            taken = False  # not a member, or a broken connection; other members detect a missing member
         finally:
             with self._lock:
                 self._pending.discard(channel)
@@ -98,7 +98,7 @@ class MemberListener:
                 channel.close()
 
     def close(self) -> None:
-        """Close the port, and hang up on all that `start` has not handed over; may be called again."""
+        """Close the port, and hang up on all connections in their handshake; idempotent."""
         with self._lock:
             self._closed = True
             pending = [*self._pending]

@@ -1,16 +1,16 @@
 """The connections between the members of a job whose workers exchange with each other, and their sums.
 
-A member is known by its rank, ``node * devices + device``. Each connection is authenticated with the job's key, as one
-to the server is. Rules:
+A member is identified by its rank, ``node * devices + device``. Each connection is authenticated with the job's key,
+like those to the server. Rules:
 
-1. Every sum adds its terms up in the order of the ranks, so a result does not depend on which one came first.
-2. Every message names its purpose and its step, and one that is not the expected one is an error.
-3. Every wait has a deadline. A member that hangs up, or does not respond in time, is a `MemberLostError`, which
-   names it. Its finder hangs up on all others, so that all find it; then all announce themselves to the server again,
-   and connect again (`server.rendezvous`). Members leave after the same round of the server, so none waits for one that
-   has left in good order.
-4. The first member of a node shares memory with each of the others, where that works: gradients and their sums do not
-   travel then (`shared_slots`). Between two others, which seldom exchange, it would cost more than it saves.
+1. Every sum adds its terms in the order of the ranks, so the result does not depend on the order of arrival.
+2. Every message names its purpose and its step, and an unexpected message is an error.
+3. Every wait has a deadline. If a member hangs up, or does not respond in time, a `MemberLostError` names it. The
+   member that detects the loss hangs up on all others, so that all of them detect it; then all announce themselves to
+   the server again, and connect again (`server.rendezvous`). Members leave after the same round of the server, so no
+   member waits for one that has left in good order.
+4. The first member of a node shares memory with each of the others, if possible: then gradients and their sums are not
+   sent over the connection (`shared_slots`). Other pairs seldom exchange, and shared memory would not pay.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FRAME_ROOM = 4096
 
 
 class Purpose(enum.IntEnum):
-    """What a `PeerVector` is."""
+    """The purpose of a `PeerVector`."""
 
     GRADIENT = 0
     LOCAL_TOTAL = 1
@@ -59,14 +59,14 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Membership:
-    """The members of a job, from the view of one of them.
+    """The members of a job, as seen by one of them.
 
     Args:
-        places: worker, host and port of each, by rank.
-        nodes: P.
-        rank: this member's.
+        places: worker, host and port of each member, by rank.
+        nodes: the number of nodes, P.
+        rank: this member's rank.
         batches: steps of an epoch.
-        whole: whether tags cover the long vectors.
+        whole: whether authentication tags also cover the long vectors.
     """
 
     places: tuple[tuple[int, str, int], ...]
@@ -77,7 +77,7 @@ class Membership:
 
     @classmethod
     def of(cls, message: Members, worker: int) -> Membership:
-        """Return what ``message`` says to ``worker``; raise a RemoteProtocolError if it makes no sense."""
+        """Return the membership of ``worker`` from ``message``; raise a RemoteProtocolError if it is inconsistent."""
         places = message.rows(worker)
         numbers = [number for number, _, _ in places]
         if worker not in numbers:
@@ -90,12 +90,12 @@ class Membership:
 
     @property
     def worker(self) -> int:
-        """This member's number."""
+        """This member's worker number."""
         return self.places[self.rank][0]
 
     @property
     def devices(self) -> int:
-        """G."""
+        """The number of members of a node, G."""
         return len(self.places) // self.nodes
 
     @property
@@ -116,15 +116,15 @@ class Membership:
 
 
 class MemberLinks:
-    """One member's connections to those that it exchanges with: the members of its node, and those of its group.
+    """One member's connections to the members of its node and to those of its group.
 
-    The constructor binds a port. Then `connect`, when the membership is known; and `close` in any case.
+    The constructor binds a port. Call `connect` when the membership is known, and `close` in any case.
 
     Args:
-        host: where others reach this member.
-        key: the job's.
-        worker, attempt, size: this member's, as in its `Hello`.
-        shared: let the members of a node exchange through memory that both ends map, where that works.
+        host: the address at which others reach this member.
+        key: the job's key.
+        worker, attempt, size: as in this member's `Hello`.
+        shared: let the members of a node exchange through shared memory, if possible.
         deadlines: of every wait.
         world: time, threads and connections.
     """
@@ -146,14 +146,14 @@ class MemberLinks:
         self._shared, self._sizes = shared, SlotSizes(size, parts=1)
         self._limits = Limits(body=4 * size + _FRAME_ROOM)
         self._changed = world.condition()
-        #: Those that have dialed this member, by worker.
+        #: The channels of members that have connected to this one, by worker.
         self._arrived: dict[int, Channel] = {}
         self._closed = False
         self._links: dict[int, Channel] = {}
         self._membership: Membership | None = None
         self._poster: Posting[Vector] | None = None
         self._posted = False
-        #: For a gradient, and for a sum, that is not in memory that another member shares.
+        #: Memory for a gradient and for a sum, if none is shared with another member.
         self._gradient, self._total = np.empty(size, np.float32), np.empty(size, np.float32)
         self._listener = MemberListener(host, key, deadlines, world)
         self.address = self._listener.address
@@ -166,10 +166,10 @@ class MemberLinks:
         return self._membership
 
     def connect(self, membership: Membership) -> None:
-        """Connect to the others: a member dials those of a lower rank, and waits for those of a higher one.
+        """Connect to the others: a member dials those of a lower rank, and waits for those of a higher rank.
 
         Raises:
-            MemberLostError: one cannot be reached, or does not come in time; this has hung up on all others then.
+            MemberLostError: a member cannot be reached, or does not connect in time; all connections are closed.
         """
         try:
             self._connect(membership)
@@ -209,7 +209,7 @@ class MemberLinks:
             return self._arrived[worker]
 
     def _take(self, hello: Hello, channel: Channel) -> bool:
-        """Keep the channel of a member that is expected; return whether it is kept."""
+        """Keep the channel if its peer is an expected member; return whether it is kept."""
         workers = {worker for worker, _, _ in self.membership.places}
         if hello.worker not in workers or hello.size != self._hello.size:
             return False
@@ -220,14 +220,14 @@ class MemberLinks:
         return kept
 
     def close(self) -> None:
-        """Hang up on all; may be called again, by the thread that exchanges."""
+        """Close all connections; idempotent; for the thread that exchanges."""
         with self._changed:
             self._closed = True
             channels = {*self._links.values(), *self._arrived.values()}
         self._listener.close()
         for channel in channels:
             channel.close()
-            channel.connection.share(None)  # the memory is gone when the vectors that were received are
+            channel.connection.share(None)  # the memory is freed with the last received vector
         if self._poster is not None:
             self._poster.close()
 
@@ -236,7 +236,7 @@ class MemberLinks:
         return self._shared_memory(self.membership.node[:1], self._gradient)
 
     def _shared_memory(self, ranks: Sequence[int], own: Vector) -> Vector:
-        """Return memory for the next vector to the first of ``ranks``; ``own``, if it shares none with this member."""
+        """Return the shared memory for the next vector to the first of ``ranks``; ``own`` if none is shared."""
         link = self._links.get(ranks[0]) if ranks else None
         slots = None if link is None else link.connection.slots
         return own if slots is None else slots.next_vector()
@@ -246,12 +246,12 @@ class MemberLinks:
 
         Args:
             step: the step, over all epochs.
-            gradient: this member's; None: its rows have ended.
-            learning_rate: that of the node's step, if this member is the node's first.
+            gradient: this member's gradient; None: its rows have ended.
+            learning_rate: of the node's step, if this member is the first of its node.
 
         Returns:
-            The sum, which is there until the next step, how many gradients it has (0: none, and the sum is empty), and
-            the learning rate of the first.
+            The sum, valid until the next step; the number of gradients in it (0: the sum is empty); and the learning
+            rate of the node's first member.
         """
         first, *others = self.membership.node
         empty = np.empty(0, np.float32)
@@ -272,7 +272,7 @@ class MemberLinks:
         return total, len(gradients), learning_rate
 
     def post(self, step: int, theta: Vector) -> None:
-        """Begin the sum of the parameters of this member's group, in a thread; ``theta`` must not change meanwhile."""
+        """Begin to sum the parameters of this member's group, in a thread; ``theta`` must not change meanwhile."""
         self.settle(step)
         if self._poster is None:
             self._poster = Posting(self._world, f"member-{self._hello.worker}")
@@ -287,10 +287,10 @@ class MemberLinks:
         return self._poster.outcome()
 
     def settle(self, step: int) -> None:
-        """Wait until the posted sum, if there is one, has ended: the group's connections are this thread's again.
+        """Wait until the posted sum, if any, has ended; then this thread owns the group's connections again.
 
         Raises:
-            MemberLostError: they are lost; without this, a wait at one of them would last until its deadline.
+            MemberLostError: a connection is lost.
         """
         if self._poster is None or not self._posted:
             return
@@ -303,7 +303,7 @@ class MemberLinks:
         self._poster.outcome()
 
     def sum_parameters(self, step: int, theta: Vector, *, cast: bool) -> Vector:
-        """Return the sum of the parameters of this member's group; ``cast``: each through bfloat16 on its way."""
+        """Return the sum of the parameters of this member's group; with ``cast``, they are sent as bfloat16."""
         first, *others = self.membership.group
         if self.membership.rank != first:
             self._send(first, _packed(step, theta) if cast else PeerVector(Purpose.PARAMETERS, step, theta))
@@ -316,7 +316,7 @@ class MemberLinks:
         return total
 
     def hand_down(self, step: int, device: int, vector: Vector | None) -> Vector:
-        """Return ``vector`` of the node's member number ``device``, which gives it to the others of its node."""
+        """Return the ``vector`` of the node's member number ``device``, which sends it to the others of its node."""
         membership = self.membership
         source = membership.node[device]
         if membership.rank != source:
@@ -329,7 +329,7 @@ class MemberLinks:
         return vector
 
     def mean_loss(self, step: int, total: float, samples: float) -> float:
-        """Return the mean loss of the epoch that ends with ``step``, over all members, added up in their order.
+        """Return the mean loss of the epoch that ends with ``step``, over all members, summed in their order.
 
         Args:
             step: the step, over all epochs.
@@ -345,7 +345,7 @@ class MemberLinks:
         return losses.total / losses.samples
 
     def _gather_losses(self, ranks: Sequence[int], own: PeerLoss) -> PeerLoss:
-        """Return the sum at the first of ``ranks``; the others send it theirs."""
+        """Send the losses to the first of ``ranks``; return their sum there, and ``own`` at the others."""
         first, *others = ranks
         if self.membership.rank != first:
             self._send(first, own)
@@ -366,7 +366,7 @@ class MemberLinks:
         return losses
 
     def _vector(self, rank: int, purpose: Purpose, step: int, *, packed: bool = False) -> PeerVector:
-        """Receive the vector that the member of that rank sends for ``purpose`` after ``step``."""
+        """Return the vector that the member of ``rank`` sends for ``purpose`` after ``step``."""
         message = self._receive(rank, PeerVector, step)
         size = 0 if purpose in (Purpose.GRADIENT, Purpose.LOCAL_TOTAL) and not message.members else self._hello.size
         sizes = (0, 2 * size) if packed else (size, 0)

@@ -1,8 +1,9 @@
 """The two ends of a connection between the workers of one group: the relay's, and that of another worker.
 
-They speak as a server and a worker do: a `Hello`, with memory that the relay maps where it can; then a `Commit` a
-window, answered by the center once the sum is applied, or by `Parked`: the worker must join the server again, which
-says whether its commit is applied. A connection that breaks means the same.
+The protocol resembles that of a server and a worker. The worker sends a `Hello`, with memory that the relay maps if it
+can, then a `Commit` for each window. The relay replies with the center once the sum is applied. It replies with
+`Parked`, or the connection breaks, if the worker must join the server again, which reports whether the commit was
+applied.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from distkeras.ps.transport.member_listener import MemberListener
 from distkeras.ps.transport.sharing import introduce, welcome
 from distkeras.ps.world.world import REAL, World
 
-#: Seconds after which a wait looks whether its peers are still there.
+#: Seconds after which a wait checks whether its peers are still connected.
 _LIVENESS = 1.0
-#: Bytes of a commit or its reply in addition to vector and statistics: its history.
+#: Bytes of a commit or its reply in addition to vector and statistics, for the history.
 _FRAME_ROOM = 16 * 1024 * 1024
 
 
@@ -35,21 +36,21 @@ class _Session:
 
     hello: Hello
     channel: Channel
-    #: What it has handed over, until that is answered.
+    #: The commit that the worker has sent, until it is answered.
     commit: Commit | None = None
     answer: Message | None = None
 
 
 class Relay:
-    """The relay's end: collects the movements of a group, and hands the center down.
+    """The relay's end: collects the movements of a group, and sends the center to its workers.
 
-    The constructor binds a port. A worker has one of these whether it is the relay or not: others that come early wait
-    until it leads.
+    The constructor binds a port. Every worker has a `Relay`, even if it is not the relay of its group: others may
+    connect before it becomes the relay, and then wait.
 
     Args:
-        host: where others reach this worker.
-        hello: as this worker joins the server.
-        parts: vectors of a payload.
+        host: the address at which others reach this worker.
+        hello: the `Hello` with which this worker joins the server.
+        parts: number of vectors of a payload.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Relay:
         self._changed = world.condition()
         self._leads = self._closed = False
         self._started = False
-        #: Whose movements the next sum waits for, and those who are connected.
+        #: The workers for whose movements the next sum waits.
         self._expected: set[int] = set()
         self._sessions: dict[int, _Session] = {}
         self._listener = MemberListener(host, key, deadlines, world)
         self.address = self._listener.address
 
     def lead(self, members: Iterable[int], *, whole: bool) -> None:
-        """Be the relay of ``members``, other workers, from now on; ``whole``: tags cover the long vectors."""
+        """Become the relay of the other workers ``members``; ``whole``: tags also cover the long vectors."""
         with self._changed:
             self._leads = True
             self._expected = {*members, *self._sessions}
@@ -91,13 +92,13 @@ class Relay:
             )
 
     def gather(self, members: Callable[[], set[int]]) -> list[Companion]:
-        """Wait for the movements of the others, and return those that came, in the order of their workers.
+        """Wait for the movements of the others, and return those that arrived, in the order of the workers.
 
-        One that does not come within a lease is left out; when it comes, it is in the sum after that. So is one that
-        has ended or died before it could connect.
+        A movement that does not arrive within the duration of a lease is left out, and added to the next sum. Workers
+        that have ended or died before they could connect are not waited for.
 
         Args:
-            members: asks the server for the other workers of the group.
+            members: requests the other workers of the group from the server.
         """
         deadline = self._world.monotonic() + self._deadlines.lease
         while absent := self._wait_for_commits(deadline):
@@ -114,10 +115,10 @@ class Relay:
             ]
 
     def _wait_for_commits(self, deadline: float) -> set[int]:
-        """Wait until all have handed theirs over, or until the deadline.
+        """Wait until all movements have arrived, or until the deadline.
 
         Returns:
-            Those that are not even connected after a second; none where the wait is over.
+            The workers that are not connected after a second; an empty set if the wait is over.
         """
         began = self._world.monotonic()
         with self._changed:
@@ -132,17 +133,17 @@ class Relay:
                 self._changed.wait(min(deadline - now, _LIVENESS))
 
     def _handed(self) -> dict[int, Commit]:
-        """Return what each worker has handed over, in their order; the caller holds the lock."""
-        return {worker: one.commit for worker, one in sorted(self._sessions.items()) if one.commit is not None}
+        """Return the commits that have arrived, in the order of the workers; the caller holds the lock."""
+        return {worker: sent.commit for worker, sent in sorted(self._sessions.items()) if sent.commit is not None}
 
     def answer(self, companions: Sequence[Companion], reply: CenterReply) -> None:
-        """Hand ``reply`` down to those in the sum, and return when all have it: its memory is the caller's again."""
+        """Send ``reply`` to the workers in the sum; return when all have it, and its memory may be reused."""
         with self._changed:
             answered: list[tuple[_Session, Commit]] = []
             for _, commit in companions:
                 session = self._sessions.get(commit.worker)
                 if session is not None and session.commit is commit:
-                    # The relay does not know which of the other workers' commits are in a snapshot.
+                    # The relay does not know whether a snapshot covers the other workers' commits.
                     session.answer = replace(reply, sequence=commit.sequence, durable=0)
                     answered.append((session, commit))
             self._changed.notify_all()
@@ -153,11 +154,11 @@ class Relay:
                     break
                 self._changed.wait(seconds_left)
             late = [session for session, commit in answered if session.commit is commit]
-        for session in late:  # its thread fails, and writes nothing more
+        for session in late:  # so that its thread stops reading the reply's memory
             session.channel.close()
 
     def end(self) -> None:
-        """Be the relay no more: all others join the server again."""
+        """Stop being the relay: all others join the server again."""
         with self._changed:
             self._leads = False
             idle = [session for session in self._sessions.values() if session.commit is None]
@@ -170,7 +171,7 @@ class Relay:
             session.channel.hang_up()
 
     def close(self) -> None:
-        """Hang up on all, and close the port; may be called again."""
+        """Close all connections and the port; idempotent."""
         with self._changed:
             self._closed = True
         self.end()
@@ -200,7 +201,10 @@ class Relay:
         return False
 
     def _enter(self, session: _Session) -> bool:
-        """Wait until this worker leads, as the server has answered both; return whether to serve the session."""
+        """Wait until this worker is the relay; return whether to serve the session.
+
+        The other worker may have received the server's reply before this one.
+        """
         deadline = self._world.monotonic() + self._deadlines.handshake
         with self._changed:
             while not self._leads:
@@ -219,7 +223,7 @@ class Relay:
         return True
 
     def _serve_one(self, session: _Session) -> bool:
-        """Answer one commit; return False where the connection ends."""
+        """Answer one commit; return False if the connection must end."""
         message = session.channel.receive(self._deadlines.silence, "a movement of a worker of the group")
         if not isinstance(message, Commit) or message.worker != session.hello.worker:
             return False
@@ -246,14 +250,14 @@ class Relay:
         return not isinstance(answer, Parked)
 
     def _forget_lost(self) -> None:
-        """Forget those that have hung up; the caller holds the lock."""
+        """Remove the sessions whose workers have hung up; the caller holds the lock."""
         lost = [worker for worker, session in self._sessions.items() if session.channel.hung_up()]
         for worker in lost:
             del self._sessions[worker]
             self._expected.discard(worker)
 
     def _memory(self) -> Allocate:
-        """Return what gives memory to the arrays of one connection, the same for each payload."""
+        """Return the allocator for the arrays of one connection, which reuses the memory of the payload."""
         payload = np.empty(self._hello.size if self._parts == 1 else 0, np.float32)
         reused = payload.size != self._hello.moving_statistics
 
@@ -269,10 +273,10 @@ class RelayLink:
     """The other end: a worker's connection to the relay of its group, which is authenticated with the job's key.
 
     Args:
-        hello: as this worker has joined the server.
-        parts: vectors of a payload.
-        shared: offer memory for the vectors.
-        allocate: gives memory to the arrays of replies.
+        hello: the `Hello` with which this worker joined the server.
+        parts: number of vectors of a payload.
+        shared: offer shared memory for the vectors.
+        allocate: the allocator for the arrays of replies.
 
     Raises:
         RelayLostError: the relay cannot be reached, or does not answer.
@@ -291,7 +295,7 @@ class RelayLink:
         world: World = REAL,
     ) -> None:
         self._deadlines = deadlines
-        #: Where payloads are, if the relay shares memory.
+        #: The slots for payloads, if the relay shares memory.
         self.slots: SharedSlots | None = None
         self._channel: Channel | None = None
         sizes = SlotSizes(hello.size, parts) if shared else None
@@ -303,7 +307,7 @@ class RelayLink:
             raise _lost(error) from None
 
     def hand(self, commit: Commit) -> CenterReply | None:
-        """Hand a movement over; return the center once it is applied, None to join again, or raise RelayLostError."""
+        """Send a movement; return the center once it is applied, None to join again, or raise RelayLostError."""
         try:
             answer = self._exchange(commit)
         except (DistkerasError, OSError) as error:
@@ -323,7 +327,7 @@ class RelayLink:
         return answer
 
     def close(self) -> None:
-        """Close the connection; may be called again."""
+        """Close the connection; idempotent."""
         if self._channel is not None:
             self._channel.close()
 

@@ -1,25 +1,24 @@
 """A worker's place in its group, whose movements reach the server as one commit.
 
-Every worker keeps a connection of its own to the server, for its lease, its heartbeats and its pulls; what it computes
-goes to the relay of its group. The protocol, which is that of one worker with a detour:
+Every worker has a separate connection to the server, for its lease, its heartbeats and its pulls; it sends its
+movements to the relay of its group. The phases of an exchange:
 
-* **Place.** Before it pulls, a worker announces itself (`server.relay_groups`) and learns who its relay is. It connects
-  to it, or leads.
-* **Computing.** A death has no consequence for the others: the relay does not wait for one whose connection has ended.
-* **Handed over.** The relay waits for all workers that are connected, for a lease at most, adds up what it has in the
-  order of the workers, and sends one commit. The server applies it for all in it or for none: each must hold its lease,
-  over the connection to the server that it had when it connected to the relay, and its mini-batches must be the next.
-* **Applied.** The reply to the relay is the reply to all in the sum: the server counts their staleness from it.
-* **Something is lost** (the relay, a connection, the server, the answer), or the server refuses the sum. Then a worker
-  joins the server again over a new connection. From that moment on no earlier sum can be applied with its movement,
-  and the server says whether it was: then the worker pulls, else it hands the same movement to the relay of that
-  moment. One that has lost its relay reports that, and a relay that is lost to one of its workers is followed by
-  another one. So each movement counts once, wherever and whenever a process dies.
-* **A movement with a NaN or infinity** goes to the server alone, which skips it or ends the job, as without groups.
-* **Leaving.** A worker whose data has ended closes its connections; where it was the relay, the others join again.
+* **Place.** Before it pulls, a worker announces itself (`server.relay_groups`) and learns which worker is its relay. It
+  connects to the relay, or becomes the relay.
+* **Computing.** The death of a worker does not affect the others: the relay does not wait for a lost connection.
+* **Sum.** The relay waits for all connected workers, for the duration of a lease at most, adds their movements in the
+  order of the workers, and sends one commit. The server applies it for all workers in it or for none: each must hold
+  its lease over the same connection as when it connected to the relay, and its mini-batches must be the next.
+* **Applied.** The reply to the relay is the reply to all workers in the sum: the server counts their staleness from it.
+* **Loss** of the relay, a connection, the server or a reply, or a refused sum. Then a worker joins the server again
+  over a new connection. From then on no earlier sum with its movement can be applied, and the server reports whether
+  one was: if so, the worker pulls, else it sends the same movement to the current relay. A worker that has lost its
+  relay reports that, and the group gets another relay. So each movement is applied exactly once, even if processes die.
+* **A movement with a NaN or infinity** is sent to the server alone, which skips it or ends the job, as without groups.
+* **Leaving.** A worker whose data has ended closes its connections; if it was the relay, the others join again.
 
-A skipped commit, a takeover and a server that was restarted concern one lease each, as without groups: what a relay
-holds of a worker that has begun again is refused. A sum is as stale as its stalest worker: `Center.commit`.
+A skipped commit, a takeover and a restart of the server concern each lease separately, as without groups: if a worker
+has joined again, its movement at a former relay is refused. A sum is as stale as its stalest worker: `Center.commit`.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ class RelayGroup:
     """A worker's place in its group; for the thread of its `WorkerClient`, but for `close`.
 
     Args:
-        host: returns where others reach this worker, once it has joined.
-        node: what the workers of one host have in common.
-        shared: exchange vectors through memory that both ends map, where that works.
+        host: returns the address at which others reach this worker, once it has joined.
+        node: the name of the host, the same for all of its workers.
+        shared: exchange vectors through shared memory, if possible.
     """
 
     def __init__(self, host: Callable[[], str], node: str, workers: int, *, shared: bool = True) -> None:
         self._host, self._node, self._workers, self._shared = host, node, workers, shared
         self._relay: Relay | None = None
         self._link: RelayLink | None = None
-        #: The line of `Members` of the relay; empty before the worker has a place.
+        #: The relay's line in `Members`; empty before the worker has a place.
         self._place = ""
-        #: That of a relay that is lost, until the server knows.
+        #: The line of a lost relay, until it is reported to the server.
         self._lost = ""
 
     def require_place(self, client: WorkerClient) -> None:
-        """Find the relay, unless it is known; ``client`` has joined. Raise RelayLostError if it cannot be reached."""
+        """Find the relay, unless it is known, and connect to it; raise RelayLostError if it cannot be reached."""
         if self._place:
             return
         relay = self._own_relay(client)
@@ -72,7 +71,7 @@ class RelayGroup:
         self._place = place
 
     def _announce(self, client: WorkerClient, relay: Relay) -> Members:
-        """Return the worker's group as the server has it now."""
+        """Announce the worker, and return its group."""
         timeout = client.deadlines.gather + client.deadlines.reply + client.reply_timeout
         hello = client.hello
         message = Announce(hello.worker, hello.attempt, client.incarnation, *relay.address, self._node, lost=self._lost)
@@ -81,7 +80,7 @@ class RelayGroup:
         return members
 
     def _others(self, client: WorkerClient, relay: Relay) -> set[int]:
-        """Return the other workers of the group that this worker leads, or raise RelayLostError: another one does."""
+        """Return the other workers of the group; raise RelayLostError if another worker is its relay now."""
         (leader, _, _), *others = self._announce(client, relay).rows(client.hello.worker)
         if leader != client.hello.worker:
             raise RelayLostError("another worker is the relay of the group now", worker=client.worker)
@@ -119,11 +118,11 @@ class RelayGroup:
             client.fill_payloads_in(self._link.slots)
 
     def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
-        """Have ``commit`` applied with those of the group, and return the answer.
+        """Send ``commit`` in the group's sum, and return the reply.
 
         Raises:
-            RelayLostError: it is not known whether it is applied, and it is so by no message that is on its way once
-                the worker has joined again.
+            RelayLostError: it is unknown whether the commit was applied. After the worker has joined again, that is
+                final: a sum that is still in flight is refused.
         """
         if not is_finite(commit):
             self.leave()
@@ -154,7 +153,7 @@ class RelayGroup:
         return reply
 
     def leave(self) -> None:
-        """Give the place up: the others do not wait for this worker, and its relay leads no more."""
+        """Leave the group: the others do not wait for this worker, and it is not the relay any more."""
         self._place = ""
         if self._link is not None:
             self._link.close()
@@ -163,7 +162,7 @@ class RelayGroup:
             self._relay.end()
 
     def close(self) -> None:
-        """Close the port and all connections; may be called again."""
+        """Close the port and all connections; idempotent."""
         self.leave()
         if self._relay is not None:
             self._relay.close()

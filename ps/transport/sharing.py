@@ -1,4 +1,4 @@
-"""Memory that the two ends of a connection share: a worker offers it, and a server or another worker maps it.
+"""Memory that both ends of a connection share: a worker offers it, and a server or another worker maps it.
 
 See `shared_slots`.
 """
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def offer_slots(sizes: SlotSizes, world: World) -> tuple[SharedMemory, SharedSlots, str] | None:
-    """Return new memory, its slots, and the token that is there in hexadecimal digits; None: none is available.
+    """Return new memory, its slots, and the token in it as hexadecimal digits; None: no memory is available.
 
-    The memory may be hidden once the peer has answered the `Hello` that names it.
+    The caller may hide the memory once the peer has answered the `Hello` that names it.
     """
     try:
         memory = world.share(sizes.nbytes)
@@ -35,10 +35,9 @@ def offer_slots(sizes: SlotSizes, world: World) -> tuple[SharedMemory, SharedSlo
 
 
 def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | None:
-    """Return the slots in the memory that a worker offers; None: it offers none, or it is not on this host.
+    """Return the slots in the memory that a worker offers; None: it offers none, or is not on this host.
 
-    The peer has proved the job's key, and yet nothing is mapped for it but memory of the size that this end expects, in
-    which its token stands.
+    Although the peer is authenticated, the memory must have the expected size and contain the peer's token.
     """
     if not hello.memory:
         return None
@@ -49,7 +48,7 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
         token = bytes.fromhex(hello.memory_token)
         if len(token) != TOKEN_BYTES or not slots.has_token(token):
             raise OSError("the worker's token must be there. Received: memory of another process")
-    except (OSError, ValueError) as error:  # the worker is on another host, or in another container, or of another user
+    except (OSError, ValueError) as error:  # the worker is on another host, in another container, or of another user
         text = "the vectors of partition %d travel over its connection: its memory cannot be mapped here: %s"
         log.info(text, hello.worker, error)
         return None
@@ -60,12 +59,12 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
 def introduce(
     channel: Channel, hello: Hello, sizes: SlotSizes | None, timeout: float, world: World
 ) -> SharedSlots | None:
-    """Send ``hello`` to another worker, and leave vectors in the slots that this returns; None: they travel.
+    """Send ``hello`` to another worker, and return the slots through which they exchange vectors; None: none.
 
     Args:
         channel: to the other worker, which calls `welcome`.
-        hello: as this worker joins the server.
-        sizes: of the memory to offer; None: none.
+        hello: the `Hello` with which this worker joined the server.
+        sizes: the layout of the memory to offer; None: offer none.
         timeout: seconds that the answer may take.
         world: memory and randomness.
 
@@ -91,7 +90,7 @@ def introduce(
 
 
 def welcome(channel: Channel, hello: Hello, sizes: SlotSizes, world: World) -> None:
-    """Answer another worker's ``hello``, and leave vectors in its memory if it can be mapped.
+    """Answer another worker's ``hello``, and exchange vectors through its memory if that can be mapped.
 
     Raises:
         DeadlineError, OSError: see `Channel.send`.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from distkeras.ps.errors import ConfigurationError
 
-#: Clocks of the machines may differ by this much.
+#: The largest difference between the clocks of two machines.
 _SKEW = datetime.timedelta(days=1)
 _LIFE = datetime.timedelta(days=365)
 
@@ -61,10 +61,10 @@ def make_certificate() -> Certificate:
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """Return the context with which a server encrypts; raise ConfigurationError unless PEM and key belong together."""
+    """Return a server's TLS context; raise ConfigurationError unless the certificate and the private key match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # a client that connects again proves everything again
+    context.num_tickets = 0  # no session resumption: each connection has a full handshake
     with tempfile.TemporaryDirectory() as folder:  # readable by this user only
         path = Path(folder, "server.pem")
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -79,10 +79,10 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """Return a client's context, which accepts ``certificate`` (PEM) alone; raise ConfigurationError unless PEM."""
+    """Return a client's TLS context, which accepts only ``certificate``; raise ConfigurationError unless it is PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the pin is stronger than any name
+    context.check_hostname = False  # the pinned certificate is a stronger check than a host name
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(cadata=certificate)

@@ -57,22 +57,22 @@ from distkeras.ps.world.world import REAL, Lock, World
 
 log = logging.getLogger(__name__)
 
-#: Bytes of memory that a worker shares next to tables at most: all of it is reserved from the beginning.
+#: The largest size of shared memory with tables, in bytes: all of it is reserved from the beginning.
 _MOST_SHARED = 256 << 20
-#: How many heartbeats a lease lasts: some may be late.
+#: How many heartbeats are sent during a lease, so that some of them may be late.
 BEATS_A_LEASE = 4
 
 
 class Heartbeats:
-    """Sends a `Heartbeat` at an interval from a thread of its own, while no request is in progress on the channel.
+    """Sends a `Heartbeat` at an interval from a separate thread, while no request is in progress on the channel.
 
-    To the server a peer that waits for an answer is alive, so a request replaces a heartbeat. A connection that is
-    found dead is hung up: the next request finds that, and connects again.
+    The server treats a peer that waits for a reply as alive, so a request replaces a heartbeat. If the connection is
+    dead, it is hung up, and the next request connects again.
 
     Args:
         channel: the connection of a worker that has joined.
-        lock: held by the thread that has a request in progress.
-        interval, timeout: seconds between heartbeats, and for an answer.
+        lock: held by a thread while its request is in progress.
+        interval, timeout: seconds between heartbeats, and for a reply.
     """
 
     def __init__(self, channel: Channel, lock: Lock, *, interval: float, timeout: float, name: str) -> None:
@@ -82,11 +82,11 @@ class Heartbeats:
         self._thread = channel.world.thread(self._run, name)
 
     def start(self) -> None:
-        """Send the first one an interval from now."""
+        """Send the first heartbeat after one interval."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more; the thread ends by itself."""
+        """Send no more heartbeats; the thread ends by itself."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -94,7 +94,7 @@ class Heartbeats:
             if self._lock.acquire(blocking=False):
                 try:
                     if not self._send_heartbeat():
-                        self._channel.hang_up()  # before the next request, which finds that
+                        self._channel.hang_up()  # under the lock, before another request can begin
                         return
                 finally:
                     self._lock.release()
@@ -116,7 +116,7 @@ _IDLE = 60.0
 
 
 class Posting(Generic[_T]):
-    """Makes one call at a time, in a thread called ``name`` that ends with `close`."""
+    """Runs one call at a time, in a thread called ``name`` that ends with `close`."""
 
     def __init__(self, world: World, name: str) -> None:
         self._changed = world.condition()
@@ -128,14 +128,14 @@ class Posting(Generic[_T]):
         self._thread.start()
 
     def post(self, call: Callable[[], _T]) -> None:
-        """Begin ``call``; the one before has ended."""
+        """Begin ``call``; the previous call must have ended."""
         with self._changed:
             self._call = call
             self._outcome.clear()
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Return whether the call has ended, or does so within ``timeout`` seconds."""
+        """Wait for up to ``timeout`` seconds; return whether the call has ended."""
         deadline = self._now() + timeout
         with self._changed:
             while not self._outcome:
@@ -146,14 +146,14 @@ class Posting(Generic[_T]):
         return True
 
     def outcome(self) -> _T:
-        """Return what the call, which has ended, returned, or raise what it raised."""
+        """Return the result of the call, which has ended, or raise its error."""
         outcome = self._outcome[0]
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
     def close(self) -> None:
-        """The thread ends, after the call that is in progress."""
+        """End the thread, after the call that is in progress."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -178,15 +178,15 @@ class Posting(Generic[_T]):
 
 
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
-#: The server cannot be reached; or a stranger has its port while it is away.
+#: Errors if the server cannot be reached, or another process has its port while it is down.
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 
 
 class RestartFromCenter(Exception):
-    """This worker's latest steps do not count: it must begin again, from the center, where ``welcome`` says.
+    """This worker's latest steps are discarded: it must continue from the center, at the progress in ``welcome``.
 
-    The server was restarted from a snapshot that lacks them, another attempt has held the lease in between, or the
-    commit was skipped for its numbers.
+    The server was restarted from a snapshot without these steps, another attempt has held the lease meanwhile, or the
+    commit was skipped for a NaN or infinity.
     """
 
     def __init__(self, welcome: Welcome) -> None:
@@ -195,11 +195,11 @@ class RestartFromCenter(Exception):
 
 
 class _SpareBuffers(Generic[_T]):
-    """Buffers of which one at a time is in use: `spare` returns another one, so that at most two are ever made.
+    """At most two buffers, one of which is in use; `spare` returns the other one.
 
     Args:
-        buffers: those that there are; not more than two.
-        in_use: what is in use, of these or of others.
+        buffers: existing buffers, at most two.
+        in_use: the buffer that is in use; it need not be one of ``buffers``.
     """
 
     def __init__(self, buffers: Sequence[_T] = (), in_use: _T | None = None) -> None:
@@ -217,28 +217,28 @@ class _SpareBuffers(Generic[_T]):
 class WorkerClient(Client):
     """One worker's connection: asks for its partition's lease, then pulls and commits.
 
-    A lost connection is made again, with growing pauses, until ``deadlines.reconnect`` has passed. The server then
-    says which commit it applied last: one whose reply was lost is never sent again, the center is pulled instead.
-    `worker.loop.run_worker` also survives a restart of the server.
+    After a lost connection, the client reconnects, with growing pauses, until ``deadlines.reconnect`` has passed. The
+    server then reports its last applied commit: if only the reply was lost, the center is pulled, and the commit is not
+    sent again. `worker.loop.run_worker` also survives a restart of the server.
 
     Args:
         size: elements of the model's parameter vector.
         moving_statistics: elements of its moving statistics.
         metrics: the history's metric columns, loss first.
-        wire_format: the format of vectors on the wire, both ways: a name in `compression.FORMATS`.
-        tables: the shapes of the tables whose rows travel.
-        shared_parts: how many parts each payload has, if vectors and rows may be in memory that a server on this host
-            shares; 0: they travel.
-        micro_batch: the number of the stream's micro-batch that the partition is of; -1: the job trains no stream.
-        group: the worker's place in its group, which the caller closes; None: it commits for itself.
+        wire_format: the format of vectors on the wire, in both directions: a name in `compression.FORMATS`.
+        tables: the shapes of the tables that travel by rows.
+        shared_parts: the number of parts of each payload, if vectors and rows may be exchanged through memory shared
+            with a server on this host; 0: they are sent over the connection.
+        micro_batch: the number of the partition's micro-batch; -1: the job trains no stream.
+        group: the worker's place in its group, which the caller closes; None: the worker commits alone.
 
     Attributes:
-        incarnation: which incarnation of the server this worker works with; 0 before it joined.
+        incarnation: the incarnation of the server that this worker has joined; 0: none yet.
         sequence: number of the last commit that the server applied.
-        stopping: whether the server has said that the job ends early.
+        stopping: whether the server has reported that the job ends early.
 
     Raises:
-        ConfigurationError: no such format.
+        ConfigurationError: ``wire_format`` is unknown.
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one worker, which callers name
@@ -274,56 +274,56 @@ class WorkerClient(Client):
             micro_batch=micro_batch,
         )
         self.limits = Limits(arrays=Limits.arrays + len(tables))
-        # Statistics or rows of the vector's own size would be given the same memory.
         self._most_state_bytes = most_state_bytes(size, tables)
+        # Centers are recognized by their size: statistics or rows of the same size would get the same memory.
         self._reuses_centers = size != moving_statistics and not tables
         self._format = WorkerFormat(wire_format, size)
         sizes = SlotSizes(size, shared_parts, self._format.nbytes or 0, row_elements(tables))
-        #: Elements of a payload: its rows lie behind the dense ones.
+        #: Elements of a payload: the dense ones, then those of the rows.
         self._payload_size = sizes.elements
-        #: What is in the memory that this worker offers to each connection's server; None: it offers none.
+        #: The layout of the memory that this worker offers to share; None: it offers none.
         self._sizes = sizes if shared_parts and not (tables and sizes.nbytes > _MOST_SHARED) else None
-        #: The slots of the connection, if its server shares them.
+        #: The slots of the connection, if the server shares them.
         self._slots: SharedSlots | None = None
-        #: The rule still reads the center that was delivered last while the next one arrives.
+        #: Two centers: the rule still reads the latest one while the next one arrives.
         self._centers: _SpareBuffers[Vector] = _SpareBuffers()
-        #: The next window's payload is filled while the last one travels.
+        #: Two payloads: the next window's is filled while the previous one is in flight.
         self._payloads: _SpareBuffers[tuple[Vector, ...]] = _SpareBuffers()
         self._encoded_reply: np.ndarray | None = None
         self._sender: Posting[Reply] | None = None
         self._posted = False
         self._waited = 0.0
-        #: The share of its epoch that the partition has passed, which commits report.
+        #: The completed share of the partition's epoch, which commits report.
         self.passed = 0.0
         self._skipped = self._refused = False
-        #: The commit after which the state of the optimizer was sent that was fetched last; 0: there was none.
+        #: The sequence number of the optimizer state that was fetched last; 0: there was none.
         self._fetched = 0
         self._too_large = False
         self._heartbeats: Heartbeats | None = None
 
     @property
     def shares_memory(self) -> bool:
-        """Return whether vectors are in memory that this worker and its server share."""
+        """Return whether this worker and its server exchange vectors through shared memory."""
         return self._slots is not None
 
     @property
     def hello(self) -> Hello:
-        """What this worker has joined with."""
+        """The message with which this worker joined."""
         return self._hello
 
     def memory_of_replies(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        """Return memory for an array of a message that arrives."""
+        """Return memory for an array of an arriving message."""
         return self._allocate(kind, dtype, size)
 
     def fill_payloads_in(self, slots: SharedSlots) -> None:
-        """Let the next payloads be in memory that a relay shares."""
+        """Use memory that is shared with a relay for the next payloads."""
         self._payloads = _SpareBuffers([slots.payload(turn) for turn in range(slots.turns)], self._payloads.in_use)
 
     def spare_payload(self, own: tuple[Vector, ...]) -> tuple[Vector, ...]:
-        """Return buffers for a payload that are not ``own``."""
-        self._payloads.in_use, before = own, self._payloads.in_use
+        """Return buffers for a payload, other than ``own``."""
+        self._payloads.in_use, previous = own, self._payloads.in_use
         spare = self.payload(len(own))
-        self._payloads.in_use = before
+        self._payloads.in_use = previous
         return spare
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -342,15 +342,15 @@ class WorkerClient(Client):
     def payload(self, parts: int) -> tuple[Vector, ...]:
         """Return buffers for the next commit, other than those of a commit that is in progress.
 
-        Behind the dense elements of each are the rows of all tables, as `tables.spans` says.
+        The dense elements of each are followed by the rows of all tables; see `tables.spans`.
         """
         return self._payloads.spare(lambda: tuple(np.empty(self._payload_size, np.float32) for _ in range(parts)))
 
     def join(self) -> Welcome:
-        """Ask for the partition's lease, and wait while another attempt has it and is alive.
+        """Request the partition's lease, and wait while another attempt that is alive holds it.
 
         Returns:
-            Where to go on; or, where another attempt has brought the partition to its end, that it has ``finished``.
+            The partition's progress, which is ``finished`` if another attempt has trained the partition to its end.
 
         Raises:
             ShapeError: the model differs from the published one.
@@ -359,7 +359,7 @@ class WorkerClient(Client):
         return self._reconnecting(self._join, rejoin=False)
 
     def rejoin(self) -> Welcome:
-        """Do what `join` does, for a worker that has lost its lease."""
+        """Join again over a new connection, after this worker has lost its lease."""
         self.close()
         self.incarnation = 0
         return self.join()
@@ -388,7 +388,7 @@ class WorkerClient(Client):
         return answer
 
     def _offer(self) -> tuple[SharedMemory | None, SharedSlots | None]:
-        """Make memory for the vectors of this connection, and have the next Hello name it."""
+        """Create shared memory for the vectors of this connection, and name it in the next Hello."""
         if self._sizes is None:
             return None, None
         offer = offer_slots(self._sizes, self.world)
@@ -400,7 +400,7 @@ class WorkerClient(Client):
         return memory, slots
 
     def _use(self, slots: SharedSlots | None) -> None:
-        """Leave vectors in ``slots`` from now on; None: they travel. Vectors in earlier slots stay there."""
+        """Exchange vectors through ``slots`` from now on; None: over the connection. Earlier slots stay valid."""
         if self.channel is not None:
             self.channel.connection.share(slots)
         if slots is not self._slots:
@@ -444,16 +444,16 @@ class WorkerClient(Client):
         return self._timed(lambda: self._delivered(self._reconnecting(lambda: self._pull(wants))))
 
     def commit(self, record: CommitRecord) -> Reply:
-        """Have the payload of ``record`` applied, once; or refused, and the center pulled.
+        """Commit ``record`` exactly once, and return the reply; after a refusal, return the center, which is pulled.
 
         Raises:
-            RestartFromCenter: it was skipped for its numbers, or the server does not have what came before it.
+            RestartFromCenter: the commit was skipped for a NaN or infinity, or earlier commits were lost.
         """
         if not self.incarnation:
             self.join()
         sequence = self.sequence + 1
         slots, packed = self._slots, tuple[np.ndarray, ...]()
-        if self._format.nbytes:  # once: a commit that is sent again is the same
+        if self._format.nbytes:  # once, because encoding changes the residuals; a repeated commit has the same bytes
             packed = self._format.encode(record.parts, () if slots is None else slots.packed_payload())
         commit = Commit.of(
             record,
@@ -467,7 +467,7 @@ class WorkerClient(Client):
         )
 
         def once() -> CenterReply | Ack:
-            # If it is applied already, only the reply was lost: the center is pulled, and the commit never sent again.
+            # After a reconnect: if the commit was applied, only the reply was lost, and the center is pulled instead.
             applied = self.sequence == sequence
             if applied and (self._skipped or self._refused or not record.wants_center):
                 return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping, self._refused)
@@ -490,14 +490,14 @@ class WorkerClient(Client):
         return Reply(stopping=self.stopping, window=reply.window)
 
     def post(self, record: CommitRecord) -> None:
-        """Do what `commit` does, in a thread that owns the connection until `collect` or `settle`."""
+        """Begin `commit` in a thread, which owns the connection until `collect` or `settle`."""
         if self._sender is None:
             self._sender = Posting(self.world, f"ps-worker-{self.worker}")
         self._payloads.in_use, self._posted = record.parts, True
         self._sender.post(lambda: self.commit(record))
 
     def collect(self) -> Reply:
-        """Return the reply to the posted commit; only the wait in here counts as waited."""
+        """Return the reply to the posted commit; only this wait counts as the worker's waiting time."""
         assert self._sender is not None, "a commit must be posted before its reply is collected"
         began, timeout = self.world.monotonic(), self._commit_timeout
         if not self._sender.wait(timeout):
@@ -509,7 +509,7 @@ class WorkerClient(Client):
         return self._sender.outcome()
 
     def settle(self) -> None:
-        """Wait for the end of the posted commit, however it ends; then the connection is the caller's again."""
+        """Wait until the posted commit has ended, with or without success; then the caller owns the connection."""
         if self._sender is not None:
             if self._posted:
                 self._sender.wait(self._commit_timeout)
@@ -518,11 +518,11 @@ class WorkerClient(Client):
 
     @property
     def _commit_timeout(self) -> float:
-        """Seconds that a commit may take, with a new connection and another wait for the lease on the way."""
+        """Seconds that a commit may take, including a reconnect and another wait for the lease."""
         return self.deadlines.reconnect + self.deadlines.publish + 3 * self.reply_timeout
 
     def forget_residuals(self) -> None:
-        """Drop the quantization residuals, whose steps do not count."""
+        """Discard the quantization residuals, because their steps were discarded."""
         self._format.forget_residuals()
 
     def _pull(self, wants: tuple[Ids, ...]) -> CenterReply:
@@ -556,7 +556,7 @@ class WorkerClient(Client):
         return result
 
     def occupied(self) -> bool:
-        """Return whether the server is incorporating commits of others now."""
+        """Return whether the server is applying commits of other workers now."""
         return self._reconnecting(lambda: self.request(Probe(), Occupancy)).occupied
 
     def fetch_model(self) -> bytes:
@@ -568,11 +568,11 @@ class WorkerClient(Client):
         return answer.model.tobytes()
 
     def announce(self, host: str, port: int, node: str, batches: int) -> Members:
-        """Say that others find this worker at ``host`` and ``port``, and return all members once they are ready.
+        """Announce that others reach this worker at ``host`` and ``port``; return the members once all are ready.
 
         Raises:
-            DeadlineError: one did not come, or did not read its rows in time.
-            ConfigurationError: the nodes are not equally large.
+            DeadlineError: a worker did not join, or did not read its rows in time.
+            ConfigurationError: the nodes differ in size.
         """
         timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout
 
@@ -583,11 +583,9 @@ class WorkerClient(Client):
         return self._reconnecting(once)
 
     def keep_optimizer(self, state: OptimizerState, *, ahead: bool = False) -> None:
-        """Have ``state``, which the optimizer had after the latest commit, kept for a later attempt.
+        """Send ``state``, that of the optimizer after the latest commit, to be kept for a later attempt.
 
-        With ``ahead``, it is that after the commit to come.
-
-        One that is larger than `most_state_bytes` is not sent.
+        With ``ahead``, it is the state after the next commit. A state above `most_state_bytes` is not sent.
         """
         if state.content.nbytes > self._most_state_bytes:
             if not self._too_large:
@@ -613,7 +611,7 @@ class WorkerClient(Client):
         self._reconnecting(once)
 
     def fetch_optimizer(self) -> OptimizerState | None:
-        """The state of the optimizer that is kept of this partition; None if there is none."""
+        """Return the optimizer state that the server keeps for this partition; None if there is none."""
 
         def once() -> KeptOptimizer:
             return self.request(FetchOptimizer(self.worker, self.attempt, self.incarnation), KeptOptimizer)
@@ -623,7 +621,7 @@ class WorkerClient(Client):
         return answer if answer.sequence else None
 
     def report_optimizer(self, problem: str) -> None:
-        """Report whether the fetched state was used: it is loaded, or ``problem`` says why it is not."""
+        """Report that the fetched state was loaded, or, if ``problem`` is not empty, why it was not."""
 
         def once() -> Ack:
             taken = OptimizerTaken(self.worker, self.attempt, self.incarnation, self._fetched, problem)
@@ -632,16 +630,16 @@ class WorkerClient(Client):
         self._reconnecting(once)
 
     def report(self, error: DistkerasError) -> None:
-        """End the job with ``error``, unless the server is gone."""
+        """End the job with ``error``, unless the server is unreachable."""
         try:
             self.request(fault_of(error), Ack, self.deadlines.handshake)
         except _UNREACHED:
             self.close()
 
     def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
-        """Return ``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline."""
-        # A server that stands still has more time: its driver has to find that out, and starts another one. So has one
-        # that moves, for which Spark has to find a place.
+        """Return ``exchange()``; while the connection breaks or stalls, reconnect and repeat, until the deadline."""
+        # The deadline is later if the server is suspended, because its driver must detect that and restart it; and if
+        # the server may move, because Spark must find an executor for it.
         backoff: Backoff | None = None
         while True:
             try:
@@ -650,11 +648,11 @@ class WorkerClient(Client):
                 return exchange()
             except _UNREACHED as error:
                 if self.channel is not None and not isinstance(error, ServerLostError):
-                    raise  # the server's own; after one of ours the connection is closed, for this process was stopped
+                    raise  # the server's error: after an error on this side, the connection is closed
                 self.close()
                 backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
                 if isinstance(error, RelayLostError):
-                    backoff.begin_anew(self._commit_timeout)  # the server is there
+                    backoff.begin_anew(self._commit_timeout)  # the server itself is reachable
                 elif self.stands_still(error) or self.address.moves:
                     backoff.begin_anew(self.deadlines.standstill + self.deadlines.reconnect)
                 if not backoff.pause():

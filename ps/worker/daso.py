@@ -1,10 +1,10 @@
-"""The worker's half of DASO: a replica whose every step is its node's, and which exchanges with other nodes.
+"""The worker's half of DASO: a replica that takes each step together with its node, and exchanges with other nodes.
 
-`rules.daso` decides what follows after which batch; `transport.members` carries it.
+`rules.daso` decides which exchange follows each batch; `transport.members` carries it out.
 
-Before its commit, which ends an epoch, a member has the server keep its state. The commits of all members are applied
-together. So after a loss all members begin again, each with its own state, where the latest round has ended, and take
-the same steps as if nothing had been lost.
+Before its commit, which ends an epoch, a member sends its state to the server. The commits of all members are applied
+together. So after a loss, all members continue from the end of the latest round, each with its own state, and take the
+same steps as if nothing had been lost.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from distkeras.ps.worker.optimizer_keeper import StatefulReplica
 
 
 class MemberModel(WorkerReplica, StatefulReplica, Protocol):
-    """The model of a member, whose optimizer may have a state: at which step a schedule stands, and a loss scale."""
+    """The model of a member, whose optimizer may have a state: the step of a schedule, and a loss scale."""
 
 
 class MemberState(NamedTuple):
-    """What a member begins again with, at the end of an epoch.
+    """The state of a member at the end of an epoch, from which it can continue.
 
     Args:
-        node: the name of its node, as it has announced itself.
+        node: the name of its node, as it was announced.
         place: P, G and its rank.
         turns: see `Turns.state`.
         optimizer: the layout of the optimizer's state; None: it has none.
         theta, velocity: of its node, shape ``(size,)``, float32.
-        sent: what it has sent to its group in the exchange on its way; empty: nothing.
+        sent: the parameters that it sent to its group in the exchange in flight; empty: none is in flight.
         statistics: its moving statistics.
         content: of the optimizer's state, bytes.
     """
@@ -63,7 +63,7 @@ class MemberState(NamedTuple):
     content: np.ndarray
 
     def encode(self) -> OptimizerState:
-        """Return it as the server keeps it."""
+        """Return it in the format that the server keeps."""
         arrays = [array.view(np.uint8) for array in self[4:]]
         sizes = [array.size for array in arrays]
         content = np.concatenate(arrays)
@@ -71,16 +71,16 @@ class MemberState(NamedTuple):
 
     @classmethod
     def decode(cls, kept: OptimizerState | None, sequence: int, sizes: tuple[int, int], worker: int) -> MemberState:
-        """Return what `encode` has made of it.
+        """Return the state that `encode` has encoded.
 
         Args:
-            kept: what the server has kept; None: nothing.
-            sequence: the commit that it must be the state after.
+            kept: the state that the server has kept; None: none.
+            sequence: the commit after which it must have been taken.
             sizes: elements of the parameters and of the moving statistics.
             worker: for the error.
 
         Raises:
-            SnapshotError: there is none, it is that after another commit, or it is damaged.
+            SnapshotError: there is none, it was taken after another commit, or it is damaged.
         """
         found = kept.sequence if isinstance(kept, KeptOptimizer) else 0
         if kept is None or found != sequence or kept.damaged:
@@ -113,16 +113,16 @@ class MemberReplica:
 
     Args:
         daso: the rule.
-        replica: the model, which gives gradients.
+        replica: the model, which computes gradients.
         links: to the other members, connected.
         epochs: of the job.
-        state: to begin with; None: begin from the center.
+        state: the state to continue from; None: begin from the center.
 
     Attributes:
         theta: the node's parameters, shape ``(size,)``, float32.
 
     Raises:
-        SnapshotError: the state is that of another place.
+        SnapshotError: the state belongs to another place.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class MemberReplica:
         self._turns = Turns(daso, membership.nodes, membership.devices)
         self.theta: Vector = np.zeros(replica.size, np.float32)
         self._velocity = np.zeros_like(self.theta)
-        #: Of the present epoch: the sum of the losses of this member's samples, and their number.
+        #: The sum of the losses of this member's samples in the present epoch, and the number of these samples.
         self._loss, self._samples = 0.0, 0.0
-        #: What the exchange on its way has sent, if this member is in its group.
+        #: The parameters that this member sent in the exchange in flight, if it belongs to that group.
         self._sent: Vector | None = None
-        #: Of the optimizer, until the first mini-batch is there, and whether all else has begun with it.
+        #: The optimizer's state, which is loaded with the first mini-batch.
         self._optimizer: OptimizerState | None = None
         self._restored = state is not None
         if state is not None:
@@ -218,7 +218,7 @@ class MemberReplica:
         return self._replica.learning_rate
 
     def load(self, vector: Vector) -> None:
-        """Begin from ``vector``, unless there is a state to begin with."""
+        """Begin from ``vector``, unless a state was restored."""
         if not self._restored:
             self.theta[...] = vector
             self._replica.load(self.theta)
@@ -232,12 +232,12 @@ class MemberReplica:
         np.subtract(self.theta, since, out=out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
-        """Set the moving statistics, unless there is a state to begin with."""
+        """Set the moving statistics, unless a state was restored."""
         if not self._restored:
             self._replica.load_moving_statistics(vector)
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
-        """Write them into ``out``."""
+        """Write the moving statistics into ``out``."""
         self._replica.read_moving_statistics(out)
 
     def gradient(self, batch: BatchLike, out: Vector) -> np.ndarray:
@@ -245,7 +245,7 @@ class MemberReplica:
         return self._replica.gradient(batch, out)
 
     def train(self, batches: Sequence[BatchLike]) -> np.ndarray:
-        """Take one step of the node a batch; with an epoch's last batch also those that other members still have.
+        """Take one step of the node for each batch; after this member's last batch, also the node's remaining steps.
 
         Returns:
             float64 ``(len(batches), metrics)``: loss and metrics of this member's mini-batches.
@@ -260,7 +260,7 @@ class MemberReplica:
             rate = self.learning_rate
             gradient = self._links.memory_of_gradient()
             row = self.gradient(batch, gradient)
-            if not all_finite(gradient):  # once it is in a sum, it is every member's
+            if not all_finite(gradient):  # in a sum, it would reach every member
                 raise NonFiniteError(
                     f"the gradient of mini-batch {batch.index} of epoch {batch.epoch} must be finite. Lower the "
                     "learning rate or clip gradients",
@@ -299,7 +299,7 @@ class MemberReplica:
         if turn.block is not None:
             total = None
             if turn.block == device:
-                links.settle(step)  # what cycling has sent last is dropped
+                links.settle(step)  # the last exchange of the cycling phase is discarded
                 total = links.sum_parameters(step, self.theta, cast=self._daso.cast)
             self.theta = links.hand_down(step, turn.block, total) / nodes
         if turn.merge is not None:
@@ -335,18 +335,18 @@ def member_work(  # noqa: PLR0913 - independent facts of one worker, which calle
     now: Callable[[], float] | None = time.time,
     make: Callable[..., MemberReplica] = MemberReplica,
 ) -> Loop:
-    """Do what `loop.work` does, as a member: from where the partition stands, with the members that there are then.
+    """Run `loop.work` as a member of the current membership, from the partition's progress.
 
     Args:
-        welcome: where the partition stands.
-        node: the name of the member's node, if it begins.
+        welcome: the partition's progress.
+        node: the name of the member's node, unless a state names it.
         epochs: of the job.
-        meet: announces the member, in the node of that name, and returns its connections to the others, which this
+        meet: announces the member as one of the named node, and returns its connections to the others, which this
             closes; None: the job ends early.
-        make: makes the `MemberReplica`.
+        make: the constructor of the `MemberReplica`.
 
     Raises:
-        SnapshotError: the server does not have the state that the member is to begin with.
+        SnapshotError: the server does not have the state from which the member must continue.
         MemberLostError: see `MemberReplica.train`.
     """
     if welcome.epoch >= epochs:

@@ -43,30 +43,30 @@ from distkeras.ps.worker.tables import TableWindows, require_table_windows
 
 log = logging.getLogger(__name__)
 
-#: Windows that are measured, after a first one in which models are compiled.
+#: The number of windows that are measured, after a first one in which the model is compiled.
 MEASURED = 5
-#: Steps of the longest window that is chosen.
+#: Steps of the longest window that may be chosen.
 LONGEST = 1000
-#: Steps of a window while exchanges are measured, if the rule's own is a whole epoch.
+#: Steps of a window during the measurement, if the rule's window is a whole epoch.
 _WHILE_MEASURED = 10
 
 
 class AutoWindow:
     """One worker's communication window, chosen from the duration of its first exchanges.
 
-    With C seconds a step and X an exchange (medians), a window of lambda steps spends X / (X + lambda C) of the time
-    on communication: lambda is the smallest one that keeps this within ``share``. Where exchanges overlap with
-    compute it is the smallest one that hides them: lambda C >= X.
+    With C seconds for a step and X for an exchange (medians), a window of lambda steps spends X / (X + lambda C) of the
+    time on communication: the smallest lambda is chosen that keeps this within ``share``. If exchanges overlap with
+    compute, it is the smallest lambda that hides them: lambda C >= X.
 
     Args:
         rule: the rule, with the window "auto".
         share: the share of the time, in (0, 1).
-        overlap: exchanges will overlap with compute; while they are measured, they do not.
+        overlap: exchanges will overlap with compute, but not during the measurement.
         now: clock, seconds.
 
     Attributes:
-        rule: the rule, with the window in force.
-        chosen: whether that is the measured one.
+        rule: the rule, with the current window.
+        chosen: whether the window was chosen from the measurement.
 
     Raises:
         ConfigurationError: the rule's window is a number.
@@ -83,7 +83,7 @@ class AutoWindow:
         self._step_seconds: list[float] = []
         self._exchange_seconds: list[float] = []
         self._began, self._warming_up = 0.0, True
-        #: The present window's.
+        #: Steps and seconds of the present window.
         self._steps_taken, self._compute_seconds = 0, 0.0
 
     def start(self) -> None:
@@ -117,7 +117,7 @@ class AutoWindow:
 
 
 class BatchLike(Protocol):
-    """What the loop needs to know of a mini-batch; the rest is the replica's business."""
+    """A mini-batch, as the loop sees it; only the replica uses its arrays."""
 
     @property
     def epoch(self) -> int:
@@ -125,11 +125,11 @@ class BatchLike(Protocol):
 
     @property
     def index(self) -> int:
-        """The number within the epoch."""
+        """The position within the epoch."""
 
     @property
     def last(self) -> bool:
-        """Return whether it is the epoch's last one."""
+        """Return whether it is the last mini-batch of the epoch."""
 
     @property
     def size(self) -> int:
@@ -137,17 +137,17 @@ class BatchLike(Protocol):
 
     @property
     def checksum(self) -> int:
-        """The checksum of the rows up to its last one."""
+        """The checksum over all rows up to the last one of this mini-batch."""
 
 
 class WorkerReplica(Replica, Protocol):
     """A `Replica` whose model may carry moving statistics."""
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
-        """Set them; keep no reference to ``vector``."""
+        """Set the moving statistics; keep no reference to ``vector``."""
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
-        """Write them into ``out``."""
+        """Write the moving statistics into ``out``."""
 
 
 def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
@@ -169,19 +169,19 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         rule: the update rule; its worker half runs here.
         payload: returns the buffers for the next commit.
         moving_statistics: size of the moving statistics, 0 for none.
-        overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). A window
-            then begins from the reply to the commit before the one that travels, and its own commit's staleness counts
-            all commits since that reply, the worker's own one among them: 1 where a worker is alone, 2n - 1 where n
-            take turns. The worker keeps its own moving statistics, for those of the reply lack its latest window's.
-            One commit is in progress at a time.
-        windows: chooses the rule's window; None: it is the rule's own.
-        keeper: sends the optimizer's state now and then, and takes over that of an earlier loop; None: neither.
-        tables: the windows whose rows travel; ``batches`` and ``payload`` are theirs. None: the center is one vector.
-        now: stamps the history, seconds since the epoch; None: no history is kept.
+        overlap: compute the next window while a commit is in flight (`Rule.begin_overlapped_window`). A window then
+            begins from the reply to the previous commit. The staleness of its commit counts all commits since that
+            reply, including the worker's own commit in flight: 1 for a single worker, 2n - 1 if n workers take turns.
+            The worker keeps its own moving statistics, because those in the reply lack its latest window. One commit is
+            in flight at a time.
+        windows: chooses the window; None: the rule's window is used.
+        keeper: sends the optimizer's state at intervals, and takes over that of an earlier loop; None: neither.
+        tables: the windows of tables that travel by rows, with their ``batches`` and ``payload``; None: no tables do.
+        now: clock for the history's time stamps, seconds since the epoch; None: no history is kept.
 
     Yields:
-        `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
-        `PostRequest` and `Compute`; those of ``keeper``.
+        `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each of which needs a `Reply`;
+        `PostRequest` and `Compute`; the requests of ``keeper``.
 
     Raises:
         ConfigurationError: ``tables`` with a rule, a window or an option that does not allow them.
@@ -215,8 +215,8 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
             state.occupied = _answered((yield ProbeRequest())).occupied
             due = worker.rule.due(state)
         if due:
-            going_on = yield from worker.exchange(group[-1])
-            if not going_on:
+            continues = yield from worker.exchange(group[-1])
+            if not continues:
                 break
     if worker.posted:
         yield CollectRequest()
@@ -224,10 +224,10 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         yield from keeper.end()
 
 
-#: Where there are no tables.
+#: The rows of a commit without tables.
 _NOTHING: tuple[np.ndarray, ...] = ()
 
-#: Part of the loop: ends with whether to go on.
+#: A part of the loop, which returns whether the loop continues.
 _Exchange = Generator[Request, Reply | None, bool]
 
 
@@ -248,7 +248,7 @@ class _Worker:
         tables: TableWindows | None,
         now: Callable[[], float] | None,
     ) -> None:
-        #: What the rule sees as the center that a reply has.
+        #: Returns the vector that the rule sees as the center, from a reply.
         self._center = _center if tables is None else tables.vector
         self._tables = tables
         self.rule = rule if windows is None else windows.rule
@@ -258,14 +258,14 @@ class _Worker:
         self.state.window = pulled.window
         if pulled.moving_statistics.size:
             replica.load_moving_statistics(pulled.moving_statistics)
-        #: Whether a commit was posted; its reply is not collected yet.
+        #: Whether a commit is in flight: posted, and its reply not collected yet.
         self.posted = False
         self._replica, self._payload, self._windows, self._now = replica, payload, windows, now
         self._keeper = keeper
         self._moving_statistics, self._overlap = moving_statistics, overlap
         self._latest = pulled
         self._first = 0
-        #: The mini-batches of the present window, where it may have to be computed again.
+        #: The mini-batches of the present window, if the rule may refuse its commit.
         self._window: list[BatchLike] = []
         self._history: list[np.ndarray] = []
 
@@ -291,20 +291,20 @@ class _Worker:
         windows = self._windows
         if windows is not None:
             windows.start()
-        statistics = self._read_statistics()  # before any reply's are loaded
+        statistics = self._read_statistics()  # before those of a reply are loaded
         if self.traits.pull_first:
-            going_on = yield from self._pull_and_commit(end, statistics)
+            continues = yield from self._pull_and_commit(end, statistics)
         elif self._overlap and (windows is None or windows.chosen):
-            going_on = yield from self._post(end, statistics)
+            continues = yield from self._post(end, statistics)
         else:
-            going_on = yield from self._commit(end, statistics)
-        if going_on and windows is not None and not self.posted:
+            continues = yield from self._commit(end, statistics)
+        if continues and windows is not None and not self.posted:
             self.rule = windows.exchanged()
-        if going_on and self._keeper is not None and not self.posted:
+        if continues and self._keeper is not None and not self.posted:
             self._keeper.capture()
             yield from self._keeper.send()
         self._end_window()
-        return going_on
+        return continues
 
     def _end_window(self) -> None:
         state = self.state
@@ -320,7 +320,7 @@ class _Worker:
         return statistics
 
     def _pull_and_commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
-        """Make the payload from a center just pulled; the commit is only acknowledged."""
+        """Pull the center, compute the payload from it, and commit; the reply is only an acknowledgement."""
         pulled = _answered((yield PullRequest()))
         self.rule.elastic_exchange(self._replica, self.state, _center(pulled))
         self._take_reply(pulled)
@@ -329,7 +329,7 @@ class _Worker:
         return not acknowledged.stopping
 
     def _commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
-        """Begin the next window from the center in the reply."""
+        """Commit, and begin the next window from the center in the reply."""
         self.rule.fill_payload(self._replica, self.state)
         self._latest = reply = _answered((yield self._record(end, statistics)))
         while reply.refused and not reply.stopping:
@@ -344,7 +344,7 @@ class _Worker:
         return True
 
     def _compute_again(self, refused: Reply) -> Loop:
-        """Take the window's mini-batches again, from the center that came with the refusal."""
+        """Compute the window's mini-batches again, from the center in the reply ``refused``."""
         self.rule.receive(self._replica, self.state, self._center(refused))
         self._take_reply(refused)
         batches = self._window
@@ -355,7 +355,7 @@ class _Worker:
             self.compute(group)
 
     def _post(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
-        """Let the commit travel while the next window is computed, which begins from the reply to the one before."""
+        """Post the commit, and begin the next window from the reply to the previous commit."""
         if self.posted:
             self._latest = _answered((yield CollectRequest()))
             if self._keeper is not None:
@@ -401,7 +401,7 @@ class _Worker:
             self._replica.load_moving_statistics(reply.moving_statistics)
 
     def _take_window(self, reply: Reply) -> None:
-        """Let the next window have the steps that the reply to an applied commit says."""
+        """Set the length of the next window from the reply to an applied commit."""
         self.state.window = reply.window or self.state.window
 
     def _take_rate(self, reply: Reply) -> None:
@@ -432,29 +432,29 @@ def _center(reply: Reply) -> Vector:
 def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome], Loop]) -> None:
     """Drive the worker's loop to its end, then leave.
 
-    A server that was restarted from a snapshot lacks the latest commits, and another attempt may have held the lease in
-    between: the loop then begins again where the partition stands. It also does after a commit that was skipped for its
-    numbers, and after the loss of a worker that this one exchanges with. A job that ends early begins no loop any more.
+    A new loop begins, at the partition's progress, if the server was restarted from a snapshot without the latest
+    commits, if another attempt has held the lease meanwhile, after a skipped commit, and after the loss of a worker
+    with which this one exchanges. If the job ends early, no new loop begins.
 
     Args:
-        welcome: what its `join` returned.
-        begin: returns the loop that continues from there.
+        welcome: the result of the client's `join`.
+        begin: returns the loop that continues from ``welcome``.
     """
     while not welcome.finished:
-        client.forget_residuals()  # they belong to steps that are forgotten
+        client.forget_residuals()
         try:
-            # What begins a loop may ask the server, and find another one.
+            # `begin` may send requests, and raise these errors too.
             with closing(ended_loop() if welcome.stopping else begin(welcome)) as loop:
                 return _drive(client, loop)
         except RestartFromCenter as restart:
             welcome = restart.welcome
         except (LeaseLostError, MemberLostError):
-            # Were this attempt to end now, Spark could take it for the one that counts. It waits for its turn.
+            # If this attempt ended successfully, Spark could take its result and stop the attempt that holds the lease.
             welcome = client.rejoin()
 
 
 def _drive(client: WorkerClient, loop: Loop) -> None:
-    """Answer the loop's requests until it ends, and leave."""
+    """Answer the loop's requests until it ends, then leave."""
     try:
         reply: Reply | None = None
         while True:
@@ -491,5 +491,5 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
 
 
 def ended_loop() -> Loop:
-    """Return a loop that asks for nothing."""
+    """Return a loop without requests."""
     yield from ()

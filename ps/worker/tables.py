@@ -1,4 +1,4 @@
-"""The rows of tables that a worker's windows touch: what it asks for, and what it sends."""
+"""The rows of tables that a worker's windows touch: those that it requests, and those that it sends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Window(NamedTuple):
     """The mini-batches of one communication window, and the rows that they touch.
 
     Args:
-        batches: in order; the ids in them are local ones, numbers of rows of the small table.
+        batches: in order; the ids in them are local: row numbers in the replica's small table.
         rows: of each table, strictly ascending, at most its `TableShape.most`.
-        places: for each of the ``rows``, its number in the small table, int64; none: they are there in their order.
+        places: for each of the ``rows``, its number in the small table, int64; empty: they are in the same order.
     """
 
     batches: Sequence[BatchLike]
@@ -32,16 +32,16 @@ class Window(NamedTuple):
 
 
 class TableWindows:
-    """Follows the windows of one loop, and knows the next one: its rows come with the reply to the present one.
+    """Follows the windows of one loop, one window ahead: the reply to a commit contains the next window's rows.
 
-    The replica and the worker half of the rule see one flat vector: the dense variables, then each table as one of
-    `TableShape.most` rows, the window's at its head and zeros behind them.
+    The replica and the worker half of the rule see one flat vector: the dense variables, then each table as a small
+    table of `TableShape.most` rows, which begins with the window's rows and is filled up with zeros.
 
     Args:
         shapes: of the tables.
-        dense: elements in front of the tables.
-        windows: the windows, as long as the rule's, none across an epoch's end.
-        outgoing: returns the memory for what the next commit sends, such a vector; None: it is the same for all.
+        dense: number of elements before the tables.
+        windows: the windows, of the rule's length; none crosses the end of an epoch.
+        outgoing: returns such a vector as memory for the next commit; None: all commits use the same memory.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class TableWindows:
         self._present: Window | None = None
         self._next: Window | None = None
         self._looked_ahead = False
-        #: Mini-batches of the present window that are still to come.
+        #: The remaining mini-batches of the present window.
         self._left = 0
-        # The rule still reads the one before while the next one is made.
+        # Two vectors: the rule still reads the previous one while the next one is written.
         self._vectors = [np.zeros(self.size, np.float32), np.zeros(self.size, np.float32)]
-        #: Where the rows in each vector end, table by table.
+        #: The end of the rows in each vector, table by table.
         self._ends = [[span.start for span in self._spans] for _ in self._vectors]
         self._payload = (np.zeros(self.size, np.float32),)
         memory = np.empty(0 if outgoing else self.size, np.float32)
         self._outgoing: Callable[[], Vector] = outgoing or (lambda: memory)
 
     def __iter__(self) -> Iterator[BatchLike]:
-        """The mini-batches of all windows."""
+        """Yield the mini-batches of all windows."""
         while (window := self._look_ahead()) is not None:
             self._present, self._next, self._looked_ahead = window, None, False
             self._left = len(window.batches)
@@ -84,7 +84,7 @@ class TableWindows:
 
     @property
     def touched(self) -> tuple[Ids, ...]:
-        """Return the rows of the present window; raise LocalProtocolError if that is not complete."""
+        """The rows of the present window; raise LocalProtocolError if the window is not complete."""
         if self._present is None or self._left:
             raise LocalProtocolError(
                 f"a window must be committed at its end. Received: a commit with {self._left} mini-batches left in it"
@@ -93,15 +93,15 @@ class TableWindows:
 
     @property
     def wants(self) -> tuple[Ids, ...]:
-        """The rows of the window that follows the present one; none if the data ends."""
+        """The rows of the next window; empty arrays if the data ends."""
         window = self._look_ahead()
         return tuple(NO_IDS for _ in self._shapes) if window is None else window.rows
 
     def vector(self, reply: Reply) -> Vector:
-        """Return the dense center and the rows of ``reply`` as one vector; the one before stays as it is.
+        """Return the dense center and the rows of ``reply`` as one vector; the previous vector does not change.
 
         Raises:
-            RemoteProtocolError: the reply has other rows than were asked for.
+            RemoteProtocolError: the reply does not have the requested rows.
         """
         assert reply.center is not None, "the driver of the loop must answer a pull with the center"
         window = self._present if reply.refused else self._look_ahead()
@@ -132,7 +132,7 @@ class TableWindows:
         return self._payload
 
     def moved(self, part: Vector) -> tuple[Vector, tuple[Vector, ...]]:
-        """Return copies of the dense part of a payload, and of its rows at `touched` of each table, to be sent."""
+        """Return copies of the dense part of a payload and of its `touched` rows of each table, to be sent."""
         touched, out, moved = self.touched, self._outgoing(), list[Vector]()
         out[: self._dense] = part[: self._dense]
         for number, (span, ids) in enumerate(zip(self._spans, touched, strict=True)):
@@ -151,7 +151,7 @@ def require_table_windows(rule: Rule, *, overlap: bool) -> None:
     """Raise a ConfigurationError unless a worker may send tables by rows under ``rule``.
 
     Args:
-        overlap: whether windows overlap with exchanges, or are chosen meanwhile.
+        overlap: whether windows overlap with exchanges, or have their length chosen during training.
     """
     if not rule.traits.rows or overlap or not isinstance(rule.window, int):
         raise ConfigurationError(

@@ -38,7 +38,7 @@ class Condition(AbstractContextManager[bool], Protocol):
         """Wait until notified, for ``timeout`` seconds at most; the caller holds the lock."""
 
     def notify_all(self) -> None:
-        """Wake all who wait; the caller holds the lock."""
+        """Wake all waiting threads; the caller holds the lock."""
 
 
 class Flag(Protocol):

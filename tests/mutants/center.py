@@ -172,8 +172,8 @@ CENTER = (
     Mutant(
         "moving statistics are averaged by workers",
         CENTER_FILE,
-        "            self.leases[one.worker].steps = one.steps\n",
-        "            self.leases[one.worker].steps = 1\n",
+        "            self.leases[member.worker].steps = member.steps\n",
+        "            self.leases[member.worker].steps = 1\n",
         "BatchNormalization's statistics are not weighted by steps",
         (*_TESTS, "tests/ps/simulation/test_server_equals_simulator.py"),
     ),
@@ -228,7 +228,7 @@ CENTER = (
     Mutant(
         "a view that was made with its commit has who has left since",
         CENTER_FILE,
-        "                self._view_ahead.forget()  # the rule may take something out of what it was made of\n",
+        "                self._view_ahead.forget()  # `rule.leave` may change the vectors from which it was computed\n",
         "",
         "a worker is sent ahead by the momentum of one that is gone",
         ("tests/ps/center/test_view_ahead.py",),

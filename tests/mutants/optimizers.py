@@ -29,8 +29,8 @@ OPTIMIZERS = (
     Mutant(
         "a skipped commit leaves the state",
         "ps/center/center.py",
-        "lease.optimizer = None  # what",
-        "pass  # what",
+        "lease.optimizer = None  # the",
+        "pass  # the",
         "what led to a NaN is loaded again",
         _AT_SERVER,
     ),

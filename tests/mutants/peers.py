@@ -79,8 +79,8 @@ PEERS = (
     Mutant(
         "the clock counts a sum once",
         _CENTER,
-        "            self.clock += 1\n            self.leases[one.worker].steps",
-        "            self.clock += one is commit\n            self.leases[one.worker].steps",
+        "            self.clock += 1\n            self.leases[member.worker].steps",
+        "            self.clock += member is commit\n            self.leases[member.worker].steps",
         "commits of the ledger have the same clock",
         _SUMS,
     ),

@@ -95,7 +95,7 @@ RESUME = (
     Mutant(
         "a partition with more epochs keeps what had left the sum",
         SNAPSHOTS,
-        "            lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left\n"
+        "            lease.move(LeaseState.FREE)  # its new vectors stay: `Rule.leave` has consumed the saved ones\n"
         "            continue\n",
         "            lease.move(LeaseState.FREE)\n",
         "DANA's sum of momenta is not the sum of them",
@@ -170,7 +170,7 @@ RESUME = (
     Mutant(
         "a claim that is not served under stays",
         SNAPSHOTS,
-        "            self._ownership.withdraw()  # no server uses it, and it must not block another one\n",
+        "            self._ownership.withdraw()  # the unused claim must not block another server\n",
         "",
         "two drivers that begin together both give up",
         _OWNERSHIP,

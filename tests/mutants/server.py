@@ -192,8 +192,8 @@ SERVER = (
     Mutant(
         "the newest stranger makes room",
         "ps/server/admission.py",
-        "oldest = next(pending for pending in staying if",
-        "oldest = next(pending for pending in reversed(staying) if",
+        "oldest = next(pending for pending in candidates if",
+        "oldest = next(pending for pending in reversed(candidates) if",
         "a crowd that came first keeps everybody out",
         (*_ADMISSION, "tests/ps/server/test_hostile.py"),
     ),

@@ -256,8 +256,8 @@ TABLES = (
     Mutant(
         "a driver reads all blocks into the first one's place",
         DRIVER_FILE,
-        "            out[asked.start : asked.start + asked.count] = answer.rows",
-        "            out[: asked.count] = answer.rows",
+        "            out[request.start : request.start + request.count] = answer.rows",
+        "            out[: request.count] = answer.rows",
         "a table is read as its last block",
         _SOCKETS,
     ),

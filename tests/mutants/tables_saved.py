@@ -112,7 +112,7 @@ TABLES_SAVED = (
     Mutant(
         "the merged file has rows that a whole file has replaced",
         WRITER,
-        "            stays &= (ids < later.start) | (ids >= later.stop)\n",
+        "            valid &= (ids < later.start) | (ids >= later.stop)\n",
         "            pass\n",
         "old rows come back",
         _TESTS,
@@ -160,7 +160,7 @@ TABLES_SAVED = (
     Mutant(
         "another job's tables",
         "ps/checkpoint/snapshots.py",
-        "        before[partial:] != now[partial:] for before,",
+        "        before[skipped:] != now[skipped:] for before,",
         "        before[2:] != now[2:] for before,",
         "a job goes on with tables of another size",
         _TESTS,

@@ -151,7 +151,7 @@ TRANSPORT = (
     Mutant(
         "residuals outlive their steps",
         "ps/worker/loop.py",
-        "        client.forget_residuals()  # they belong to steps that are forgotten\n",
+        "        client.forget_residuals()\n",
         "",
         "with int8, a worker that begins again adds what its forgotten steps rounded off",
         ("tests/ps/server/test_wire_format.py",),
