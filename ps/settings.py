@@ -1,8 +1,8 @@
-"""The options of a job's server and workers: typed, and checked once, where they are built.
+"""The options of a job's server and workers: typed, and checked once, when they are constructed.
 
-An option of the server is one field of `ServerSettings`, and the code that uses it: the command line
-(``python -m distkeras.ps serve``) has a flag for each field, with the text of the docstring, and `ServerProcess` passes
-all fields to its child. Secrets are not settings.
+An option of the server is one field of `ServerSettings`. The command line (``python -m distkeras.ps serve``) has a flag
+for each field, with the text of the docstring, and `ServerProcess` passes all fields to its child. Secrets are not
+settings.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class ServerSettings:
         learning_rate: the server's, a number or a schedule over its clock (gradient rules).
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
         measure_gap: record the gap of each commit.
-        max_skipped: commits with a NaN or infinity that are left out before one of them ends the job.
+        max_skipped: commits with a NaN or infinity that are skipped before a further one ends the job.
         host: address to bind.
         port: port to bind; 0: one that is free.
         deadlines: of every wait.
         checkpoint: where and how often to save the server's state; None: nowhere.
-        max_body: bytes of the largest initial center that is taken.
+        max_body: bytes of the largest initial center that is accepted.
         authenticate_vectors: without TLS, tags also cover the long vectors of commits and of the center.
-        tables: the tables whose rows travel one by one, next to the center's vector (`Traits.rows`).
+        tables: the tables that travel by rows, in addition to the center's vector (`Traits.rows`).
         relays: "host": the workers of each host are a group, whose movements one of them, the relay, sends as one
-            commit; a number: there are so many groups, in the order of the workers. None: each worker commits alone.
+            commit; a number: the number of groups, in the order of the workers. None: each worker commits alone.
     """
 
     rule: Rule
@@ -86,7 +86,7 @@ class ServerSettings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ServerSettings:
-        """Return the settings of `to_json`; raise a ConfigurationError if one of them cannot work."""
+        """Return the settings that `to_json` encoded; raise a ConfigurationError if one is invalid."""
         return cls(**{name: _FROM_JSON[name](value) if name in _FROM_JSON else value for name, value in values.items()})
 
 
@@ -98,11 +98,11 @@ class WorkerSettings:
         rule: the update rule.
         workers: number of workers of the job.
         wire_format: the format of vectors between workers and server: "float32", "bfloat16" or "int8".
-        overlap: compute the next window while a commit and its reply travel.
-        threads: compute threads of one worker; None: as many as Spark gives cores to a task.
-        keep_optimizer: send the optimizer's state to the server now and then, and begin with the one that is there.
-        shared_memory: exchange vectors with a server on the same host through memory that both map, where that works.
-        relays: as the server's.
+        overlap: compute the next window while a commit and its reply are in flight.
+        threads: compute threads of one worker; None: the number of cores that Spark gives to a task.
+        keep_optimizer: send the optimizer's state to the server at intervals, and begin with the state that it keeps.
+        shared_memory: exchange vectors with a server on the same host through shared memory, if possible.
+        relays: see `ServerSettings`.
         deadlines: of every wait.
     """
 
@@ -197,7 +197,7 @@ def _json_of(value: Any) -> Any:
     return value
 
 
-#: How the fields are restored that JSON has no type for.
+#: The functions that decode the fields for which JSON has no type.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "rule": lambda value: rules.make(value["name"], **value["hyper_parameters"]),
     "deadlines": lambda value: Deadlines(**value),

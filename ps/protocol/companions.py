@@ -1,13 +1,13 @@
-"""The commits of one group in one message: a sum of movements, and what it is the sum of.
+"""The commits of one group in one message: the sum of their movements, and the identity of each commit.
 
-The workers of a host are a group. Each computes its window; the relay, which is one of them, adds the movements up and
-sends them as its own `Commit`, whose ``companions`` say for each of the others what its commit would have said.
+The workers of a host are a group. Each computes its window; the relay, which is one of them, adds the movements and
+sends the sum as its own `Commit`, whose ``companions`` have the fields of the other workers' commits.
 
 Rules:
 
-1. Terms are added up in the order of the workers' numbers, so a sum does not depend on who came first.
-2. A companion is named by its attempt and by the number of its connection to the server: a worker that has joined
-   again since can be in no earlier sum.
+1. Terms are added in the order of the workers' numbers, so a sum does not depend on the order of arrival.
+2. A companion is identified by its attempt and by the number of its connection to the server: an earlier sum with a
+   worker that has joined again since is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, Commit
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.rules.base import Vector, all_finite, total_of
 
-#: One row a companion; all columns have eight bytes.
+#: The dtype of one companion; all columns have eight bytes.
 COMPANION = np.dtype(
     [
         *[(name, "<i8") for name in ("worker", "attempt", "connection", "sequence", "epoch", "first", "last")],
@@ -35,11 +35,11 @@ _WIDTH = COMPANION.itemsize // 8
 
 
 class Companion(NamedTuple):
-    """A worker whose movement is in the sum of another one's commit.
+    """A worker whose movement is part of the relay's commit.
 
     Args:
         connection: number of the worker's connection to the server, as in its `Hello`.
-        commit: what it would have sent, without parts and moving statistics.
+        commit: the worker's own commit; at the server without parts and moving statistics.
     """
 
     connection: int
@@ -47,12 +47,12 @@ class Companion(NamedTuple):
 
 
 def is_finite(commit: Commit) -> bool:
-    """Return whether there is no NaN or infinity in what ``commit`` would add to a sum."""
+    """Return whether the parts and moving statistics of ``commit`` are finite."""
     return all(map(all_finite, (*commit.parts, commit.moving_statistics)))
 
 
 def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) -> Commit:
-    """Return a group's commit: the relay's ``own``, with those of ``others``, summed in the memory ``parts``."""
+    """Return a group's commit: that of the relay, ``own``, with those of ``others``, summed in the memory ``parts``."""
     if not others:
         return replace(own, grouped=True)
     commits = sorted([own, *(other.commit for other in others)], key=lambda commit: commit.worker)

@@ -1,8 +1,8 @@
-"""Wire formats: float32 vectors as fewer bytes, and back.
+"""Wire formats: lossy encodings of float32 vectors in fewer bytes.
 
-A codec belongs to one connection, since it has scratch memory of one block. Vectors are float32 of shape ``(size,)``,
-encoded ones uint8 of shape ``(nbytes,)``; the caller owns them. A number that is not finite is not finite after
-decoding either, and leaves the others finite, so that a check finds it where it was.
+A codec belongs to one connection, because it has scratch memory of one block. Vectors are float32 of shape ``(size,)``,
+encoded vectors uint8 of shape ``(nbytes,)``; the caller owns them. A NaN or infinity is decoded as a number that is not
+finite at the same place, and the other numbers stay finite, so that a check of the decoded vector finds it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from distkeras.ps.validate import invalid, require_choice
 
 
 class Codec(ABC):
-    """A wire format for vectors of ``size`` elements, which are written and read in blocks of at most `BLOCK`."""
+    """A wire format for vectors of ``size`` elements, which are encoded and decoded in blocks of at most `BLOCK`."""
 
-    #: Whether it is too coarse without error feedback: a worker then adds to each commit the quantization residual
-    #: of the commits before; a reply to a commit holds the change since the reply before.
+    #: Whether it is too coarse without error feedback. Then a worker adds the quantization residual of its earlier
+    #: commits to each commit, and a reply to a commit contains the change since the previous reply.
     needs_error_feedback: ClassVar[bool] = False
     #: Bytes before the elements of a block, and of each element.
     _head: ClassVar[int] = 0
@@ -45,29 +45,29 @@ class Codec(ABC):
     def _decode(self, data: np.ndarray, out: Vector) -> None: ...
 
     def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector) -> bool:
-        """Write ``block``, and into ``out``, which may be it, what `_decode` reads; return whether it is finite."""
+        """Encode ``block``, and decode it into ``out``, which may be ``block``; return True if it is surely finite."""
         self._encode(block, data)
         self._decode(data, out)
         return False
 
     def known_finite(self, data: np.ndarray) -> bool:
-        """Return True where a quick look shows that `decode` makes only finite numbers; False means unknown."""
+        """Return True if a quick check shows that all decoded numbers are finite; False means unknown."""
         return False
 
     def encode(self, vector: Vector, out: np.ndarray) -> None:
-        """Write ``vector``."""
+        """Encode ``vector`` into ``out``."""
         with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 self._encode(vector[stretch], data)
 
     def decode(self, data: np.ndarray, out: Vector) -> None:
-        """Read what `encode` wrote; any bytes are a vector."""
+        """Decode ``data`` into ``out``; any bytes are valid."""
         with _without_numeric_warnings():
             for stretch, piece in self._blocks(data):
                 self._decode(piece, out[stretch])
 
     def encode_with_residual(self, vector: Vector, rest: Vector, out: np.ndarray) -> None:
-        """Write ``vector + rest`` and leave in ``rest`` what is rounded off; 0 for a number that is not finite."""
+        """Encode ``vector + rest``, and set ``rest`` to the rounding error; 0 for a number that is not finite."""
         with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 kept = rest[stretch]
@@ -79,36 +79,36 @@ class Codec(ABC):
                     kept[~np.isfinite(kept)] = 0.0
 
     def encode_change(self, vector: Vector, known: Vector, out: np.ndarray) -> None:
-        """Write ``vector - known``, and move ``known`` to what `decode_change` gives the reader, to the bit.
+        """Encode ``vector - known``, and set ``known`` to the result of the reader's `decode_change`, to the bit.
 
-        What is rounded off is part of the next change, so that it does not add up.
+        The next change includes the rounding error, so that errors do not accumulate.
         """
         with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
-                there = known[stretch]
-                change = self._scratch[: there.size]
-                np.subtract(vector[stretch], there, out=change)
+                known_block = known[stretch]
+                change = self._scratch[: known_block.size]
+                np.subtract(vector[stretch], known_block, out=change)
                 self._encode_and_read(change, data, change)
-                there += change
+                known_block += change
 
     def decode_change(self, data: np.ndarray, known: Vector, out: Vector) -> None:
-        """Read what `encode_change` wrote, for a reader that has ``known``, which stays as it is."""
+        """Decode a change of ``known`` that `encode_change` wrote; ``known`` is not modified."""
         with _without_numeric_warnings():
             for stretch, piece in self._blocks(data):
                 self._decode(piece, out[stretch])
                 out[stretch] += known[stretch]
 
     def _blocks(self, data: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield where each block's elements are, and its bytes of ``data``."""
+        """Yield the elements of each block, as a slice, and its bytes in ``data``."""
         step = self._head + self._width * BLOCK
         for number, start in enumerate(range(0, self.size, BLOCK)):
             yield slice(start, start + BLOCK), data[number * step : (number + 1) * step]
 
 
 class BFloat16(Codec):
-    """The upper half of each float32, rounded to nearest, ties to even; 2 bytes an element.
+    """The upper half of each float32, rounded to nearest, ties to even; 2 bytes per element.
 
-    An element is off by at most 2^-8 of itself, or 2^-134 where that is more. Finite numbers from
+    The error of an element is at most 2^-8 of its value or 2^-134, the larger of both. Finite numbers from
     (2 - 2^-8) * 2^127 = 3.396e38 on become infinite.
     """
 
@@ -124,21 +124,21 @@ class BFloat16(Codec):
 class Int8(Codec):
     """Each block as a float32 (little-endian) ``scale = max(max|x| / 127, 2^-126)``, and integers ``x / scale``.
 
-    They are rounded to nearest, ties to even, and take 1 byte an element. An element is off by at most
-    (1/2 + 2^-16) scale: 1/254 of the block's largest, where that is above 127 * 2^-126. A zero stays a zero. Numbers
-    within 2^-22 of float32's largest, relatively, may become infinite.
+    They are rounded to nearest, ties to even, and take 1 byte per element. The error of an element is at most
+    (1/2 + 2^-16) scale: 1/254 of the block's largest absolute value, if that is above 127 * 2^-126. A zero stays a
+    zero. Numbers within a relative distance of 2^-22 from float32's largest may become infinite.
 
-    In a block with a number that is not finite, scale is NaN; there 1 stands for such a number, which is read as NaN,
-    and 0 for any other, which is read as 0.
+    In a block with a NaN or infinity, scale is NaN; then the integer 1 marks such a number, which is decoded as NaN,
+    and 0 marks any other, which is decoded as 0.
     """
 
     needs_error_feedback = True
     _head = 4
     _width = 1
-    _SMALLEST: ClassVar[float] = 2.0**-126  # a smaller scale would be a subnormal one, and not exact enough
-    #: Added to a number of at most 2^22, leaves the integer next to it in the low bits: ties to even, and no -0.
+    _SMALLEST: ClassVar[float] = 2.0**-126  # a smaller scale would be subnormal, and not exact enough
+    #: Adding this to a number of at most 2^22 leaves the nearest integer in the low bits: ties to even, and no -0.
     _ROUNDING: ClassVar[np.float32] = np.float32(1.5 * 2**23)
-    #: Decoded numbers are finite if the largest is at most this.
+    #: If the largest number of a block is at most this, its decoded numbers are finite.
     _TAME: ClassVar[float] = 2.0**126
 
     def __init__(self, size: int) -> None:
@@ -168,7 +168,7 @@ class Int8(Codec):
         return largest <= self._TAME
 
     def known_finite(self, data: np.ndarray) -> bool:
-        """Look at the scales only: all integers are at most 128."""
+        """Check the scales only: the integers are at most 128."""
         step = self._head + BLOCK
         scales = np.ndarray((-(-self.size // BLOCK),), "<f4", data, strides=(step,))
         with _without_numeric_warnings():
@@ -184,7 +184,7 @@ class Int8(Codec):
 
 
 def _without_numeric_warnings() -> np.errstate:
-    # Overflow, infinity and NaN are looked for where vectors are checked.
+    # The server checks decoded vectors for NaN and infinity.
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -218,26 +218,26 @@ def require_format(wire_format: str, rule: Rule) -> None:
 class WorkerFormat:
     """A worker's end of a wire format, one of `FORMATS`: encodes commits, decodes replies.
 
-    A format without `nbytes` has nothing to encode.
+    If `nbytes` is None, vectors are not encoded.
     """
 
     def __init__(self, wire_format: str, size: int) -> None:
         self._codec = codec_of(wire_format, size)
-        #: Bytes of an encoded vector; None where vectors are sent as they are.
+        #: Bytes of an encoded vector; None: vectors are not encoded.
         self.nbytes = None if self._codec is None else self._codec.nbytes
         self._encoded: tuple[np.ndarray, ...] = ()
-        #: Whether that is memory of a connection, which may be gone.
+        #: Whether `_encoded` is shared memory of a connection, which may be lost.
         self._borrowed = False
         self._residuals: tuple[Vector, ...] = ()
 
     def forget_residuals(self) -> None:
-        """Drop the residuals, whose steps do not count."""
+        """Discard the residuals, because their steps were discarded."""
         self._residuals = ()
 
     def encode(self, parts: tuple[Vector, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
-        """Return the parts of the next commit, encoded until the next call.
+        """Return the encoded parts of the next commit, valid until the next call.
 
-        They are written to ``memory``, which has an array of `nbytes` for each part, if there is one.
+        They are written to ``memory``, which has an array of `nbytes` for each part; if it is empty, to own memory.
         """
         codec = self._codec
         assert codec is not None, "vectors of this format are sent as they are"
@@ -256,7 +256,7 @@ class WorkerFormat:
         return self._encoded
 
     def restore_residuals(self, parts: tuple[Vector, ...]) -> None:
-        """Restore what was carried over into the latest commit, of ``parts``, which was refused."""
+        """Restore the residuals from before the latest commit, of ``parts``, which was refused."""
         for part, data, rest in zip(parts, self._encoded, self._residuals, strict=False):
             assert self._codec is not None
             read = np.empty_like(part)
@@ -268,12 +268,12 @@ class WorkerFormat:
         """Write the center of an encoded ``reply`` into ``out``, another vector than ``known``.
 
         Args:
-            reply: as it came, with ``packed``.
-            known: the center of the reply before; None: there was none.
+            reply: a reply with ``packed``.
+            known: the center of the previous reply; None: there was none.
             out: receives the center.
 
         Raises:
-            RemoteProtocolError: the reply is not encoded as agreed, or is a change although nothing came before it.
+            RemoteProtocolError: the reply is not encoded as agreed, or is a change without a previous reply.
         """
         codec, sizes = self._codec, (reply.center.size, reply.packed.size)
         if codec is None or sizes != (0, codec.nbytes) or (codec.needs_error_feedback and known is None):
@@ -292,7 +292,7 @@ class PeerFormat:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        #: What the peer has, to the bit, with a format that needs error feedback; None: nothing yet.
+        #: The peer's center, to the bit, with a format that needs error feedback; None: it has none yet.
         self._known: Vector | None = None
 
     def decode(self, commit: Commit, out: Sequence[Vector]) -> None:
@@ -301,12 +301,12 @@ class PeerFormat:
             self.codec.decode(data, part)
 
     def encode(self, reply: CenterReply, take: Callable[[], np.ndarray], *, whole: bool) -> CenterReply:
-        """Return ``reply``, which has the center as a vector, as it is sent.
+        """Return ``reply`` encoded.
 
         Args:
             reply: with the center as a vector.
             take: returns the memory for an encoded vector.
-            whole: do not send a change of what the peer has.
+            whole: send the center, not a change of the peer's center.
         """
         codec, center = self.codec, reply.center
         if not codec.needs_error_feedback:

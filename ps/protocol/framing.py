@@ -1,28 +1,28 @@
 """A connection without I/O: the handshake, then frames; bytes in, messages out, and back.
 
-In the handshake both ends prove that they hold the job's key. The server sends a nonce; the client answers with its
-proof, HMAC-SHA256 over both nonces, and a nonce of its own; the server proves itself over the same two. Proofs are
-compared in constant time. Until then only the handshake is read, in frames of a few hundred bytes at most. The server
-says whether tags cover the long vectors, and both proofs cover that. From then on each frame has a tag (`Seal`), with a
-key that the same nonces give to its direction.
+In the handshake both ends prove that they hold the job's key. The server sends a nonce; the client answers with its own
+nonce and its proof, HMAC-SHA256 over both nonces; the server answers with its proof over the same nonces. Proofs are
+compared in constant time. During the handshake only its messages are accepted, in frames of a few hundred bytes at
+most. The server announces whether tags also cover the long vectors, and both proofs cover this flag. After the
+handshake each frame has a tag (`Seal`); the key of each direction is derived from the nonces.
 
 A frame is a fixed header, the message's fields, a table of its arrays, a tag, and the arrays' raw bytes::
 
     magic 4 | version 1 | code 1 | arrays 2 | fields 4 | body 8      (big-endian)
-    fields:  every number as 8 bytes, every string as length 4 + UTF-8; how many vectors a tuple has, and how many
-             columns an array of rows, as 8 bytes
+    fields:  every number as 8 bytes, every string as length 4 + UTF-8; the number of vectors of a tuple, and the number
+             of columns of an array of rows, as 8 bytes
     table:   for each array: dtype 1, elements 8; dtype + 4 × slot + 128 for a vector that is in shared memory
-    tag:     16 bytes, from the handshake on: see `Seal`
+    tag:     16 bytes, after the handshake: see `Seal`
     body:    the arrays, little-endian, one after the other
 
 Rules:
 
-1. Every length is checked against its bound before anything is allocated for it.
-2. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
+1. Every length is checked against its bound before memory is allocated for it.
+2. Arrays are received directly into the memory that ``allocate`` returns, without a copy.
 3. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
-4. A peer waits for the answer before it sends on: one frame at a time, each way. Members of a job, which may send
-   several in a row, read nothing beyond a frame (``read_ahead=False``).
-5. A vector in shared memory (`shared_slots`) does not travel: it has no bytes in the body, and no tag covers it.
+4. A peer waits for the reply before it sends the next frame: one frame at a time is in flight in each direction.
+   Members of a job may send several in a row, so they never read beyond a frame (``read_ahead=False``).
+5. A vector in shared memory (`shared_slots`) has no bytes in the body, and no tag covers it.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from distkeras.ps.protocol.messages import (
 from distkeras.ps.protocol.shared_slots import MOST_SLOTS, SharedSlots
 
 TAG_BYTES = 16
-#: Bytes of an array above which it counts as long.
+#: The largest array, in bytes, that is always covered by the tag.
 LONG = 4096
 
 Octets = bytes | bytearray
 
 _NUMBER = struct.Struct(">Q")
 _BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows, PeerVector)
-#: Of histories and row numbers, which are no vectors.
+#: The dtypes of histories and row numbers, which tags always cover.
 _NO_VECTOR = (np.dtype("<f8"), np.dtype("<i8"))
 
 
 class Seal:
-    """The tags of one direction of one connection, frame by frame.
+    """Computes the authentication tags of one direction of a connection, frame by frame.
 
     Args:
         key: the key of this direction, 32 bytes.
@@ -102,7 +102,7 @@ class Seal:
         return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
 
     def check(self, tag: Octets, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> None:
-        """Raise a RemoteProtocolError unless ``tag`` is that of the next frame; the arguments are those of `tag`."""
+        """Raise a RemoteProtocolError unless ``tag`` is that of the next frame; other arguments as for `tag`."""
         if not hmac.compare_digest(tag, self.tag(kind, head, arrays)):
             raise RemoteProtocolError(
                 "the tag of a frame does not match: it was changed, repeated or reordered on its way. "
@@ -112,7 +112,7 @@ class Seal:
 
 MAGIC = b"DKPS"
 VERSION = 16
-#: Bytes that are read along with a header, to save a system call: more than a commit's fields.
+#: Bytes that are read with a header, to save a system call; more than a commit's fields have.
 READ_AHEAD = 256
 
 _HEADER = struct.Struct(">4sBBHIQ")
@@ -120,13 +120,13 @@ _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
 _DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-#: Of an array's code in the table: its dtype's, 2 bits, then its slot, then whether it has one.
+#: The bits of an array's code in the table: the dtype's code, the slot, and a flag that the array is in a slot.
 _DTYPE_BITS, _SLOT_BITS, _IN_SLOT = 2, 5, 0x80
 assert len(_DTYPES) <= 1 << _DTYPE_BITS
 assert MOST_SLOTS <= 1 << _SLOT_BITS
 _TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 
-#: Returns the memory for an array that is about to arrive: message type, dtype, elements.
+#: Returns the memory for an arriving array, from message type, dtype and number of elements.
 Allocate = Callable[[type[Message], np.dtype, int], np.ndarray]
 
 
@@ -145,7 +145,7 @@ class EndOfStream:
 
 
 class _ArrayField(NamedTuple):
-    """A field that holds an array, or a tuple of ``several``; or one with two dimensions, if it has ``rows``."""
+    """A field with an array, which has two dimensions if ``rows``; or with a tuple of arrays, if ``several``."""
 
     name: str
     dtype_code: int
@@ -155,7 +155,7 @@ class _ArrayField(NamedTuple):
 
 @dataclass(frozen=True)
 class _Schema:
-    """How one message type is laid out: its numbers in one struct, then its strings; its arrays in field order."""
+    """The layout of a message type: its numbers in one struct, then its strings, then its arrays in field order."""
 
     kind: type[Message]
     numbers: tuple[str, ...]
@@ -200,7 +200,7 @@ _SCHEMAS = {kind: _schema_of(kind) for kind in MESSAGES}
 
 
 def _arrays_of(message: Message, schema: _Schema) -> tuple[list[tuple[str, np.ndarray, int]], dict[str, int]]:
-    """Return the arrays of ``message``, each with its field and its dtype's code, and what the fields say of them."""
+    """Return the arrays of ``message``, each with its field and dtype code, and the counts that its fields contain."""
     arrays: list[tuple[str, np.ndarray, int]] = []
     counts: dict[str, int] = {}
     for name, code, several, rows in schema.arrays:
@@ -218,12 +218,12 @@ def _arrays_of(message: Message, schema: _Schema) -> tuple[list[tuple[str, np.nd
 
 
 def encode(message: Message, seal: Seal | None = None, slots: SharedSlots | None = None) -> list[bytes | memoryview]:
-    """Return the frame of ``message`` as buffers to be sent one after the other; arrays are not copied.
+    """Return the frame of ``message`` as consecutive buffers; arrays are not copied.
 
-    The frame has a tag if there is a ``seal``. With ``slots``, vectors are left there where they may be.
+    The frame has a tag if there is a ``seal``. With ``slots``, vectors are placed there if possible.
 
     Raises:
-        LocalProtocolError: this is not a message, or an array has a dtype that does not travel.
+        LocalProtocolError: this is not a message, or an array has an unsupported dtype.
     """
     kind = type(message)
     schema = _SCHEMAS.get(kind)
@@ -233,7 +233,7 @@ def encode(message: Message, seal: Seal | None = None, slots: SharedSlots | None
     values = [counts[name] if name in counts else getattr(message, name) for name in schema.numbers]
     fields = [schema.packer.pack(*values)]
     for name in schema.strings:
-        text = getattr(message, name).encode(errors="backslashreplace")  # half a surrogate pair, from a file's name
+        text = getattr(message, name).encode(errors="backslashreplace")  # a file's name may have a lone surrogate
         fields += (_LENGTH.pack(len(text)), text)
     body = 0
     traveling: list[np.ndarray] = []
@@ -255,7 +255,7 @@ def encode(message: Message, seal: Seal | None = None, slots: SharedSlots | None
 
 
 class _Frame(NamedTuple):
-    """What a header says of its frame, and the memory for what follows it."""
+    """The content of a header, and the memory for the fields and the tag that follow it."""
 
     schema: _Schema
     arrays: int
@@ -271,7 +271,7 @@ def _check_rows(name: str, columns: int, size: int) -> None:
 
 
 class _Entry(NamedTuple):
-    """What the table says of an array: its dtype's code, its elements, and its slot; None: it is in the body."""
+    """An entry of the table: the array's dtype code, its number of elements, and its slot; None: it is in the body."""
 
     code: int
     size: int
@@ -282,7 +282,7 @@ class _Entry(NamedTuple):
 
     @classmethod
     def of(cls, code: int, size: int) -> _Entry:
-        """Return the entry of these two numbers."""
+        """Return the entry that the wire encodes as these two numbers."""
         if not code & _IN_SLOT:
             return cls(code, size, None)
         slot = code >> _DTYPE_BITS & (1 << _SLOT_BITS) - 1
@@ -301,7 +301,7 @@ def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[_Entry]]:
     at = schema.packer.size
     table = len(fields) - _ENTRY.size * frame.arrays
     for name in schema.strings:
-        # The strings before it may have taken the room of its length.
+        # The previous strings may have used up the fields, so that even the length is missing.
         length = _LENGTH.unpack_from(fields, at)[0] if at + _LENGTH.size <= table else table
         at += _LENGTH.size
         if at + length > table:
@@ -317,7 +317,7 @@ def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[_Entry]]:
 
 
 def _check_slots(kind: type[Message], entries: list[_Entry], slots: SharedSlots | None) -> None:
-    """Check that the arrays that are not in the body are where the peer may leave them."""
+    """Check that the peer may use the slots that ``entries`` name."""
     for entry in entries:
         if entry.slot is None:
             continue
@@ -327,7 +327,7 @@ def _check_slots(kind: type[Message], entries: list[_Entry], slots: SharedSlots 
 
 
 def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[_Entry]) -> None:
-    """Check the table before anything is allocated for the arrays."""
+    """Check the table before memory is allocated for the arrays."""
     kind, body = frame.schema.kind.__name__, 0
     codes: list[int] = []
     for name, code, several, rows in frame.schema.arrays:
@@ -351,7 +351,7 @@ def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[_Ent
 
 
 def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
-    """Return the message of these values, which become its own, and of these arrays."""
+    """Return the message with these values and arrays; it takes over the dictionary ``values``."""
     at = 0
     for name, _, several, rows in schema.arrays:
         if several:
@@ -363,17 +363,17 @@ def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndar
     for name in schema.booleans:
         values[name] = bool(values[name])
     message = object.__new__(schema.kind)
-    vars(message).update(values)  # every field; a frozen dataclass would set them one by one
+    vars(message).update(values)  # faster than the constructor of a frozen dataclass
     return message
 
 
 class Reader:
-    """Parses frames out of a byte stream: `spaces` says where the next bytes go, `received` takes in how many came.
+    """Parses frames of a byte stream: the caller reads bytes into `spaces`, then passes their number to `received`.
 
     Args:
         limits: bounds on a frame; may be replaced between two frames.
         allocate: returns the memory for arrays.
-        read_ahead: whether `spaces` may take in bytes behind a header, which must not be another frame's.
+        read_ahead: whether `spaces` may extend beyond a header; then the next frame must not follow at once.
 
     Attributes:
         seal: checks the tags of frames; None: they have none. May be set between two frames.
@@ -387,9 +387,9 @@ class Reader:
         self.slots: SharedSlots | None = None
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
-        #: What came along with a header: fields, and perhaps the first bytes of arrays.
+        #: Memory for bytes that are read with a header: fields, and perhaps the first bytes of arrays.
         self._ahead = memoryview(bytearray(READ_AHEAD if read_ahead else 0))
-        #: Where the next bytes go, and what is called when they are there. Between two frames: a header's.
+        #: The memory for the next bytes, and the method to call when it is full.
         self._spaces = self._between_frames()
         self._stage: Callable[[], Message | None] = self._parse_header
 
@@ -397,17 +397,17 @@ class Reader:
         return [memoryview(self._header), self._ahead] if self._ahead else [memoryview(self._header)]
 
     def spaces(self) -> list[memoryview]:
-        """Return where the next bytes go, which is never empty, and the ones after those as far as that is known."""
+        """Return the memory for the next bytes, as a list that is not empty and whose first element is not empty."""
         return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:
-        """Take in ``count`` bytes written to `spaces`; 0 is the end of the stream.
+        """Process ``count`` bytes that were read into `spaces`; 0 is the end of the stream.
 
         Returns:
-            A message if one is complete, None if not.
+            A message if one is complete, else None.
 
         Raises:
-            RemoteProtocolError: the bytes are no frame, exceed a bound, or end within a frame.
+            RemoteProtocolError: the bytes are not a valid frame, exceed a bound, or end within a frame.
         """
         spaces = self._spaces
         if count == 0:
@@ -416,7 +416,7 @@ class Reader:
             raise RemoteProtocolError("the stream must end between two frames. Received: its end within one")
         if self._stage == self._parse_header:
             if count < len(spaces[0]):
-                self._spaces = [spaces[0][count:]]  # no room behind it: nothing may follow that would fill it
+                self._spaces = [spaces[0][count:]]  # read the rest of the header alone
                 return None
             return self._distribute(self._ahead[: count - len(spaces[0])], self._parse_header())
         return self._advance(count)
@@ -431,7 +431,7 @@ class Reader:
         return None
 
     def _distribute(self, ahead: memoryview, event: Message | None) -> Message | None:
-        """Copy what came along with a header to where it belongs."""
+        """Copy the bytes that were read with a header to their memory."""
         while ahead:
             if event is not None:
                 name = type(event).__name__
@@ -474,7 +474,6 @@ class Reader:
         _check_slots(frame.schema.kind, entries, self.slots)
         arrays = [self._array_of(frame.schema.kind, entry) for entry in entries]
         traveling = [array for array, entry in zip(arrays, entries, strict=True) if entry.slot is None]
-        # One system call may fill them all.
         spaces = [array.data.cast("B") for array in traveling if array.size]
         if not spaces:
             return self._finish_message(frame, values, arrays, traveling)
@@ -482,14 +481,14 @@ class Reader:
         return None
 
     def _array_of(self, kind: type[Message], entry: _Entry) -> np.ndarray:
-        """Return the array of an entry: memory for one in the body, and what is there of one in a slot."""
+        """Return the array of an entry: new memory if it is in the body, or the content of its slot."""
         dtype, slots = _DTYPES[entry.code], self.slots
         if slots is None or entry.slot is None:
             return self._allocate(kind, dtype, entry.size)
         shared = slots.read(entry.slot, dtype, entry.size)
         if kind is not Commit:
             return shared
-        # Whole, and before anything is done with it: what the peer writes there from now on does not matter.
+        # A commit is copied completely before it is processed, so that later writes of the peer have no effect.
         array = self._allocate(kind, dtype, entry.size)
         array[...] = shared
         return array
@@ -504,7 +503,7 @@ class Reader:
 
 
 def decode(frame: bytes) -> Message:
-    """Return the message of a whole frame without a tag, not of a socket; RemoteProtocolError if it is not one."""
+    """Return the message of a complete frame without a tag; raise RemoteProtocolError if the bytes are not one."""
     reader = Reader(Limits(fields=len(frame), body=len(frame), arrays=len(frame)))
     rest, event = memoryview(frame), None
     while rest and event is None:
@@ -524,32 +523,32 @@ PROOF_BYTES = hashlib.sha256().digest_size
 _HANDSHAKE = (Challenge, Answer, Proof)
 _AFTER_HANDSHAKE = tuple(kind for kind in MESSAGES if kind not in _HANDSHAKE)
 
-#: In force until the peer is authenticated.
+#: The limits until the peer is authenticated.
 HANDSHAKE_LIMITS = Limits(fields=128, body=NONCE_BYTES + PROOF_BYTES, arrays=2)
 
 
 @dataclass(frozen=True, eq=False)
 class Nonces:
-    """The nonces of both ends, uint8 of shape ``(NONCE_BYTES,)``, and whether tags cover the long vectors, too."""
+    """The nonces of both ends, uint8 of shape ``(NONCE_BYTES,)``, and whether tags also cover the long vectors."""
 
     server: np.ndarray
     client: np.ndarray
     whole: bool = False
 
     def proof(self, key: bytes, role: bytes) -> np.ndarray:
-        """Return the proof of holding ``key`` that an end sends, uint8 of shape ``(PROOF_BYTES,)``.
+        """Return the proof of one end that it holds ``key``, uint8 of shape ``(PROOF_BYTES,)``.
 
-        The ``role`` of that end is ``b"server"`` or ``b"client"``, so that neither end's proof serves as the other's.
+        The ``role`` of that end is ``b"server"`` or ``b"client"``, so that a proof is not valid for the other end.
         """
         return np.frombuffer(self._digest(key, b"proof", role), np.uint8)
 
     def seal(self, key: bytes, role: bytes) -> Seal:
-        """Return the seal of what an end sends; arguments as for `proof`."""
+        """Return the seal for the frames that one end sends; arguments as for `proof`."""
         return Seal(self._digest(key, b"seal", role), whole=self.whole)
 
     def _digest(self, key: bytes, purpose: bytes, role: bytes) -> bytes:
-        said = bytes([self.whole]) + self.server.tobytes() + self.client.tobytes()
-        return hmac.digest(key, MAGIC + bytes([VERSION]) + purpose + role + said, "sha256")
+        transcript = bytes([self.whole]) + self.server.tobytes() + self.client.tobytes()
+        return hmac.digest(key, MAGIC + bytes([VERSION]) + purpose + role + transcript, "sha256")
 
 
 class Connection:
@@ -559,8 +558,8 @@ class Connection:
         server: which end this is.
         key: the job's key, 32 bytes.
         limits, allocate: see `Reader`; both apply once the peer is authenticated.
-        token: returns that many random bytes.
-        whole: whether tags cover the long vectors, too; a client learns it from the server.
+        token: returns a number of random bytes.
+        whole: whether tags also cover the long vectors; a client receives this from the server.
 
     Raises:
         ConfigurationError: the key has another length.
@@ -589,7 +588,7 @@ class Connection:
         self._reader.accepts = (Answer,) if server else (Challenge,)
         #: The server's first message.
         self._challenge = Challenge(self.nonce if server else NO_BYTES, whole)
-        #: Seals what this end sends; None before the handshake is over.
+        #: The seal for frames that this end sends; None before the handshake is complete.
         self.seal: Seal | None = None
         self._slots: SharedSlots | None = None
 
@@ -597,15 +596,15 @@ class Connection:
         return f"Connection(server={self.server}, authenticated={self.authenticated})"
 
     def start(self) -> list[bytes | memoryview]:
-        """Return what to send before anything is read: the server's challenge, nothing from a client."""
+        """Return the bytes to send first: the server's challenge; none from a client."""
         return encode(self._challenge) if self.server else []
 
     def refusal(self) -> list[bytes | memoryview]:
-        """Return what a server sends to a client whose proof is wrong: a wrong proof. A client sends nothing."""
+        """Return the bytes that a server sends after a wrong proof: an invalid proof; none from a client."""
         return encode(Proof(np.zeros(PROOF_BYTES, np.uint8))) if self.server else []
 
     def send(self, message: Message) -> list[bytes | memoryview]:
-        """Return the bytes of ``message``; raise a LocalProtocolError before the handshake is over."""
+        """Return the bytes of ``message``; raise a LocalProtocolError before the handshake is complete."""
         if not self.authenticated:
             raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
         return encode(message, self.seal, self._slots)
@@ -615,10 +614,10 @@ class Connection:
         return self._reader.spaces()
 
     def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:
-        """Take in ``count`` bytes written to `spaces`; 0 is the end of the stream.
+        """Process ``count`` bytes that were read into `spaces`; 0 is the end of the stream.
 
         Returns:
-            A message for the application if one is complete, and what the handshake wants sent now.
+            A message for the application if one is complete, and the bytes that the handshake must send now.
 
         Raises:
             AuthenticationError: the peer does not hold the key.
@@ -667,12 +666,12 @@ class Connection:
         self._reader.accepts = _AFTER_HANDSHAKE
 
     def share(self, slots: SharedSlots | None) -> None:
-        """Leave vectors in ``slots``, between two frames of an authenticated connection; None: no longer."""
+        """Exchange vectors through ``slots`` from the next frame on; None: in the frames. Needs authentication."""
         self._slots = self._reader.slots = slots
 
     @property
     def slots(self) -> SharedSlots | None:
-        """Return where vectors are left; None: they travel."""
+        """The slots through which vectors are exchanged; None: they are in the frames."""
         return self._slots
 
     def set_limits(self, limits: Limits) -> None:

@@ -16,7 +16,7 @@ from distkeras.ps.rules.base import Vector
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array lies in the flat vector.
+    """The position of each array in the flat vector.
 
     Args:
         names: names of the arrays, in vector order.
@@ -55,14 +55,14 @@ class Layout:
         return np.empty(self.size, np.float32)
 
     def views(self, vector: Vector) -> list[np.ndarray]:
-        """Return the arrays inside ``vector`` (any dtype, shape ``(size,)``), which share its memory."""
+        """Return views of the arrays in ``vector`` (any dtype, shape ``(size,)``)."""
         if vector.shape != (self.size,):
             raise ConfigurationError(f"`vector` must have shape ({self.size},). Received: {vector.shape}")
         spans = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
         return [vector[start:stop].reshape(shape) for start, stop, shape in spans]
 
     def locate(self, index: int) -> str:
-        """Return the name of the array that holds element ``index`` of the vector."""
+        """Return the name of the array that contains element ``index`` of the vector."""
         for name, stop in zip(self.names, self.offsets[1:], strict=True):
             if index < stop:
                 return name
@@ -75,7 +75,7 @@ def encode(layouts: Sequence[Layout]) -> bytes:
 
 
 def decode(data: bytes, sizes: Sequence[int]) -> list[Layout]:
-    """Return the layouts that `encode` made, of vectors with ``sizes``; raise ConfigurationError for others."""
+    """Return the layouts that `encode` encoded; raise ConfigurationError unless their vectors have these ``sizes``."""
     try:
         layouts = [
             Layout(tuple(str(name) for name, _ in arrays), tuple(tuple(map(int, shape)) for _, shape in arrays))

@@ -1,8 +1,8 @@
 """The messages: frozen types, which `framing` turns into bytes and back.
 
-Numbers are 64-bit on the wire, strings UTF-8, arrays raw little-endian segments behind the fields. A worker's
-identity is its partition; ``attempt`` is Spark's task attempt id, which rises with every attempt and fences the
-older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "none yet".
+Numbers are 64-bit on the wire, strings UTF-8, arrays raw little-endian segments after the fields. A worker is
+identified by its partition; ``attempt`` is Spark's task attempt id, which rises with every attempt.
+``sequence`` counts a partition's commits from 1; 0 means that there is none yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distkeras.ps.errors import ERRORS, DistkerasError, RemoteProtocolError
 from distkeras.ps.protocol.tables import NO_IDS, Ids
 from distkeras.ps.rules.base import Vector
 
-#: Arrays of any length. One of another dtype is refused by both ends.
+#: Arrays of any length. Both ends refuse an array of another dtype.
 Bytes = Annotated[np.ndarray, np.dtype("u1")]
 Floats = Annotated[np.ndarray, np.dtype("<f4")]
 Rows = Annotated[np.ndarray, np.dtype("<f8"), "rows"]  # of two dimensions
@@ -38,16 +38,17 @@ class CommitRecord:
 
     Args:
         epoch_end: whether ``last`` is the epoch's last mini-batch.
-        wants_center: whether the reply is the center, and not a bare acknowledgement.
+        wants_center: whether the reply is the center, and not only an acknowledgement.
         learning_rate: the worker optimizer's; 0 for gradient rules.
         scale: mean scale factor that the worker's half of the rule applied.
         parts, moving_statistics: the payload, and the replica's moving statistics; float32.
-        history: float64 ``(steps, columns)``, a row a mini-batch: `FIXED_HISTORY`, then each metric; or `NO_ROWS`.
-        checksum: of the rows up to the last mini-batch.
-        overlapped: computed while the commit before this one traveled, from the reply to the one before that.
+        history: float64 ``(steps, columns)``, one row for each mini-batch: `FIXED_HISTORY`, then the metrics; or
+            `NO_ROWS`.
+        checksum: of all rows up to the last mini-batch.
+        overlapped: whether it was computed while the previous commit was in flight.
         touched: the rows that the window touched, an array for each table, strictly ascending.
-        moved: the payload at those rows, flat float32 ``(rows * width,)``, an array for each table.
-        wants: the rows that the reply is to have, those of the next window; an array for each table, as ``touched``.
+        moved: the payload for those rows, flat float32 ``(rows * width,)``, an array for each table.
+        wants: the rows that the reply must contain, those of the next window; an array for each table.
     """
 
     epoch: int
@@ -77,7 +78,7 @@ class OptimizerState:
     """The state of a worker's optimizer.
 
     Args:
-        layout: names the optimizer and the variables behind ``content``; only an optimizer of the same layout loads it.
+        layout: names the optimizer and its variables; only an optimizer of the same layout can load the state.
         content: the bytes of all its variables, one after the other.
         checksum: CRC-32 of ``content``.
     """
@@ -99,7 +100,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class LeaseMessage(Message):
-    """Base of what the holder of a partition's lease sends, with the server's incarnation that it knows."""
+    """Base of the requests that need the partition's lease; ``incarnation`` is that of the server that was joined."""
 
     worker: int
     attempt: int
@@ -110,7 +111,7 @@ class LeaseMessage(Message):
 class Challenge(Message):
     """Server → client: prove the key over this nonce (32 bytes).
 
-    ``whole``: from then on tags cover the long vectors of commits and of the center, too: see `framing.Seal`.
+    ``whole``: after the handshake, tags also cover the long vectors of commits and of the center: see `framing.Seal`.
     """
 
     nonce: Bytes
@@ -119,7 +120,7 @@ class Challenge(Message):
 
 @dataclass(frozen=True, eq=False)
 class Answer(Message):
-    """Client → server: the proof, and a nonce for the server's own."""
+    """Client → server: the client's proof, and a nonce for the server's proof."""
 
     nonce: Bytes
     proof: Bytes
@@ -134,14 +135,14 @@ class Proof(Message):
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
+    """Requests the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
 
     ``wire_format``, one of `compression.FORMATS`, is that of commits and replies on this connection. ``connection``
-    rises each time that the attempt asks: what it had sent over an older connection, and arrives late, is refused.
-    ``tables`` is what `tables.describe` says of the tables that the worker knows. ``memory`` is where a server on the
-    same host finds memory for the vectors of this connection, and ``memory_token`` the bytes that are there, in
-    hexadecimal digits: see `shared_slots`. Empty: the worker shares none. ``micro_batch`` is the number of the stream's
-    micro-batch that the partition is of; -1: the job trains no stream.
+    rises with each request of the attempt: late messages from its older connections are refused. ``tables`` is the
+    `tables.describe` of the worker's tables. ``memory`` is the place of shared memory for the vectors of this
+    connection, which a server on the same host can map, and ``memory_token`` its token, in hexadecimal digits: see
+    `shared_slots`. Empty: the worker shares none. ``micro_batch`` is the number of the partition's micro-batch; -1: the
+    job trains no stream.
     """
 
     worker: int
@@ -159,7 +160,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, eq=False)
 class Pull(LeaseMessage):
-    """Asks for the center, and for the rows ``wants`` of each table, which are strictly ascending."""
+    """Requests the center, and the rows ``wants`` of each table, which are strictly ascending."""
 
     wants: tuple[Ids, ...] = ()
 
@@ -168,12 +169,13 @@ class Pull(LeaseMessage):
 class Commit(CommitRecord, Message):
     """A `CommitRecord`, and its sender.
 
-    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``passed`` the share of
-    its epoch that the partition has passed, as far as the worker knows. If the wire format is not float32, ``packed``
-    has the parts, and ``parts`` is empty.
+    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``passed`` is the
+    completed share of the partition's epoch, as known to the worker. If the wire format is not float32, ``packed``
+    has the encoded parts, and ``parts`` is empty.
 
-    ``grouped``: the relay of a group sends one commit for its workers. The payload is the sum of theirs, ``companions``
-    has the others' identities and mini-batches (`protocol.companions`), and ``history`` their rows behind its own.
+    ``grouped``: the relay of a group sends one commit for its workers. The payload is the sum of their payloads,
+    ``companions`` has the other workers' identities and mini-batches (`protocol.companions`), and ``history`` has the
+    relay's rows, then theirs.
     """
 
     worker: int
@@ -200,7 +202,7 @@ class Commit(CommitRecord, Message):
         packed: tuple[np.ndarray, ...] = (),
     ) -> Commit:
         """Return the commit that sends ``record``; ``packed`` replaces its parts."""
-        commit = object.__new__(cls)  # a frozen dataclass would set twenty-four fields one by one
+        commit = object.__new__(cls)  # faster than the constructor of a frozen dataclass
         vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
         vars(commit).update(sequence=sequence, waited=waited, passed=passed, grouped=False, companions=NO_IDS)
         vars(commit).update(packed=packed, parts=() if packed else record.parts)
@@ -213,7 +215,7 @@ class Commit(CommitRecord, Message):
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of the rows that the commit moves, and of their numbers; part of `payload_bytes`."""
+        """The bytes of the rows that the commit moves and of their numbers; included in `payload_bytes`."""
         return sum([array.nbytes for array in (*self.touched, *self.moved)]) if self.touched else 0
 
     @property
@@ -223,18 +225,18 @@ class Commit(CommitRecord, Message):
 
     @property
     def rows_wanted(self) -> int:
-        """The number of rows that the reply is to have, of all tables."""
+        """The number of rows that the reply must contain, of all tables."""
         return sum([ids.size for ids in self.wants]) if self.wants else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Probe(Message):
-    """Asks whether the server applies commits of other workers now."""
+    """Worker → server: are commits of other workers being applied now?"""
 
 
 @dataclass(frozen=True, eq=False)
 class Heartbeat(Message):
-    """Keeps the lease of a worker that computes; answered by an `Ack` at once."""
+    """Worker → server: keep the lease of a worker that is computing. It is answered by an `Ack` at once."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -249,12 +251,12 @@ class KeepOptimizer(OptimizerState, Message):
 
 @dataclass(frozen=True, eq=False)
 class FetchOptimizer(LeaseMessage):
-    """Worker → server: send the optimizer's state that is kept of this partition."""
+    """Worker → server: send the optimizer state that is kept for this partition."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeptOptimizer(OptimizerState, Message):
-    """Server → worker: the state that ``attempt`` had after commit ``sequence``; 0: none is kept."""
+    """Server → worker: the optimizer state of ``attempt`` after commit ``sequence``; 0: none is kept."""
 
     attempt: int
     sequence: int
@@ -262,9 +264,9 @@ class KeptOptimizer(OptimizerState, Message):
 
 @dataclass(frozen=True, eq=False)
 class OptimizerTaken(LeaseMessage):
-    """Worker → server: the kept state after commit ``sequence`` is loaded; or it is not, because of ``problem``.
+    """Worker → server: the kept state after commit ``sequence`` was loaded, or was not because of ``problem``.
 
-    Answered by an `Ack`, and reported as an event.
+    It is answered by an `Ack`, and reported as an event.
     """
 
     sequence: int
@@ -273,19 +275,19 @@ class OptimizerTaken(LeaseMessage):
 
 @dataclass(frozen=True, eq=False)
 class Leave(LeaseMessage):
-    """Says that the partition's data has ended, and everything is committed."""
+    """Worker → server: the partition's data has ended, and everything is committed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Welcome(Message):
-    """Gives the lease: the worker continues after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
+    """Grants the lease: the worker continues after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
 
-    ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
-    ``held`` says that this attempt had the lease already, and no other one since. If the partition has ``finished``,
-    no attempt holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
-    ``refused`` that it was refused, and its mini-batches remain; ``stopping`` that the job ends early, and what is left
-    of the data is not trained on. ``optimizer`` is the commit after which the optimizer's state was sent that is kept
-    of this partition; 0: none is kept. ``shares`` says that the server has mapped the memory of the `Hello`.
+    ``checksum`` is that of commit ``sequence``; -1 before the first one. ``durable`` is the last commit that a snapshot
+    covers. ``held``: this attempt already had the lease, and no other attempt has held it since. ``finished``: the
+    partition's data has ended, and no attempt holds its lease. ``skipped``: commit ``sequence`` was skipped for a NaN
+    or infinity. ``refused``: it was refused, and its mini-batches must be committed again. ``stopping``: the job ends
+    early, and the remaining data is not trained on. ``optimizer`` is the sequence number of the kept optimizer state;
+    0: none is kept. ``shares``: the server has mapped the memory of the `Hello`.
     """
 
     incarnation: int
@@ -306,22 +308,21 @@ class Welcome(Message):
 
 @dataclass(frozen=True, eq=False)
 class Parked(Message):
-    """Says that another attempt holds the partition's lease and is alive: ask again."""
+    """Another attempt holds the partition's lease and is alive: the worker must ask again."""
 
 
 @dataclass(frozen=True, eq=False)
 class CenterReply(Message):
     """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules).
 
-    ``stopping`` asks the worker to leave now that its commit is applied. ``window`` is the steps of its next window,
-    where windows follow the workers' speeds; 0: as before.
+    ``stopping`` asks the worker to leave; its commit is applied. ``window`` is the steps of its next window, if windows
+    follow the workers' speeds; 0: unchanged.
 
-    If the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with one that needs error
-    feedback (int8), its change since the reply before on the same connection. The first reply then has ``center``
-    itself, and so has the answer to a `Pull`.
+    If the wire format is not float32, ``center`` may be empty, and ``packed`` contains it encoded. With a format that
+    needs error feedback (int8), ``packed`` contains its change since the previous reply on the same connection; then
+    the first reply, and each reply to a `Pull`, has ``center``.
 
-    ``rows`` are those that the request wanted, of each table, flat, as they are at ``clock``. To a driver, ``moved``
-    says which they are.
+    ``rows`` are the requested rows of each table, flat, at ``clock``. For a driver, ``moved`` has their numbers.
     """
 
     incarnation: int
@@ -340,10 +341,10 @@ class CenterReply(Message):
 
 @dataclass(frozen=True, eq=False)
 class Ack(Message):
-    """Says that commit ``sequence`` is applied, or that a message without a number was received.
+    """Commit ``sequence`` is applied, or a message without a sequence number was received.
 
-    ``skipped``: the commit was left out for its numbers, and the worker must begin again with a pull. ``refused``: its
-    worker must pull, and compute the same mini-batches again. ``window``: see `CenterReply`.
+    ``skipped``: the commit was skipped for a NaN or infinity, and the worker must begin again with a pull. ``refused``:
+    the worker must pull, and compute the same mini-batches again. ``window``: see `CenterReply`.
     """
 
     incarnation: int
@@ -358,17 +359,17 @@ class Ack(Message):
 
 @dataclass(frozen=True, eq=False)
 class Occupancy(Message):
-    """Says whether the server has commits of others that it has received and not yet applied."""
+    """Server → worker: whether commits of other workers are received and not yet applied."""
 
     occupied: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Publish(Message):
-    """Driver → server: the job's initial center, its statistics, and the model file that workers ask for.
+    """Driver → server: the job's initial center, its statistics, and the model file that workers request.
 
-    A server that was restored from a snapshot takes the model file only. ``names`` says which arrays they consist of,
-    for the texts of errors: see `layout.encode`.
+    A server that was restored from a snapshot uses only the model file. ``names`` are the names of the arrays in center
+    and statistics, for the texts of errors: see `layout.encode`.
     """
 
     center: Floats
@@ -381,8 +382,8 @@ class Publish(Message):
 class PublishRows(Message):
     """Driver → server: the initial rows of table number ``table`` from ``start`` on, flat; answered by `RowsPublished`.
 
-    They come before `Publish`, the blocks of a table one after the other. Of a table whose touched rows alone are kept,
-    ``ids`` says which rows these are.
+    They are sent before `Publish`, the blocks of a table in order. For a partial table, ``start`` is a place, and
+    ``ids`` are the row numbers.
     """
 
     table: int
@@ -393,7 +394,7 @@ class PublishRows(Message):
 
 @dataclass(frozen=True, eq=False)
 class RowsPublished(Message):
-    """Server → driver: the table's rows below ``rows`` are there; all of them at a server that was restored."""
+    """Server → driver: the table's rows below ``rows`` have been received; all of them, if the server was restored."""
 
     rows: int
 
@@ -409,10 +410,9 @@ class InspectRows(Message):
 
 @dataclass(frozen=True, eq=False)
 class TableRows(Message):
-    """Server → driver: the rows, flat, as they are at ``clock``.
+    """Server → driver: the rows, flat, at ``clock``.
 
-    Of a table whose touched rows alone are kept, these are the next ones of those, with their numbers ``ids``, and
-    fewer than were asked for at the end.
+    For a partial table, these are touched rows, with their numbers ``ids``; at the end they are fewer than requested.
     """
 
     clock: int
@@ -422,9 +422,9 @@ class TableRows(Message):
 
 @dataclass(frozen=True, eq=False)
 class BeginMicroBatch(Message):
-    """Driver → server: let the partitions begin with micro-batch ``number`` of a stream, if they have not yet.
+    """Driver → server: begin micro-batch ``number`` of a stream, unless it has begun before.
 
-    Answered by `MicroBatchBegun`.
+    It is answered by `MicroBatchBegun`.
     """
 
     stream: str
@@ -435,7 +435,7 @@ class BeginMicroBatch(Message):
 class MicroBatchBegun(Message):
     """Server → driver: the micro-batch has begun at ``clock``, before commit record number ``records``.
 
-    ``began`` says that it begins now. Else it had begun before, and ``complete`` says that all of it counts already.
+    ``began``: it begins now, and had not begun before. ``complete``: all of its partitions have ended.
     """
 
     clock: int
@@ -458,7 +458,7 @@ class ModelFile(Message):
 
 @dataclass(frozen=True, eq=False)
 class Observe(Message):
-    """Driver → server: answer when more than ``clock`` commits are applied, or after ``patience`` seconds."""
+    """Driver → server: send the `Status` when the clock is above ``clock``, or after ``patience`` seconds."""
 
     clock: int
     patience: float
@@ -468,8 +468,8 @@ class Observe(Message):
 class Status(Message):
     """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
 
-    ``epochs`` is the mean over the partitions of the epochs that each has passed, with the share of its present epoch
-    that its worker knows. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
+    ``epochs`` is the mean number of completed epochs over the partitions, including the completed share of the present
+    epoch, as known to each worker. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
     ``saved_seconds`` ago; -1 and NaN: there is none.
     """
 
@@ -487,11 +487,11 @@ class Status(Message):
 
 @dataclass(frozen=True, eq=False)
 class Inspect(Message):
-    """Driver → server: send the center as it is now, on behalf of no worker.
+    """Driver → server: send the present center.
 
-    ``moved_after`` asks for the rows of whole tables that commits after that clock have moved as well; -1: for none.
-    ``wants`` asks for rows of tables whose touched rows alone are kept: an array for each table, strictly ascending,
-    empty for whole tables; no array at all: for none.
+    ``moved_after`` also requests the rows of whole tables that commits after that clock have moved; -1: none.
+    ``wants`` requests rows of partial tables: an array for each table, strictly ascending, empty for whole tables; an
+    empty tuple: none.
     """
 
     moved_after: int = -1
@@ -508,10 +508,10 @@ class Drain(Message):
 
 @dataclass(frozen=True, eq=False)
 class Records(Message):
-    """Server → driver: commit records (bytes of `commit_log.COMMIT`) with the history rows behind them, in order.
+    """Server → driver: commit records (bytes of `commit_log.COMMIT`) and their history rows, in order.
 
-    ``metrics`` are the history's column names; ``total`` is how many commit records there are, and ``missing`` how many
-    mini-batches are behind others that were lost.
+    ``metrics`` are the history's column names; ``total`` is the number of all commit records, and ``missing`` that of
+    the mini-batches whose records were lost.
     """
 
     total: int
@@ -530,7 +530,7 @@ class Abort(Message):
 
 @dataclass(frozen=True, eq=False)
 class EndEarly(Message):
-    """Driver → server: end the job successfully; every worker is asked, with the next reply, to leave."""
+    """Driver → server: end the job successfully; the next reply to each worker asks it to leave."""
 
     reason: str
 
@@ -549,8 +549,8 @@ class ListWorkers(Message):
 class WorkerTable(Message):
     """Server → driver: a row for each partition that has joined and has data left.
 
-    A row has worker, attempt, last commit, and the seconds since that commit, or since the attempt joined; 0 while the
-    worker waits for an answer.
+    A row has worker, attempt, last commit, and the seconds since that commit or, if later, since the attempt joined; 0
+    while the worker waits for a reply.
     """
 
     rows: Rows
@@ -558,10 +558,10 @@ class WorkerTable(Message):
 
 @dataclass(frozen=True, eq=False)
 class Announce(LeaseMessage):
-    """Worker → server: this member is ready to train, and others find it at ``host`` and ``port``.
+    """Worker → server: this member is ready to train, and others reach it at ``host`` and ``port``.
 
-    ``node`` names the machine. ``batches`` is the number of mini-batches that an epoch of its partition has (rules with
-    peers). ``lost`` is the line of `Members` of a relay that the worker has lost; empty: of none.
+    ``node`` names the machine. ``batches`` is the number of mini-batches in an epoch of its partition (rules with
+    peers). ``lost`` is the line in `Members` of a relay that the worker has lost; empty: none.
     """
 
     host: str
@@ -572,19 +572,19 @@ class Announce(LeaseMessage):
 
     @property
     def line(self) -> str:
-        """The line of `Members` of this member."""
+        """The line of this member in `Members`."""
         return f"{self.worker} {self.host} {self.port}"
 
 
 @dataclass(frozen=True, eq=False)
 class Members(Message):
-    """Server → worker: all have announced themselves.
+    """Server → worker: all members have announced themselves.
 
-    ``places`` has a line for each member, "worker host port" by rank: node by node, with equally many of each of the
-    ``nodes``; none where the job ends early. ``batches`` is the number of steps that an epoch has, that of the member
+    ``places`` has a line for each member, "worker host port" by rank: node by node, equally many for each of the
+    ``nodes``; it is empty if the job ends early. ``batches`` is the number of steps in an epoch, that of the member
     with the most mini-batches. ``whole`` is as in `Challenge`.
 
-    To the worker of a group, ``places`` has the members of its group alone, the relay first.
+    For a worker of a group, ``places`` has only the members of its group, the relay first.
     """
 
     places: str
@@ -593,7 +593,7 @@ class Members(Message):
     whole: bool = False
 
     def rows(self, worker: int) -> tuple[tuple[int, str, int], ...]:
-        """Return worker, host and port of each line; or raise a RemoteProtocolError for ``worker``."""
+        """Return worker, host and port of each line; raise RemoteProtocolError for ``worker`` if a line is invalid."""
         try:
             lines = [line.split(" ") for line in self.places.split("\n")]
             return tuple((int(number), host, int(port)) for number, host, port in lines)
@@ -607,8 +607,8 @@ class Members(Message):
 class PeerVector(Message):
     """Member → member: a vector of step ``step``, counted from 0 over all epochs.
 
-    ``purpose`` is one of `members.Purpose`. ``members`` says how many gradients it is the sum of, and ``learning_rate``
-    the rate of the step with them. ``packed`` has the vector as bfloat16 in place of ``vector``, if it is not empty.
+    ``purpose`` is one of `members.Purpose`. ``members`` is the number of gradients in a sum, and ``learning_rate`` that
+    of the step with it. If ``packed`` is not empty, it has the vector as bfloat16, and ``vector`` is empty.
     """
 
     purpose: int
@@ -723,56 +723,56 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PullRequest:
-    """Asks for a `Reply` with the center, and the rows ``wants`` of each table."""
+    """Requests a `Reply` with the center, and the rows ``wants`` of each table."""
 
     wants: tuple[Ids, ...] = ()
 
 
 class PostRequest(NamedTuple):
-    """Asks to send ``commit``, and goes on at once; a `CollectRequest` gets its reply."""
+    """Begins to send ``commit``; its answer is None at once, and a later `CollectRequest` gets the `Reply`."""
 
     commit: CommitRecord
 
 
 class CollectRequest:
-    """Asks for the `Reply` to the commit that was posted last."""
+    """Requests the `Reply` to the commit that was posted last."""
 
 
 class ProbeRequest:
-    """Asks for a `Reply` that says whether the server is occupied."""
+    """Requests a `Reply` whose ``occupied`` is set."""
 
 
 class KeepRequest(NamedTuple):
-    """Wants ``state``, after the latest commit (``ahead``: after the next one), kept for a later attempt; gets None."""
+    """Sends ``state``, that after the latest commit (``ahead``: the next one), to be kept; its answer is None."""
 
     state: OptimizerState
     ahead: bool = False
 
 
 class FetchRequest:
-    """Wants a `Reply` with the kept state of the optimizer."""
+    """Requests a `Reply` with the kept state of the optimizer."""
 
 
 class TakenRequest(NamedTuple):
-    """Reports to the server whether the kept state was used: it is loaded, or ``problem`` says why not; gets None."""
+    """Reports that the kept state was loaded or, if ``problem`` is not empty, why it was not; its answer is None."""
 
     problem: str
 
 
 class Compute(NamedTuple):
-    """Says that ``steps`` local steps follow; a simulation lets their time pass first."""
+    """Announces that ``steps`` local steps follow, so that a simulation can advance its clock; its answer is None."""
 
     steps: int
 
 
 class Reply(NamedTuple):
-    """The answer to a request. ``center`` is None for a bare acknowledgement, and immutable otherwise.
+    """The answer to a request. ``center`` is None for an acknowledgement, and immutable otherwise.
 
-    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
+    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end after it has committed its steps.
     ``optimizer`` answers a `FetchRequest`; None: no state is kept.
-    ``refused``: the commit was refused, and its window is to be computed again, from ``center``.
+    ``refused``: the commit was refused, and its window must be computed again, from ``center``.
     ``window`` is the steps of the next window, if above 0.
-    ``rows`` are those that were wanted of each table, flat.
+    ``rows`` are the requested rows of each table, flat.
     """
 
     learning_rate: float = 0.0

@@ -1,25 +1,25 @@
-"""The vectors of one connection in memory that both ends map; the frames say in which slot each of them is.
+"""The vectors of one connection in shared memory that both ends map; each frame names the slots of its vectors.
 
-The worker makes the memory and names it in its `Hello`, with a random token that it has written there: the server that
+The worker creates the memory and names it in its `Hello`, with a random token that it has written there: a server that
 can map it and finds the token is on the worker's host. Then the parts of commits and the centers of replies are in
-slots, and their frames, which travel over the connection as ever, have the number of the slot in place of the bytes.
-Between members of a node, the one that dials is the worker, and the vectors of both ends are in slots.
+slots. Their frames are still sent over the connection, with the number of the slot instead of the bytes. Between
+members of a node, the one that dials acts as the worker, and the vectors of both ends are in slots.
 
 Rules:
 
-1. A frame is sent after its slot is written; what no frame names is never read. So a process that dies while it writes
-   has written nothing.
-2. A worker writes to the slots of its payloads, which the server only reads: it copies them before it does anything
-   else with the commit. A worker that sends a commit again sends the same bytes.
-3. A payload's slot is written again when the commit is answered. If the connection is lost instead, it is not: the next
-   connection has other memory, and what is in the old one travels with its frame.
-4. A server writes the centers of its replies to two slots in turn: a worker may read one until it is sent the one after
-   the next.
-5. A member writes its vectors to two slots in turn as well. A step has two for the same member at most. Before a
-   member writes the first one of a step, the other member has used all that it was sent in the step before the last
-   one, and the first one that it was sent in the last step.
-6. Next to tables, the rows of each table have slots of their own, of which a message fills the beginning. Row numbers
-   travel.
+1. A frame is sent after its slot is written, and only slots that a frame names are read. So the partial write of a
+   process that dies is never read.
+2. A worker writes to the slots of its payloads, which the server only reads: it copies them before it processes the
+   commit. If a worker repeats a commit, it sends the same bytes.
+3. A payload's slot is reused once its commit is answered. After a lost connection it is never reused: the next
+   connection has new memory, and a payload in the old memory is sent in its frame.
+4. A server writes the centers of its replies to two slots in turn: a worker may read a center until it receives the
+   second reply after it.
+5. A member writes its vectors to two slots in turn as well. In a step, it sends at most two vectors to the same member.
+   Before it writes the first vector of a step, the other member has used both vectors of the step before the previous
+   one, and the first vector of the previous step.
+6. If there are tables, the rows of each table have separate slots, which a message fills from the beginning. Row
+   numbers are sent in the frame.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.messages import CenterReply, Commit, Message, PeerVector
 
 TOKEN_BYTES = 32
-#: Slots of one kind: one is read while another is written.
+#: The number of slots for each vector: one is read while the other is written.
 _TURNS = 2
-#: Every slot begins at a page, and so does what is in front of them.
+#: The size of a page in bytes: each vector begins at a page; the first page has the token.
 _PAGE = 4096
 #: Slots of a connection at most.
 MOST_SLOTS = 32
@@ -49,14 +49,14 @@ _PACKED = np.dtype("u1")
 
 @dataclass(frozen=True)
 class SlotSizes:
-    """What is in the memory of a connection; both ends compute it, and must agree.
+    """The layout of the memory of a connection; both ends compute it, and must agree.
 
     Args:
         size: elements of the center.
-        parts: vectors of a payload.
-        packed: bytes of an encoded vector; 0: vectors travel as they are.
-        rows: for each table, elements of the rows that a window touches at most. Those of the first tables have slots,
-            as many as there can be; the others' travel.
+        parts: number of vectors of a payload.
+        packed: bytes of an encoded vector; 0: vectors are not encoded.
+        rows: for each table, the largest number of elements in the rows that a window touches. The first tables have
+            slots, up to `MOST_SLOTS`; the rows of the others are sent in frames.
     """
 
     size: int
@@ -66,36 +66,36 @@ class SlotSizes:
 
     @property
     def turns(self) -> int:
-        """Payloads that there is room for: one is written while another travels, which is never so next to tables."""
+        """The number of payloads: with tables, none is written while another one is in flight."""
         return 1 if self.rows else _TURNS
 
     @property
     def _payload_areas(self) -> int:
-        return self.parts if self.packed else self.turns * self.parts  # a payload is encoded when its turn has come
+        return self.parts if self.packed else self.turns * self.parts  # one payload is encoded at a time
 
     @property
     def per_area(self) -> int:
-        """Slots of one vector and of the rows behind it."""
+        """The number of slots for one vector and the rows after it."""
         return 1 + min(len(self.rows), MOST_SLOTS // (self._payload_areas + _TURNS) - 1)
 
     @property
     def payloads(self) -> int:
-        """Slots of payloads."""
+        """The number of slots for payloads."""
         return self._payload_areas * self.per_area
 
     @property
     def slots(self) -> int:
-        """All slots."""
+        """The number of all slots."""
         return self.payloads + _TURNS * self.per_area
 
     @property
     def elements(self) -> int:
-        """Elements of a vector with the rows of all tables behind it."""
+        """Elements of a vector and the rows of all tables after it."""
         return self.size + sum(self.rows)
 
     @property
     def area_bytes(self) -> int:
-        """Bytes from one vector, with rows behind it, to the next."""
+        """Bytes of one vector and the rows after it, rounded up to pages."""
         return math.ceil(max(self.elements * _FLOAT32.itemsize, self.packed, 1) / _PAGE) * _PAGE
 
     @property
@@ -108,9 +108,9 @@ class SharedSlots:
     """One end's view of the memory.
 
     Args:
-        sizes: what is in it.
+        sizes: the layout of the memory.
         memory: ``sizes.nbytes`` bytes.
-        server: which end this is.
+        server: whether this is the server's end.
     """
 
     def __init__(self, sizes: SlotSizes, memory: memoryview, *, server: bool) -> None:
@@ -118,40 +118,40 @@ class SharedSlots:
         self.server = server
         self._token = np.ndarray((TOKEN_BYTES,), np.uint8, memory)
         places = range(_PAGE, sizes.nbytes, sizes.area_bytes)
-        #: Each vector, with the rows behind it.
+        #: Each vector, with the rows after it.
         self._areas = [np.ndarray((sizes.elements,), _FLOAT32, memory, place) for place in places]
         stops = tuple(accumulate((sizes.size, *sizes.rows[: sizes.per_area - 1])))
         cuts = [slice(start, stop) for start, stop in zip((0, *stops), stops, strict=False)]
         #: Each slot as a vector or as rows, and as an encoded vector.
         self._vectors = [area[cut] for area in self._areas for cut in cuts]
         self._packed = [np.ndarray((sizes.packed,), _PACKED, memory, place) for place in places for _ in cuts]
-        #: The slot at an address, of those that this end writes to before it sends.
+        #: The slots to which this end writes, by address.
         own = range(sizes.payloads, sizes.slots) if server else range(sizes.payloads)
         self._slot_at = {_address(self._vectors[slot]): slot for slot in own if self._vectors[slot].size}
         if server:
             for slot in (*self._vectors[: sizes.payloads], *self._packed[: sizes.payloads]):
                 slot.flags.writeable = False
-        #: The first of the slots that this end takes in turn, which turn was written last, and that of rows.
+        #: The first of the two slots that this end writes in turn, the latest turn of vectors, and that of rows.
         self._first, self._turn, self._rows_turn = (sizes.payloads if server else 0), 0, 0
 
     def write_token(self, token: bytes) -> None:
-        """Write what shows the server that this is the memory that the worker has made."""
+        """Write the token by which the server recognizes the worker's memory."""
         self._token[...] = np.frombuffer(token, np.uint8)
 
     def has_token(self, token: bytes) -> bool:
-        """Return whether ``token`` is what the worker wrote."""
+        """Return whether ``token`` is the one that the worker wrote."""
         return hmac.compare_digest(self._token.tobytes(), token)
 
     def payload(self, turn: int) -> tuple[np.ndarray, ...]:
         """Return memory for the parts of a payload that is not encoded, float32, each with the rows of all tables.
 
-        The number ``turn`` is below `SlotSizes.turns`.
+        ``turn`` is below `SlotSizes.turns`.
         """
         return tuple(self._areas[turn * self._sizes.parts : (turn + 1) * self._sizes.parts])
 
     @property
     def turns(self) -> int:
-        """How many payloads there is memory for."""
+        """The number of payloads: see `SlotSizes.turns`."""
         return self._sizes.turns
 
     def packed_payload(self) -> tuple[np.ndarray, ...]:
@@ -159,7 +159,7 @@ class SharedSlots:
         return tuple(self._packed[: self._sizes.parts])
 
     def rows_of_reply(self, sizes: Sequence[int]) -> list[np.ndarray | None]:
-        """Return memory for the rows of each table in the next reply, float32; None for those that travel.
+        """Return memory for the rows of each table in the next reply, float32; None: the rows have no slot.
 
         Args:
             sizes: elements of the rows of each table.
@@ -171,10 +171,10 @@ class SharedSlots:
         return own + [None] * (len(sizes) - len(own))
 
     def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
-        """Return the slot in which ``array``, of a message that is about to be sent, is; None: it must travel.
+        """Return the slot for ``array``, a part of a message that is about to be sent; None: it is sent in the frame.
 
-        A worker's payload, and the rows of a server's reply, are in their slots if they were written there, and so is a
-        member's vector in `next_vector`. The center of a reply, and any other vector of a member, is copied to one.
+        A worker's payload, the rows of a server's reply and a member's vector in `next_vector` may already be in their
+        slots. The center of a reply, and any other vector of a member, is copied to a slot.
         """
         if not array.size:
             return None
@@ -188,7 +188,7 @@ class SharedSlots:
         return None
 
     def next_vector(self) -> np.ndarray:
-        """Return memory for the next vector that a member sends, float32: what is written there is not copied then."""
+        """Return memory for the next vector that a member sends, float32; a vector in it is sent without a copy."""
         return self._vectors[self._slot(self._next_turn)]
 
     @property
@@ -199,7 +199,7 @@ class SharedSlots:
         return self._first + turn * self._sizes.per_area
 
     def _copied(self, array: np.ndarray, slots: list[np.ndarray]) -> int | None:
-        """Return the slot whose turn it is, with ``array`` in it; None: it has another size."""
+        """Copy ``array`` to the slot whose turn it is, and return its number; None: the size differs."""
         turn = self._next_turn
         slot = self._slot(turn)
         if slots[slot].size != array.size:
@@ -210,13 +210,13 @@ class SharedSlots:
         return slot
 
     def _fits(self, slot: int, dtype: np.dtype, size: int) -> bool:
-        """Return whether an array of so many elements may be in a slot: the whole of a vector, or some rows."""
+        """Return whether an array of ``size`` elements may be in a slot: exactly a vector, or at most all rows."""
         if slot % self._sizes.per_area:
             return dtype == _FLOAT32 and size <= self._vectors[slot].size
         return size == {_FLOAT32: self._sizes.size, _PACKED: self._sizes.packed}.get(dtype)
 
     def require(self, kind: type[Message], slot: int, dtype: np.dtype, size: int) -> None:
-        """Raise a RemoteProtocolError unless the peer may name this slot for such an array."""
+        """Raise a RemoteProtocolError unless the peer may use this slot for such an array."""
         expected, slots = (Commit, range(self._sizes.payloads)) if self.server else (CenterReply, self._reply_slots)
         if kind not in (expected, PeerVector) or slot not in slots or not self._fits(slot, dtype, size):
             raise RemoteProtocolError(
@@ -225,7 +225,7 @@ class SharedSlots:
             )
 
     def read(self, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
-        """Return what is in a slot that the peer has named; a commit must be copied, all else may be read there."""
+        """Return the array in a slot that the peer has named; the caller must copy that of a commit."""
         return (self._vectors if dtype == _FLOAT32 else self._packed)[slot][:size]
 
     @property

@@ -1,4 +1,4 @@
-"""Tables: sections of the center whose rows travel one by one, next to its dense vector."""
+"""Tables: sections of the center that travel by rows, in addition to its dense vector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ids = Annotated[np.ndarray, np.dtype("<i8")]
 
 NO_IDS = np.empty(0, np.int64)
 
-#: The largest number of rows, and the largest seed: numbers of rows are int64.
+#: The largest number of rows, and the largest seed: row numbers are int64.
 _LARGEST = (1 << 63) - 1
 
 
@@ -26,14 +26,14 @@ class TableShape:
     """A table of float32 rows.
 
     Args:
-        name: of the layer that it belongs to; for errors.
-        most: rows that one window can touch at most.
-        seed: of the initial rows, where only touched rows are kept: see `touched_rows.initial_rows`. None: the table is
-            kept whole, and its initial rows are published.
-        scale: of the initial rows, whose numbers are from minus this to this.
+        name: of its layer; for errors.
+        most: the largest number of rows that one window can touch.
+        seed: of the initial rows of a partial table: see `touched_rows.initial_rows`. None: the table is kept whole,
+            and its initial rows are published.
+        scale: the largest absolute value of the initial rows.
 
     Raises:
-        ConfigurationError: a number is not positive, ``most`` is above ``rows``, the seed is negative, or the scale.
+        ConfigurationError: a number is not positive, ``most`` is above ``rows``, or seed or scale is negative.
     """
 
     name: str
@@ -57,16 +57,16 @@ class TableShape:
 
     @property
     def partial(self) -> bool:
-        """Return whether only the touched rows of the table are kept."""
+        """Return whether the table is partial: the server stores only its touched rows."""
         return self.seed is not None
 
 
 def describe(shapes: Sequence[TableShape]) -> str:
-    """Return the shapes as text, which is the same for the same tables; empty where there are none."""
+    """Return the shapes as text, equal for equal tables; empty if there are none."""
     return json.dumps([dataclasses.astuple(shape) for shape in shapes]) if shapes else ""
 
 
-#: A driver sends or reads rows in blocks of that many bytes, or of one row: the server copies them under its lock.
+#: A driver sends or reads rows in blocks of this many bytes, or of one row; the server copies them under its lock.
 _BLOCK_BYTES = 4 << 20
 
 
@@ -76,12 +76,12 @@ def block_rows(shape: TableShape) -> int:
 
 
 def block_bytes(shape: TableShape) -> int:
-    """Return the bytes of `block_rows`, and of their numbers where these travel with them."""
+    """Return the bytes of `block_rows` rows, and of their numbers for a partial table."""
     return (4 * shape.width + 8 * shape.partial) * block_rows(shape)
 
 
 class Span(NamedTuple):
-    """Where a small table lies in a worker's vector: elements ``start`` to ``stop``, rows of ``width``."""
+    """The position of a small table in a worker's vector: elements ``start`` to ``stop``, rows of ``width``."""
 
     start: int
     stop: int
@@ -89,27 +89,27 @@ class Span(NamedTuple):
 
 
 def row_elements(shapes: Sequence[TableShape]) -> tuple[int, ...]:
-    """Return how many elements the rows of each table have that a window touches, at most."""
+    """Return the largest number of elements in the rows that a window touches, for each table."""
     return tuple(shape.most * shape.width for shape in shapes)
 
 
 def spans(dense: int, shapes: Sequence[TableShape]) -> tuple[Span, ...]:
-    """Return where the small tables, of ``most`` rows each, lie behind the ``dense`` elements of a worker's vector."""
-    found, start = [], dense
+    """Return the positions of the small tables, which follow the ``dense`` elements of a worker's vector."""
+    positions, start = [], dense
     for shape, elements in zip(shapes, row_elements(shapes), strict=True):
-        found.append(Span(start, start + elements, shape.width))
-        start = found[-1].stop
-    return tuple(found)
+        positions.append(Span(start, start + elements, shape.width))
+        start = positions[-1].stop
+    return tuple(positions)
 
 
-#: Vectors of the model's size (float32) that the largest optimizer state has, and bytes in addition to them.
+#: The largest optimizer state: this many vectors of the model's size (float32), and this many bytes more.
 _STATE_VECTORS, _STATE_BYTES = 4, 64 * 1024
-#: Bytes that such a state has for the rows of one table, at most, where the table may have more rows than a disk.
+#: The largest part of a state for the rows of one partial table, in bytes; the table may be larger than a disk.
 _STATE_BYTES_OF_ROWS = 256 << 20
 
 
 def most_state_bytes(size: int, tables: Sequence[TableShape] = ()) -> int:
-    """Bytes of the largest optimizer state that is kept of a model of ``size`` elements and of ``tables``."""
+    """Return the bytes of the largest optimizer state that is kept for a model of ``size`` elements and ``tables``."""
     of_rows = [table.rows * (4 * _STATE_VECTORS * table.width + np.dtype(np.int64).itemsize) for table in tables]
     most = [min(n, _STATE_BYTES_OF_ROWS) if table.partial else n for n, table in zip(of_rows, tables, strict=True)]
     return 4 * _STATE_VECTORS * size + _STATE_BYTES + sum(most)

@@ -1,4 +1,4 @@
-"""Tables of which only the touched rows exist: what a row is before it is touched, and where touched rows are."""
+"""Partial tables: the initial value of a row before it is touched, and an index of the touched rows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from distkeras.ps.protocol.tables import Ids, TableShape
 
 #: The constants of SplitMix64, the generator whose finalizer makes the initial numbers: Steele, Lea and Flood 2014.
 _STEP, _FIRST, _SECOND = (np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-#: Places of a new index.
+#: The number of places of a new index.
 _PLACES = 1 << 10
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
-    """Return the finalizer of SplitMix64 of uint64 ``bits``, which it overwrites."""
+    """Apply the finalizer of SplitMix64 to uint64 ``bits``, in place, and return them."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         bits ^= bits >> np.uint64(shift)
         bits *= factor
@@ -22,9 +22,9 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
 
 
 def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
-    r"""Return the rows ``ids`` of a table as they are before anything moves them, float32 ``(len(ids), width)``.
+    r"""Return the initial rows ``ids`` of a table, float32 ``(len(ids), width)``.
 
-    A number depends on the table's seed, its row and its column alone, on every machine: with the finalizer
+    A number depends only on the table's seed, its row and its column, on every machine: with the finalizer
     :math:`m` of SplitMix64 and its step :math:`\gamma`, it is ``scale`` times :math:`2u - 1`, where :math:`u` are the
     first 24 bits of :math:`m(m(m(s) + \gamma (r + 1)) + \gamma (c + 1))` as a fraction.
 
@@ -46,9 +46,9 @@ def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
 
 
 class RowIndex:
-    """Where rows are kept, in the order in which they were added; memory grows with these, and not with their numbers.
+    """Maps row numbers to places, in the order in which rows are added; its memory grows with the number of rows.
 
-    A hash table with open addressing, of which at least half is free.
+    It is a hash table with open addressing, and at least half of it is free.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class RowIndex:
         return rows
 
     def find(self, ids: Ids) -> np.ndarray:
-        """Return the place of each row, int64; -1 for one that was not added."""
+        """Return the place of each row, int64; -1 if the row was not added."""
         at = self._first(ids)
         known: np.ndarray = self._ids[at]
         places: np.ndarray = self._places[at]
@@ -88,7 +88,7 @@ class RowIndex:
         return places
 
     def add(self, ids: Ids) -> np.ndarray:
-        """Add rows, each there once and none of them known; return their places, which follow the last one's."""
+        """Add rows, which are unique and new; return their places, which follow the last one."""
         places = np.arange(self._count, self._count + len(ids))
         self._count += len(ids)
         if 2 * self._count > len(self._ids):
@@ -104,7 +104,7 @@ class RowIndex:
         left, at = np.arange(len(ids)), self._first(ids)
         while left.size:
             free = self._ids[at] < 0
-            self._ids[at[free]] = ids[left[free]]  # of several rows for one place, the last one gets it
+            self._ids[at[free]] = ids[left[free]]  # if several rows hash to one place, the last one gets it
             won = self._ids[at] == ids[left]
             self._places[at[won]] = places[left[won]]
             left, at = left[~won], self._next(at[~won])
@@ -119,7 +119,7 @@ class RowIndex:
 
 
 def grown(array: np.ndarray, rows: int) -> np.ndarray:
-    """Return an array with at least ``rows`` rows and the same ones at its beginning, twice as many where it grows."""
+    """Return ``array``, or a copy that is at least twice as long, so that it has at least ``rows`` rows."""
     if rows <= len(array):
         return array
     larger = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
@@ -128,9 +128,9 @@ def grown(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 def put_rows(array: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-    """Set ``array[places] = rows``; arrays ``(count, width)`` of one dtype, contiguous, and places in range.
+    """Set ``array[places] = rows``, with contiguous arrays ``(count, width)`` of one dtype, and places in range.
 
-    NumPy copies a row as a whole if it is one element, in about half of the time that it takes for its numbers.
+    Each row is viewed as one element, which NumPy copies in about half of the time that single numbers take.
     """
     if rows.size:
         row = np.dtype((np.void, array.itemsize * array.shape[1]))

@@ -13,8 +13,8 @@ PROTOCOL = (
     Mutant(
         "the role is left out of the proof",
         FRAMING,
-        "purpose + role + said",
-        "purpose + said",
+        "purpose + role + transcript",
+        "purpose + transcript",
         "a stranger sends the server's own proof back, and is let in",
         _OF_HANDSHAKE,
     ),
@@ -37,8 +37,8 @@ PROTOCOL = (
     Mutant(
         "the purpose is left out of what keys are made of",
         FRAMING,
-        "purpose + role + said",
-        "role + said",
+        "purpose + role + transcript",
+        "role + transcript",
         "the proof, which everybody reads, is the key of the tags",
         _OF_SEALING,
     ),
@@ -197,8 +197,8 @@ PROTOCOL = (
     Mutant(
         "the server forgets what the peer has",
         "ps/protocol/compression.py",
-        "                there += change\n",
-        "                there[...] = vector[stretch]\n",
+        "                known_block += change\n",
+        "                known_block[...] = vector[stretch]\n",
         "roundings of replies add up at the worker",
         _OF_COMPRESSION,
     ),
