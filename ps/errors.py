@@ -3,8 +3,9 @@
 An error carries fields (worker, partition, column, step) in addition to its text, survives pickling (Spark pickles what
 a task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
 
-What follows from an error depends on its `Origin`: one of the user's ends the job, for it would come again at every
-attempt; any other ends one attempt, and Spark tries again. `sorted_error` finds the origin of other errors, too.
+The consequence of an error depends on its `Origin`: an error of the user's code, data or settings ends the job, because
+it would occur at every attempt; any other error ends one attempt, and Spark retries the task. `sorted_error` converts
+other exceptions into errors with an origin.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 #: If this variable is "full", every error shows its whole traceback.
 VARIABLE = "DISTKERAS_TRACEBACK"
 
-#: Files of this package, of installed ones, of the standard library, and what has no file.
+#: Matches the files of this package, of installed packages and of the standard library, and frames without a file.
 _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages|python3?\.\d+t?|pyspark)[/\\]|\.zip[/\\]|^<frozen"
     r"|[/\\]distkeras[/\\](?:"
@@ -30,7 +31,7 @@ _LIBRARY = re.compile(
 )
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in .*\n(?:^    .*\n?)*', re.M)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-#: First lines that say nothing: what is wrong follows, after what the second pattern matches.
+#: Matches first lines without information, and the lines of details; the cause is on one of the other lines.
 _EMPTY = re.compile(r"^(?:\w+: )?(?:Graph execution error|Exception encountered when calling|An exception was thrown)")
 _DETAILS = re.compile(r"^(?:Detected at node|Traceback \(most|  File |    |\s*\[\[|\t|Arguments received|Stack trace)")
 
@@ -46,22 +47,22 @@ def is_library(path: str) -> bool:
 
 
 def users_frames(text: str) -> str:
-    """Return the frames of a formatted traceback that are the user's own code; empty if none is."""
+    """Return the frames of a formatted traceback that are the user's code; an empty text if there are none."""
     return "".join(match[0] for match in _FRAME.finditer(text) if not is_library(match[1])).rstrip("\n")
 
 
 def headline(text: str) -> str:
-    """Return the line of a library's error text that says what is wrong."""
+    """Return the line of a library's error text that names the cause."""
     lines = [line.rstrip() for line in _ANSI.sub("", text).splitlines() if line.strip()]
     if len(lines) < 2 or not _EMPTY.match(lines[0]):
         return lines[0].strip() if lines else ""
-    telling = [line for line in lines[1:] if not _DETAILS.match(line)]
-    if not telling:
+    causes = [line for line in lines[1:] if not _DETAILS.match(line)]
+    if not causes:
         return lines[0].strip()
-    # Keras says it before the arguments; TensorFlow and Spark after the stack.
-    said = telling[0] if "when calling" in lines[0] else telling[-1]
+    # Keras names the cause before the arguments, TensorFlow and Spark after the stack.
+    cause = causes[0] if "when calling" in lines[0] else causes[-1]
     kind = re.match(r"\w+(?=: Graph)", lines[0])
-    return f"{kind[0]}: {said.strip()}" if kind else said.strip()
+    return f"{kind[0]}: {cause.strip()}" if kind else cause.strip()
 
 
 _EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABLE}=full shows it"
@@ -89,7 +90,7 @@ class DistkerasError(Exception):
             in the environment.
 
     Attributes:
-        full_traceback: formatted traceback of this process, where a shorter one is shown.
+        full_traceback: formatted traceback of this process, if a shorter one is shown.
     """
 
     origin: ClassVar[Origin] = Origin.USER
@@ -262,7 +263,7 @@ class OwnershipLostError(DistkerasError):
     """Another server now owns the checkpoint directory; the text names it. Later work of this one does not count."""
 
 
-#: Bases, which are never raised themselves.
+#: Base classes, which are never raised themselves.
 ABSTRACT: tuple[type[DistkerasError], ...] = (DistkerasError, DataError, ProtocolError)
 
 #: Wire code = position. Append only.
@@ -292,14 +293,14 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     RelayLostError,
 )
 
-#: The system's numbers for the trouble of a machine.
+#: The system's error numbers that a machine's condition causes.
 _NODE_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO, errno.EROFS,
     errno.ESTALE,
 }  # fmt: skip
-#: The backends' own errors when memory is exhausted, which are not to be imported here.
+#: The names of the backends' errors when memory is exhausted; the backends must not be imported here.
 _NODE_NAMES = {"ResourceExhaustedError", "OutOfMemoryError"}
-#: The same, and the error of a Python function in a backend's words.
+#: Matches the texts of such errors, also if a backend reports the error of a Python function.
 _NODE_TEXTS = re.compile(
     r"^RESOURCE_EXHAUSTED|can't allocate memory|can't start new thread|\bMemoryError:?"
     r"|\bOSError: \[Errno (?P<errno>\d+)\]"
@@ -309,7 +310,7 @@ _CAUSES_MAX = 20
 
 
 def sorted_error(error: Exception) -> DistkerasError:
-    """Return ``error``, if it is typed; a `NodeError`, if a machine or its network caused it; else a `WorkerError`."""
+    """Return ``error`` if it is typed, a `NodeError` if a machine or its network caused it, else a `WorkerError`."""
     if isinstance(error, DistkerasError) and error.origin is not Origin.USER:
         return error
     trouble = next(filter(None, map(_node_error_text, _with_causes(error))), None)
@@ -333,7 +334,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _node_error_text(error: BaseException) -> str | None:
-    """Return one line of the text of a machine's or a network's ``error``; None for others, and for typed ones."""
+    """Return one line of the text of an ``error`` of a machine or network; None for others, and for typed errors."""
     if isinstance(error, DistkerasError):
         return None
     text = str(error)

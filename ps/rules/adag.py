@@ -82,11 +82,11 @@ class ADAG(Rule):
             reads_sent=True,
             grows=not self.normalize,
             reduction=self.form.endswith("norm") and self.algorithm != 13,
-            sums=self.algorithm == 12 and self.form not in ("4.1", "4.1norm"),  # which have each worker's own eta
+            sums=self.algorithm == 12 and self.form not in ("4.1", "4.1norm"),  # these use each worker's own eta
         )
 
     def divisor(self, learning_rate: float) -> tuple[float, float]:
-        """What :math:`d^2` is divided by, and its root, which float32 can still hold where it cannot hold that."""
+        """Return the divisor of :math:`d^2`, and its root, which fits float32 even if the divisor underflows."""
         if self.form == "4.10":
             return self.gamma**2, self.gamma
         divisor = learning_rate if self.form in ("4.1", "4.1norm") else self.gamma
@@ -152,15 +152,15 @@ class ADAG(Rule):
 
 
 def _factor(squares: float, divisor: float) -> float:
-    r""":math:`1 / (\|d\|^2 / divisor + 1)`, of the sum of squares."""
-    if not divisor:  # the limit; squares may be 0 as well
+    r"""Return :math:`1 / (\|d\|^2 / divisor + 1)` from the sum of squares :math:`\|d\|^2`."""
+    if not divisor:  # the limit; the sum may be 0 as well
         return float(squares == 0)
     return 1.0 / (squares / divisor + 1.0)
 
 
 def _scale(moved: Vector, divisor: float, root: float) -> Vector:
-    """:math:`1 / (d^2 / divisor + 1)`, element-wise, in place."""
-    with np.errstate(over="ignore"):  # where the way is infinite, s is 0
+    """Compute :math:`1 / (d^2 / divisor + 1)` element-wise, in place, and return it."""
+    with np.errstate(over="ignore"):  # if the square overflows, s is 0
         if divisor >= np.finfo(moved.dtype).tiny:
             np.multiply(moved, moved, out=moved)
             moved /= divisor

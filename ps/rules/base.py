@@ -1,18 +1,19 @@
 """The base of update rules: frozen hyper-parameters, and two halves of plain functions on explicit state.
 
-The *worker half* runs with a `Replica` and decides when an exchange is due, what is sent, and what is done with the
+The *worker half* runs with a `Replica`; it decides when an exchange is due, computes the payload, and processes the
 reply. The *server half* runs under the center's lock: `accept` once per commit, then `apply` chunk by chunk.
 
-Invariants, which the center relies on and the conformance suite checks for every rule:
+Invariants, on which the center relies and which the conformance suite checks for every rule:
 
-1. Vectors are flat and of one dtype (float32 on a server, float64 where a simulation asks for it). Scalars are Python
-   numbers, so that they never widen a vector.
+1. Vectors are flat and of one dtype (float32 on a server, float64 if a simulation uses it). Scalars are Python numbers,
+   so that they never widen a vector.
 2. A kernel (`apply`, `view`, `round_end`) is element-wise: it is called on consecutive chunks, and the result does
-   not depend on where they are cut. What needs a sum over the whole vector declares ``Traits.reduction``.
+   not depend on where they are cut. A rule that needs a sum over the whole vector declares ``Traits.reduction``.
 3. A kernel writes ``chunk.out``, the model's and the worker's own vectors, ``chunk.payload`` and ``chunk.scratch``;
-   never ``chunk.center`` or ``chunk.sent``. ``chunk.out`` may *be* ``chunk.payload[0]`` or ``chunk.center``: read what
-   you need before you write it. A `view` reads no payload: it may follow `apply` on the same chunk, into its payload.
-4. What was sent to a worker is immutable for both sides.
+   never ``chunk.center`` or ``chunk.sent``. ``chunk.out`` may be the same memory as ``chunk.payload[0]`` or
+   ``chunk.center``, so a kernel reads its inputs before it writes them. A `view` reads no payload, because it may
+   follow `apply` on the same chunk and write into its payload.
+4. A vector that was sent to a worker is immutable for both sides.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Scalars = tuple[float, ...]
 
 #: Elements of one chunk, and of one block of a reduction: 256 KB of float32 stay in a core's cache.
 BLOCK = 64 * 1024
-#: Batches that one call of `Rule.compute` gets at most: what a worker must hold in memory at once.
+#: The largest number of batches of one call of `Rule.compute`, which a worker holds in memory at once.
 MOST_STEPS_A_CALL = 64
-#: The window that each worker chooses by what its first exchanges take.
+#: The window that each worker chooses from the duration of its first exchanges.
 AUTO = "auto"
 #: The window that the server chooses for each worker, in proportion to the worker's speed.
 BY_SPEED = "by_speed"
@@ -64,13 +65,13 @@ class Traits:
         drains: the rule may hold movements that the center does not have yet; when no worker is left, they are put into
             it (`Rule.drain`).
         refuses: the rule may refuse a commit (`Rule.refuses`), whose worker then computes the same window again.
-        rows: a commit may leave out of the payload what is zero, so that tables travel by the rows that a window
-            touched. The server half then moves each element by its own payload alone, keeps no vector of its own,
-            and leaves an element with a payload of zero as it is, to the bit (the sign of a zero aside); the worker
-            half makes a payload of zero of what has not moved. So an exchange by rows gives what the dense one does.
-        sums: the sum of payloads that began from the same version of the center is a payload, and moves the center by
-            the sum of what each of them would. So the workers of a host may be a group, whose movements reach the
-            server as one commit.
+        rows: a commit may omit zeros from the payload, so that tables travel by the rows that a window touched. The
+            server half moves each element only by its own payload, keeps no vector of its own, and does not change an
+            element whose payload is zero, to the bit (except for the sign of a zero); the worker half computes a
+            payload of zero for an element that has not moved. So an exchange by rows has the result of a dense one.
+        sums: the sum of payloads that began from the same version of the center is a valid payload, and moves the
+            center by the sum of the single movements. So the workers of a host may be a group, whose movements reach
+            the server as one commit.
         peers: after each step, workers exchange with each other (`worker.daso`); the center is what they commit at the
             end of an epoch, and no simulation with a center alone can run the rule.
         model_vectors: names of the vectors that the server keeps in addition to the center.
@@ -122,17 +123,17 @@ class RuleInfo:
 
 
 class Context(NamedTuple):
-    """What a commit or a release looks like from the center.
+    """The facts about a commit or a release that the server half of a rule may use.
 
     Args:
         workers: number of workers of the job, n.
-        worker: the one that commits or is sent the center.
+        worker: the worker that commits or is sent the center.
         clock: commits applied before this one, c.
-        staleness: commits by others since the worker was last sent the center, tau.
-        steps: local steps behind the payload.
-        learning_rate: eta in force: the server's for gradient rules, else the worker optimizer's.
-        previous_learning_rate: eta of the commit before this one; the same unless a schedule changed it.
-        waiting: workers whose commits of the present round are applied and who wait for it to end.
+        staleness: commits applied since the clock at which the worker's window began, tau.
+        steps: local steps of the payload.
+        learning_rate: eta: the server's for gradient rules, else the worker optimizer's.
+        previous_learning_rate: eta of the previous commit; the same unless a schedule has changed it.
+        waiting: workers whose commits of the current round are applied, and that wait for its end.
     """
 
     workers: int
@@ -151,7 +152,7 @@ class Context(NamedTuple):
 
 
 class Chunk:
-    """Slices of one stretch of every vector that a kernel may touch; one object is reused for all stretches."""
+    """The same slice of every vector that a kernel may use; one object is reused for all slices."""
 
     __slots__ = ("center", "model", "out", "payload", "scratch", "sent", "worker")
 
@@ -176,19 +177,19 @@ class Replica(Protocol):
         """The local optimizer's current learning rate, eta."""
 
     def load(self, vector: Vector) -> None:
-        """Sets the parameters; keeps no reference to ``vector``."""
+        """Set the parameters; keep no reference to ``vector``."""
 
     def read(self, out: Vector) -> None:
-        """Writes the parameters into ``out``."""
+        """Write the parameters into ``out``."""
 
     def moved(self, since: Vector, out: Vector) -> None:
-        """Writes the parameters less ``since`` into ``out``: one pass over them."""
+        """Write the parameters minus ``since`` into ``out``, in one pass."""
 
     def train(self, batches: Sequence[Any]) -> np.ndarray:
-        """One optimizer step a batch. Returns float64 ``(len(batches), metrics)``: each step's loss and metrics."""
+        """Take one optimizer step per batch; return loss and metrics of each, float64 ``(len(batches), metrics)``."""
 
     def gradient(self, batch: Any, out: Vector) -> np.ndarray:
-        """Writes the mini-batch gradient into ``out``, moves nothing. Returns float64 ``(metrics,)``."""
+        """Write the gradient into ``out``, without a step; return loss and metrics, float64 ``(metrics,)``."""
 
 
 @dataclass
@@ -196,17 +197,17 @@ class WorkerState:
     """The state of a worker between two exchanges.
 
     Args:
-        sent: the vector that the server last sent. Immutable.
-        payload: the vectors that the next commit ships; fresh buffers at the start of each window.
+        sent: the vector that the server last sent; immutable.
+        payload: the vectors of the next commit; new buffers at the start of each window.
         steps: local steps since the last exchange.
-        window: steps of the present window, as the server last said; 0: the rule's own.
-        learning_rate: eta as the server last sent it (gradient rules), else 0.
-        previous_learning_rate: the one before that.
+        window: steps of the present window, set by the server; 0: the rule's window.
+        learning_rate: eta that the server last sent (gradient rules), else 0.
+        previous_learning_rate: eta that the server sent before.
         due_early: set by a rule that ends the window before it is full.
-        occupied: whether the server was busy with commits of others when last asked (``Traits.probes``); True at the
+        occupied: whether the server was applying commits of others at the last probe (``Traits.probes``); True at the
             start of each window.
         scale: mean scale factor that the worker half applied to the payload.
-        vectors: the rule's own.
+        vectors: the rule's own vectors.
     """
 
     sent: Vector
@@ -235,8 +236,8 @@ class Rule(ABC):
             rule's own default window.
 
     Raises:
-        ConfigurationError: a hyper-parameter cannot work; "auto" or "by_speed" for a rule that takes part in rounds,
-            commits every gradient, or ends its windows itself; "auto" for one that adds up their steps.
+        ConfigurationError: a hyper-parameter is invalid; "auto" or "by_speed" for a rule that runs in rounds, commits
+            every gradient, or ends its windows itself; "auto" for a rule that adds up the steps of a window.
     """
 
     name: ClassVar[str]
@@ -257,7 +258,7 @@ class Rule(ABC):
             check_field(self, "window_max", require_integer)
 
     def _require_free_window(self) -> None:
-        """Raise ConfigurationError unless any window that a network or a worker's speed asks for would do."""
+        """Raise ConfigurationError unless the rule allows windows that a worker or the server chooses."""
         if self.window not in (AUTO, BY_SPEED):
             raise invalid("window", self.window, f'a number of steps, "{AUTO}", "{BY_SPEED}", or None')
         traits, measured = self.traits, self.window == AUTO
@@ -280,7 +281,7 @@ class Rule(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What the machinery must know; it may depend on the hyper-parameters."""
+        """The traits of the rule, which may depend on its hyper-parameters."""
         return Traits()
 
     @property
@@ -293,49 +294,50 @@ class Rule(ABC):
 
     @property
     def _steps(self) -> int:
-        """The window's number; a worker with a window of "auto" computes under a rule that has one."""
+        """The window in steps; a worker that chooses its window replaces "auto" by a number."""
         steps = self.window_by_speed or self.window
         if not isinstance(steps, int):
             raise LocalProtocolError(f"a worker's rule must have a window in steps. Received: window={self.window!r}")
         return steps
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
-        """Begins from the first pull."""
+        """Return the state of a worker that begins from the center ``sent``, which it has pulled."""
         replica.load(sent)
         return WorkerState(sent=sent)
 
     def steps_until_due(self, state: WorkerState) -> int:
-        """Steps that may be taken before `due` must be asked again."""
+        """Return the number of steps that may be taken before `due` must be called again."""
         if self.window is None:
             return MOST_STEPS_A_CALL
         return min((state.window or self._steps) - state.steps, MOST_STEPS_A_CALL)
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
-        """Takes ``len(batches)`` local steps. Returns what `Replica.train` returns."""
+        """Take ``len(batches)`` local steps; return loss and metrics of each, as `Replica.train` does."""
         return replica.train(batches)
 
     def due(self, state: WorkerState) -> bool:
-        """Return whether to exchange now; the end of an epoch makes an exchange due in any case."""
+        """Return whether an exchange is due now; it is always due at the end of an epoch."""
         return state.due_early or (self.window is not None and state.steps >= (state.window or self._steps))
 
     def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
-        """``Traits.pull_first`` only: fills ``state.payload`` from the center just pulled, and moves the replica."""
+        """Fill ``state.payload`` from the ``center`` just pulled, and move the replica; for ``Traits.pull_first``."""
         raise NotImplementedError
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
-        """All other rules: fills ``state.payload``."""
+        """Fill ``state.payload``; for all rules without ``Traits.pull_first``."""
         replica.moved(state.sent, state.payload[0])
 
     def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
-        """Takes in the reply to a commit."""
+        """Begin the next window from ``sent``, the reply to a commit."""
         replica.load(sent)
         state.sent = sent
 
     def begin_overlapped_window(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
-        """``Traits.overlaps`` only: goes on while ``state.payload`` travels.
+        """Begin the next window while ``state.payload`` is in flight; for ``Traits.overlaps``.
 
-        ``sent`` is the reply to the commit before it (at first, what was pulled), which it is missing in. The window
-        that follows begins where the center would be if no other worker committed: what it moves is counted from there.
+        ``sent`` is the reply to the previous commit (at first, the pulled center), and does not contain this payload.
+        So the window begins from their sum, the center if no other worker commits, and its movement is measured from
+        there.
         """
         begun = state.vectors.get("begun")
         if begun is None:
@@ -345,7 +347,7 @@ class Rule(ABC):
         state.sent = begun
 
     def refuses(self, context: Context, refusals: int) -> bool:
-        """``Traits.refuses`` only: return whether to refuse a commit, before anything is changed.
+        """Return whether to refuse a commit, before anything is changed; for ``Traits.refuses``.
 
         Args:
             context: of the commit.
@@ -354,21 +356,21 @@ class Rule(ABC):
         return False
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
-        """Called once per commit, in clock order. ``counters`` is the rule's integer state."""
+        """Return the scalars for `apply`; called once per commit, in clock order. ``counters`` is the rule's state."""
         return ()
 
     def partial(self, chunk: Chunk, scalars: Scalars) -> float:
-        """``Traits.reduction`` only: this block's share of the sum, in float64."""
+        """Return this block's share of the sum, in float64; for ``Traits.reduction``."""
         raise NotImplementedError
 
     def reduced(self, scalars: Scalars, total: float) -> Scalars:
-        """``Traits.reduction`` only: the scalars for `apply`, now that the sum is known."""
+        """Return the scalars for `apply`, from the ``total`` over all blocks; for ``Traits.reduction``."""
         raise NotImplementedError
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        """One chunk of the commit. Returns the sum of the scale factors used, or None if each was 1.
+        """Apply one chunk of the commit; return the sum of the scale factors, or None if each was 1.
 
-        Here the payload is added, times the scale factor that `accept` has returned, if there is one.
+        The default adds the payload, times the scale factor that `accept` has returned, if any.
         """
         (scale,) = scalars or (1,)
         delta = chunk.payload[0]
@@ -378,31 +380,31 @@ class Rule(ABC):
         return scale * delta.size if scalars else None
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
-        """``Traits.view`` only: the scalars for `view`."""
+        """Return the scalars for `view` and `round_end`."""
         return ()
 
     def view(self, chunk: Chunk, scalars: Scalars) -> None:
-        """``Traits.view`` only: writes what the worker is sent."""
+        """Write one chunk of the vector that the worker is sent into ``chunk.out``; for ``Traits.view``."""
         raise NotImplementedError
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
-        """``Traits.synchronous`` only: one chunk of the step that ends a round, whose sum is in ``payload[0]``."""
+        """Apply one chunk of the step that ends a round, whose sum is in ``payload[0]``; for ``Traits.synchronous``."""
         raise NotImplementedError
 
     def begin_drain(self, workers: int, counters: dict[str, int]) -> Scalars | None:
-        """``Traits.drains`` only: the scalars for `drain`, and ``counters`` as behind it. None: nothing is held."""
+        """Reset ``counters``, and return the scalars for `drain`; None: nothing is buffered; for ``Traits.drains``."""
         return None
 
     def drain(self, chunk: Chunk, scalars: Scalars) -> None:
-        """``Traits.drains`` only: one chunk of the step with what the rule holds; there is no payload."""
+        """Apply one chunk of the step with the buffered commits; there is no payload; for ``Traits.drains``."""
         raise NotImplementedError
 
     def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...]) -> None:
-        """A worker has left for good: takes its vectors out of the model's, where they are part of them."""
+        """Remove the share of a worker that has left from the model's vectors; ``worker`` are its vectors."""
         return
 
     def config(self) -> dict[str, Any]:
-        """Hyper-parameters by name, JSON-ready; `window_max` only where it is given."""
+        """Return the hyper-parameters by name, JSON-ready; `window_max` only if it is set."""
         values = dataclasses.asdict(self)
         if self.window_max is None:
             del values["window_max"]
@@ -413,7 +415,7 @@ class Rule(ABC):
 
 
 def sum_of_squares(vector: Vector) -> float:
-    """Squared Euclidean norm, added up in float64 over blocks of `BLOCK` elements: the same figure on both sides."""
+    """Return the squared Euclidean norm, summed in float64 over blocks of `BLOCK` elements; the same on both sides."""
     total = 0.0
     for start in range(0, vector.size, BLOCK):
         total += float(np.square(vector[start : start + BLOCK], dtype=np.float64).sum())
@@ -421,10 +423,10 @@ def sum_of_squares(vector: Vector) -> float:
 
 
 def total_of(vectors: Sequence[Vector], out: Vector | None = None) -> Vector:
-    """Return the sum of one vector or more, added up in their order.
+    """Return the sum of one or more vectors, added in their order.
 
     Args:
-        out: memory for it, which is that of none of them; None: new memory.
+        out: memory for the sum, different from that of the vectors; None: new memory.
     """
     first, *others = vectors
     out = np.empty_like(first) if out is None else out
@@ -439,7 +441,7 @@ def total_of(vectors: Sequence[Vector], out: Vector | None = None) -> Vector:
 
 def all_finite(vector: Vector) -> bool:
     """Return whether there is no NaN or infinity in ``vector``."""
-    with np.errstate(over="ignore", invalid="ignore"):  # the squares of large numbers: then each of them is looked at
+    with np.errstate(over="ignore", invalid="ignore"):  # the dot product may overflow: then each number is checked
         finite = bool(np.isfinite(np.dot(vector, vector)))
     return finite or bool(np.isfinite(vector).all())
 

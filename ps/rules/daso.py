@@ -1,7 +1,7 @@
-"""DASO: nodes of several devices that average parameters among themselves, and what they do after which batch.
+"""DASO: nodes of several devices that average parameters among themselves, and the schedule of their exchanges.
 
-Every decision is here: the phases, whose turn it is, what a plateau changes, and the arithmetic. `simulation.daso` and
-the workers on Spark (`worker.daso`) both follow it.
+This module makes every decision: the phases, the turns of the groups, the effect of a plateau, and the arithmetic.
+`simulation.daso` and the workers on Spark (`worker.daso`) both follow it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Daso(Rule):
             check_field(self, "wait", require_integer, 1, self.interval)
 
     def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
-        """The worker keeps the parameters of its node."""
+        """Keep the parameters of the node; the center is not loaded."""
         state.sent = sent
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
@@ -136,17 +136,17 @@ class Daso(Rule):
         return self.interval, max(1, self.interval // 4) if self.wait is None else self.wait
 
     def after_plateau(self, interval: int, wait: int) -> tuple[int, int]:
-        """B and W that follow ``interval`` and ``wait`` when the loss has plateaued."""
+        """Return the B and W that follow ``interval`` and ``wait`` at a plateau of the loss."""
         if interval == wait == 1:
             return self.initial
         return max(1, interval // 2), max(1, wait // 2)
 
     def judge(self, lowest: float, stable: int, loss: float) -> tuple[float, int]:
-        """Takes in an epoch's loss; NaN is no decrease.
+        """Compare an epoch's loss with the lowest one; NaN does not count as a decrease.
 
         Args:
-            lowest: loss of the last decrease; infinite at first.
-            stable: epochs since then, or since the last plateau. It is a plateau when `patience` are reached.
+            lowest: the loss at the last decrease; infinite at first.
+            stable: epochs since then, or since the last plateau; `patience` such epochs are a plateau.
             loss: training loss of the epoch.
 
         Returns:
@@ -157,7 +157,7 @@ class Daso(Rule):
         return lowest, stable + 1
 
     def phase(self, epoch: int, epochs: int) -> str:
-        """The phase of ``epoch``, counted from 0, of ``epochs``."""
+        """Return the phase of ``epoch``, counted from 0, of ``epochs``."""
         if epoch < self.warm_up:
             return WARM_UP
         return CYCLING if epoch < epochs - self.cool_down else COOL_DOWN
@@ -169,12 +169,12 @@ class Daso(Rule):
 
 
 class Sent(NamedTuple):
-    """A non-blocking exchange on its way.
+    """A non-blocking exchange in flight.
 
     Args:
-        batch: after which it was sent.
+        batch: the batch after which it was sent.
         wait: how many batches later it is merged, S.
-        group: whose members exchange.
+        group: the group whose members exchange.
     """
 
     batch: int
@@ -183,11 +183,11 @@ class Sent(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What follows the local step of one batch, in this order; None: nothing of the kind.
+    """The exchanges after the local step of one batch, in this order; None: no such exchange.
 
     Args:
-        block: the group that exchanges at once.
-        merge: the exchange that Equation 1 ends.
+        block: the group that has a blocking exchange.
+        merge: the exchange that ends, with Equation 1.
         send: the exchange that begins.
     """
 
@@ -197,7 +197,7 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """Which group synchronizes after which batch: B and W in force, whose turn it is, the exchange on its way.
+    """The schedule of exchanges: the current B and W, the group whose turn it is, and the exchange in flight.
 
     Args:
         daso: hyper-parameters.
@@ -214,17 +214,17 @@ class Turns:
 
     @property
     def under_way(self) -> Sent | None:
-        """The exchange on its way."""
+        """The exchange in flight; None: none is."""
         return self._under_way
 
     def state(self) -> tuple[float, ...]:
-        """Return all that decides what is to come, as numbers: what `restore` takes."""
+        """Return the whole state as numbers, for `restore`."""
         sent = self._under_way or Sent(-1, 0, 0)
         counts = self._synchronizations, self._batches_since_send, self._stable
         return (*self._cycle, *counts, *sent, self._lowest)
 
     def restore(self, state: Sequence[float]) -> None:
-        """Go on where `state` was taken; raise a ValueError if these are not its numbers."""
+        """Continue from a result of `state`; raise a ValueError if the numbers are invalid."""
         *counts, lowest = state
         interval, wait, synchronizations, since, stable, *sent = map(int, counts)
         self._cycle, self._synchronizations, self._batches_since_send = (interval, wait), synchronizations, since
@@ -232,11 +232,11 @@ class Turns:
         self._stable, self._lowest = stable, float(lowest)
 
     def in_force(self, phase: str) -> tuple[int, int]:
-        """B and W; 1 and 0 while blocking."""
+        """Return the current B and W; 1 and 0 while blocking."""
         return self._cycle if phase == CYCLING else (1, 0)
 
     def after(self, batch: int, phase: str) -> Turn:
-        """What follows the local step of ``batch``, counted from 0 over all epochs; called for each, in order."""
+        """Return the exchanges after ``batch``, counted from 0 over all epochs; must be called for each, in order."""
         if self._nodes == 1:
             return Turn()
         if phase != CYCLING:
@@ -259,7 +259,7 @@ class Turns:
         return group
 
     def judge(self, phase: str, loss: float) -> None:
-        """Takes in the loss of an epoch in ``phase``; a plateau of the cycling phase changes B and W."""
+        """Process the loss of an epoch in ``phase``; a plateau in the cycling phase changes B and W."""
         if phase != CYCLING:
             return
         self._lowest, self._stable = self._daso.judge(self._lowest, self._stable, loss)
@@ -271,8 +271,8 @@ class Turns:
 def local_step(
     theta: Vector, velocity: Vector, total: Vector, members: int, learning_rate: float, momentum: float
 ) -> None:
-    """The heavy-ball step of a node, in place, with the ``total`` of the gradients of ``members`` devices."""
-    for start in range(0, theta.size, BLOCK):  # which the cache holds
+    """Take the heavy-ball step of a node, in place, with the ``total`` of the gradients of ``members`` devices."""
+    for start in range(0, theta.size, BLOCK):  # blocks that fit the cache
         block = slice(start, start + BLOCK)
         moved = velocity[block]
         moved *= momentum
@@ -281,18 +281,18 @@ def local_step(
 
 
 def merge(local: np.ndarray, total: Vector, members: int, wait: int) -> np.ndarray:
-    """Equation 1.
+    """Return the merged parameters of Equation 1.
 
     Args:
-        local: parameters now, shape ``(..., size)``.
-        total: sum of what the members sent, shape ``(size,)``.
+        local: present parameters, shape ``(..., size)``.
+        total: sum of the parameters that the members sent, shape ``(size,)``.
         members: P.
-        wait: local steps since then, S; 0 gives the mean of what was sent.
+        wait: local steps since the parameters were sent, S; 0 gives the mean of the sent parameters.
     """
     merged: np.ndarray = (2 * wait * local + total) / (2 * wait + members)
     return merged
 
 
 def through_bfloat16(values: np.ndarray) -> np.ndarray:
-    """``values`` as they come out of a cast to float32, to bfloat16 and back: each to the nearest, ties to even."""
+    """Return ``values`` cast to bfloat16 and back, each rounded to the nearest, ties to even."""
     return values.astype(bfloat16).astype(values.dtype)

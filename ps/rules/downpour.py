@@ -138,7 +138,7 @@ class ZealousDownpour(Rule):
         accumulated = state.payload[0]
         first = state.steps == 0
         step = accumulated if first else state.vectors.setdefault("step", np.empty_like(accumulated))
-        eta = replica.learning_rate  # before the gradient counts as a step of the optimizer's
+        eta = replica.learning_rate  # read before the gradient advances the optimizer's step
         row = replica.gradient(batch, step)
         step *= -eta
         if not first:

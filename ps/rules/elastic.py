@@ -146,7 +146,7 @@ class EASGD(AEASGD):
         return rows
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
-        # Algorithm 4's exchange is the elastic one with the pulled center where AEASGD takes the fresh one.
+        # Algorithm 4 is the elastic exchange with the pulled center, not with the fresh one as in AEASGD.
         self.elastic_exchange(replica, state, state.sent)
 
     def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
@@ -211,7 +211,7 @@ class EAMSGD(AEASGD):
             velocity *= self.momentum
             np.add(position, velocity, out=ahead)
             replica.load(ahead)
-            eta = replica.learning_rate  # before the gradient counts as a step of the optimizer's
+            eta = replica.learning_rate  # read before the gradient advances the optimizer's step
             rows.append(replica.gradient(batch, gradient))
             gradient *= eta
             velocity -= gradient

@@ -91,13 +91,13 @@ class FedOpt(Rule):
 
 
 def average(mean: Vector, value: Vector, decay: float, scratch: Vector) -> None:
-    """Sets ``mean`` to its moving average with ``value``, in place: decay * mean + (1 - decay) * value."""
+    """Set ``mean`` to its moving average with ``value``, in place: decay * mean + (1 - decay) * value."""
     mean *= decay
     mean += np.multiply(value, 1 - decay, out=scratch)
 
 
 def adaptive_step(momentum: Vector, second: Vector, rate: float, epsilon: float, *, out: Vector) -> None:
-    """Writes :math:`rate * momentum / (sqrt(second) + epsilon)` into ``out``."""
+    """Write :math:`rate * momentum / (sqrt(second) + epsilon)` into ``out``."""
     np.sqrt(second, out=out)
     out += epsilon
     np.divide(momentum, out, out=out)
@@ -122,7 +122,7 @@ class FedBuff(Rule):
     twice to one buffer, which the paper's clients may not: the workers here are fixed and would wait.
 
     When the last worker has left, a partly filled buffer is drained: the same step, with D = B / M, so that every
-    movement weighs the same. A center that is looked at before does not contain the buffer.
+    movement has the same weight. A center that is read before does not contain the buffer.
 
     With momentum and ``nesterov`` it is the buffer of Liu et al. 2024 (arXiv 2401.09135). ``buffer=1, exponent=0`` is
     DOWNPOUR, and with ``exponent=1`` DynSGD. Any worker optimizer.
@@ -205,12 +205,12 @@ class FedBuff(Rule):
 
 
 def age(context: Context, count: int, size: int) -> int:
-    """Versions of the center between the one that a worker was sent and the present one.
+    """Return the number of versions of the center between the one that a worker was sent and the present one.
 
     Args:
         context: of the worker's commit.
-        count: movements in the buffer before it, h.
-        size: movements that make a step, M.
+        count: movements in the buffer before this one, h.
+        size: movements in one step, M.
     """
     return max(0, -((context.sent_clock + count - context.clock) // size))
 
@@ -235,7 +235,7 @@ class FADAS(Rule):
     rate. Their code has Adam's bias correction, the algorithm has none, and none is here.
 
     When the last worker has left, a partly filled buffer is drained: the same step, with D = B / M. A center that is
-    looked at before does not contain the buffer. Any worker optimizer.
+    read before does not contain the buffer. Any worker optimizer.
 
     Args:
         window: lambda. Default 10.

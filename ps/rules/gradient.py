@@ -52,7 +52,7 @@ class ASGD(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(gradient=True, overlaps=True, rows=not self.weight_decay)  # which moves every row
+        return Traits(gradient=True, overlaps=True, rows=not self.weight_decay)  # weight decay moves every row
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         (batch,) = batches
@@ -63,10 +63,10 @@ class ASGD(Rule):
         return row[np.newaxis]
 
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
-        """Nothing: `compute` wrote the gradient."""
+        """Do nothing: `compute` has written the gradient."""
 
     def begin_overlapped_window(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
-        """The next gradient is taken where the worker was last sent to; it lacks the one that travels."""
+        """Compute the next gradient at ``sent``, which does not contain the gradient in flight."""
         self.receive(replica, state, sent)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
@@ -155,20 +155,20 @@ class DCASGD(ASGD):
         scratch *= 1 - self.decay
         mean_square *= self.decay
         mean_square += scratch
-        # g + lambda_0 g^2 d / root: the root goes in last, where only a vector of its own could hold it otherwise.
+        # g + lambda_0 g^2 d / root; the root is computed last, because the scratch memory is in use until then.
         moved = np.subtract(chunk.center, chunk.sent, out=scratch)
         moved *= self.compensation_strength
         moved *= gradient
         moved *= gradient
         root = np.sqrt(mean_square + self.epsilon)
-        if not root.dtype.type(self.epsilon):  # where every gradient was 0 so is this one, and 0 is what is divided
+        if not root.dtype.type(self.epsilon):  # a root of 0 means that all gradients were 0: avoid 0 / 0
             root[root == 0] = 1
         moved /= root
         gradient += moved
 
 
 def compensate(chunk: Chunk, strength: float) -> None:
-    """Adds ``strength * g * g * (center - sent)`` to the gradient in the payload."""
+    """Add ``strength * g * g * (center - sent)`` to the gradient g in the payload."""
     gradient = chunk.payload[0]
     moved = np.subtract(chunk.center, chunk.sent, out=chunk.scratch)
     moved *= strength
@@ -250,7 +250,7 @@ class ASGDm(NagASGD):
 
 
 def momentum_correction(at: Context | WorkerState) -> float:
-    """What a momentum that holds the learning rate is scaled by when a schedule changes that rate."""
+    """Return the factor for a momentum that contains the learning rate, when a schedule changes the rate."""
     return at.learning_rate / at.previous_learning_rate if at.previous_learning_rate else 1.0
 
 
@@ -469,7 +469,7 @@ class SMEGA2(NagASGD):
     def view(self, chunk: Chunk, scalars: Scalars) -> None:
         of_momentum, of_sum = scalars
         momentum, total = chunk.model
-        # Two products and one scratch: the second goes through the output, which holds no input here.
+        # The second product uses the output as scratch memory, because the output is not an input here.
         ahead = np.multiply(momentum, of_momentum, out=chunk.scratch)
         np.multiply(total, of_sum, out=chunk.out)
         ahead += chunk.out

@@ -1,4 +1,4 @@
-"""Which rules there are, and a rule from its name."""
+"""The registry of rules, and the construction of a rule from its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkeras.ps.rules.base import Rule, Traits
 
 @cache
 def all_rules() -> Mapping[str, type[Rule]]:
-    """Every rule by its name, in alphabetical order: each subclass of `Rule` that a file of this folder defines."""
+    """Return every rule by name, in alphabetical order: each subclass of `Rule` that a file of this folder defines."""
     assert __package__
     rules: dict[str, type[Rule]] = {}
     for module_info in pkgutil.iter_modules(importlib.import_module(__package__).__path__):
@@ -27,13 +27,13 @@ def all_rules() -> Mapping[str, type[Rule]]:
 
 
 def center_rules() -> Mapping[str, type[Rule]]:
-    """Those of `all_rules` whose workers exchange with the center alone."""
+    """Return the rules whose workers exchange only with the center."""
     return {name: kind for name, kind in all_rules().items() if not kind().traits.peers}
 
 
 def _is_rule(value: Any, module: str) -> bool:
     own = inspect.isclass(value) and value.__module__ == module
-    return own and issubclass(value, Rule) and "name" in vars(value)  # a base of several rules has none
+    return own and issubclass(value, Rule) and "name" in vars(value)  # a common base class has no name
 
 
 def make(name: str, **hyper_parameters: Any) -> Rule:
@@ -49,9 +49,9 @@ def make(name: str, **hyper_parameters: Any) -> Rule:
 
 
 def from_text(name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Hyper-parameters of the rule called ``name`` from the words of a command line; the last of a name counts.
+    """Return the hyper-parameters of rule ``name`` from a command line; of equal keys, the last one counts.
 
-    Values are JSON where they can be, else text; "4.10" stays text where the rule wants text.
+    Values are parsed as JSON if possible; otherwise, or if the rule's field is a text (such as "4.10"), they are texts.
     """
     kind = all_rules().get(name.lower())
     texts = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("str")} if kind else set()
@@ -64,7 +64,7 @@ def from_text(name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def json_or_text(text: str) -> Any:
-    """What ``text`` says as JSON; itself, if that is nothing."""
+    """Return the JSON value of ``text``; ``text`` itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -85,7 +85,7 @@ HEADER = (
 
 
 def table() -> str:
-    """The table of rules, in Markdown: from each rule's `RuleInfo`, traits and fields."""
+    """Return the table of rules, in Markdown, from each rule's `RuleInfo`, traits and fields."""
     lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
     for name, kind in all_rules().items():
         rule, info = kind(), kind.info

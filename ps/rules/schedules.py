@@ -45,7 +45,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, clock: int) -> float:
-        """Learning rate of the commit that finds the clock at ``clock``, at least 0."""
+        """Return the learning rate, at least 0, of a commit at ``clock``."""
 
     def config(self) -> dict[str, Any]:
         """Return a description in JSON's types, from which `schedule_of` makes the schedule again."""
@@ -63,7 +63,7 @@ class Constant(Schedule):
 
 
 def _require_clocks(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """Rising clocks, as a tuple: JSON brings a list."""
+    """Return rising clocks as a tuple; JSON has lists."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise invalid(name, values, "a list of rising clocks")
     clocks = tuple(require_integer(name, value, 0) for value in values)
@@ -114,7 +114,7 @@ class WarmUp(StepDecay):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from ``rate`` down to ``least`` over ``length`` commits, and ``least`` from there on.
+    """Half a cosine from ``rate`` down to ``least`` over ``length`` commits, then ``least``.
 
     Args:
         length: commits, at least 1.
@@ -136,12 +136,12 @@ class Cosine(Schedule):
         return self.least + (self.rate - self.least) * (1 + math.cos(math.pi * part)) / 2
 
 
-#: By their names.
+#: The schedules by name.
 KINDS: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, StepDecay, WarmUp, Cosine)}
 
 
 def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
-    """Return the schedule of a number, a constant rate, or of a `Schedule.config`; ConfigurationError for others."""
+    """Return the schedule of a number (a constant rate) or a `Schedule.config`; raise ConfigurationError for others."""
     if isinstance(value, Schedule):
         return value
     if isinstance(value, dict):

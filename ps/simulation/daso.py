@@ -1,7 +1,7 @@
 """DASO, simulated batch by batch on virtual nodes.
 
-Nodes exchange with each other, all at once, and no center takes part, so `simulate.simulate` cannot run it. What a node
-does after which batch, and the arithmetic, are those of `rules.daso`.
+Nodes exchange with each other, all at once, and without a center, so `simulate.simulate` cannot run it. The schedule of
+the exchanges and the arithmetic are those of `rules.daso`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Loss = Callable[[Vector], float]
 
 
 class _Cluster:
-    """What the nodes hold, how they exchange it, and what time it is on each.
+    """The parameters of the nodes, their exchanges, and the virtual time of each node.
 
     Args:
         theta0: initial parameters of all nodes, shape ``(size,)``.
@@ -52,7 +52,7 @@ class _Cluster:
         self._times = np.zeros(nodes)
         self._momentum, self._cast = momentum, cast
         self._gradient, self._draw = gradient, draw
-        #: Of the non-blocking exchange on its way: the sum of what the nodes sent, and when it is over.
+        #: The sum of the non-blocking exchange in flight, and the time at which it ends.
         self._total, self._arrival = theta0, 0.0
         self._workers = [range(node * devices, (node + 1) * devices) for node in range(nodes)]
 
@@ -64,11 +64,11 @@ class _Cluster:
 
     @property
     def now(self) -> float:
-        """When the last node was through with what it has done so far."""
+        """The time of the latest node."""
         return float(self._times.max())
 
     def step(self, learning_rate: float) -> None:
-        """Every node takes its batch: local synchronization, local step."""
+        """Take the local step of every node."""
         for node, workers in enumerate(self._workers):
             theta, velocity = self.theta[node], self._velocity[node]
             gradients = [checked_gradient(self._gradient, theta, worker) for worker in workers]
@@ -76,33 +76,33 @@ class _Cluster:
             self._times[node] += max([self._draw(worker, 1) for worker in workers])
 
     def block(self) -> None:
-        """A blocking synchronization."""
+        """Run a blocking exchange."""
         payload = through_bfloat16(self.theta) if self._cast else self.theta
         self.theta[:] = total_of([*payload]) / len(payload)
         self._times[:] = self.now + self._blocking
 
     def send(self) -> None:
-        """Begins a non-blocking synchronization, the only one on its way."""
+        """Begin a non-blocking exchange; only one may be in flight."""
         self._total, self._arrival = total_of([*self.theta]), self.now + self._plain
 
     def merge(self, sent: Sent) -> None:
-        """Ends it; nodes that it has not reached yet wait."""
+        """Merge the exchange in flight; nodes that need its result earlier wait for it."""
         self.theta[:] = merge(self.theta, self._total, len(self.theta), sent.wait)
         np.maximum(self._times, self._arrival, out=self._times)
 
 
 @dataclass(frozen=True)
 class DasoTrace:
-    """What happened, one entry a batch.
+    """The course of a simulation, with one entry for each batch.
 
     Args:
         theta: each node's parameters at the end, shape ``(nodes, size)``.
         phase: "warm_up", "cycling" or "cool_down".
-        interval: B in force; 1 while blocking.
-        wait: W in force; 0 while blocking.
-        group: the group that sent after this batch; -1 where none did.
-        merged: the batch whose parameters were averaged in after this one (itself, if blocking); -1 where none were.
-        time: virtual time at which the last node was through with the batch, waits and exchanges included.
+        interval: the current B; 1 while blocking.
+        wait: the current W; 0 while blocking.
+        group: the group that sent after this batch; -1: none.
+        merged: the batch whose parameters were merged after this one (the same one, if blocking); -1: none.
+        time: virtual time at which the last node completed the batch, including waits and exchanges.
         loss: of the nodes' mean parameters, at the last batch of each epoch; NaN elsewhere.
         thetas: the nodes' parameters after each batch, shape ``(batches, nodes, size)``, if kept.
     """
@@ -141,12 +141,12 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
     dtype: Any = np.float64,
     keep_thetas: bool = False,
 ) -> DasoTrace:
-    """Runs ``daso`` on virtual nodes; a pure function of its arguments, to the bit.
+    """Run ``daso`` on virtual nodes; a pure function of its arguments, to the bit.
 
-    A node is through with a batch when the slowest of its devices is; the network inside a node costs nothing. An
-    exchange is a ring all-reduce of 2 (P - 1) messages, each of one P-th of the elements (rounded up), and begins when
-    the last node is ready. A blocking one holds all nodes until it is over; a non-blocking one holds a node only if it
-    is not over when the node comes to merge it. For one seed, devices take the same times for every `daso`.
+    A node completes a batch when its slowest device does; exchanges within a node take no time. An exchange between
+    nodes is a ring all-reduce of 2 (P - 1) messages, each of one P-th of the elements (rounded up), and begins when the
+    last node is ready. A blocking exchange stops all nodes until it ends; a non-blocking one stops a node only if the
+    node needs its result earlier. For one seed, devices take the same times for every `daso`.
 
     Args:
         daso: hyper-parameters. ``Daso(warm_up=epochs, cool_down=0)`` is blocking throughout.
@@ -211,7 +211,7 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
 
 
 def _synchronize(cluster: _Cluster, batch: int, turn: Turn) -> tuple[int, int]:
-    """The group that sends after ``batch``, and the batch that is averaged in, or -1."""
+    """Run the exchanges of ``turn``; return the group that sends after ``batch``, and the merged batch, or -1."""
     if turn.block is not None:
         cluster.block()
         return turn.block, batch

@@ -1,4 +1,4 @@
-"""A model that is a vector, and whose gradients a function gives: what virtual workers train."""
+"""The model of virtual workers: a vector whose gradients a function computes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Gradient = Callable[[Vector, int], Vector]
 #: ``gradient(theta, worker, batch)``, with the number of the worker's mini-batch.
 NumberedGradient = Callable[[Vector, int, int], Vector]
 
-_NO_METRICS = np.empty((MOST_STEPS_A_CALL, 0))  # of several steps, and of one
+_NO_METRICS = np.empty((MOST_STEPS_A_CALL, 0))
 _NO_METRICS_OF_ONE = np.empty(0)
 
 
 @dataclass(slots=True)
 class VirtualBatch:
-    """A mini-batch that the gradient function knows itself."""
+    """A mini-batch without arrays: the gradient function receives only its number."""
 
     index: int
     epoch: int = 0
@@ -40,7 +40,7 @@ def checked_gradient(gradient: Callable[..., Vector], theta: Vector, *numbers: i
 
 
 class FunctionReplica:
-    """Plain SGD on a vector with gradients from a function. Loaded vectors are immutable, and copied only if moved."""
+    """Plain SGD on a vector with gradients from a function. A loaded vector is immutable; the first step copies it."""
 
     def __init__(self, size: int, learning_rate: float, gradient: Callable[[Vector, int], Vector]) -> None:
         self.size = size
@@ -50,15 +50,15 @@ class FunctionReplica:
         self._own = False
 
     def load(self, vector: Vector) -> None:
-        """Take ``vector``, which no one will change."""
+        """Use ``vector``, which must not change, as the parameters."""
         self._theta, self._own = vector, False
 
     def read(self, out: Vector) -> None:
-        """Writes the parameters into ``out``."""
+        """Write the parameters into ``out``."""
         out[...] = self._theta
 
     def moved(self, since: Vector, out: Vector) -> None:
-        """Writes the parameters less ``since`` into ``out``."""
+        """Write the parameters minus ``since`` into ``out``."""
         np.subtract(self._theta, since, out=out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
@@ -68,7 +68,7 @@ class FunctionReplica:
         """A function has none."""
 
     def train(self, batches: Sequence[Any]) -> np.ndarray:
-        """Takes one step a batch."""
+        """Take one step for each batch."""
         for batch in batches:
             step = self.learning_rate * self._gradient(self._theta, batch.index)
             if self._own:
@@ -78,6 +78,6 @@ class FunctionReplica:
         return _NO_METRICS[: len(batches)]
 
     def gradient(self, batch: Any, out: Vector) -> np.ndarray:
-        """Writes the gradient into ``out``."""
+        """Write the gradient into ``out``."""
         out[...] = self._gradient(self._theta, batch.index)
         return _NO_METRICS_OF_ONE

@@ -1,8 +1,8 @@
-"""Any rule at any scale in one process: a virtual clock drives the worker's loop and the center that servers run.
+"""The simulation of any rule at any scale in one process: a virtual clock drives the real worker loop and center.
 
-Nothing runs at the same time here, so a run is a pure function of its arguments, to the bit. Local steps are taken at
-the moment when their time is over, from the version that the worker was sent; so memory is the rule's own state, what
-was sent to each worker, and what is on its way to the server where that takes time.
+Nothing runs concurrently, so a run is a pure function of its arguments, to the bit. Local steps are computed at the
+virtual time at which they end, from the version that the worker was sent. So the memory holds the rule's state, the
+version that each worker was sent, and the payloads in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from distkeras.ps.validate import invalid, require_integer
 
 
 class _Stage(Enum):
-    """How far a worker's window has come when its next event happens."""
+    """The stage of a worker's window at its next event."""
 
     COMPUTED = 1
     SENDS = 2
@@ -37,35 +37,35 @@ class _Stage(Enum):
 
 
 class _ServerQueue:
-    """The server takes one exchange at a time, in the order in which they arrive.
+    """A server that processes one exchange at a time, in the order of arrival.
 
     Args:
-        service: seconds that each takes.
-        probed: whether `occupied` will be asked; else it keeps nothing.
+        service: seconds for each exchange.
+        probed: whether `occupied` will be called; else no exchanges are recorded for it.
     """
 
     def __init__(self, service: float, *, probed: bool) -> None:
         self._service = service
         self._probed = probed
-        self._free = 0.0  # when all that has come so far is processed
+        self._free = 0.0  # when all exchanges so far are processed
         self._exchanges: deque[tuple[float, float]] = deque()  # when each arrives, and when it is processed
 
     def add(self, arrival: float) -> float:
-        """When an exchange that arrives at ``arrival`` is processed."""
+        """Return the time at which an exchange that arrives at ``arrival`` is processed."""
         self._free = max(self._free, arrival) + self._service
         if self._probed:
             self._exchanges.append((arrival, self._free))
         return self._free
 
     def occupied(self, at: float) -> bool:
-        """Return whether an exchange that has arrived is not processed; ``at`` never goes back."""
+        """Return whether an exchange has arrived and is not processed at the time ``at``, which never decreases."""
         while self._exchanges and self._exchanges[0][1] <= at:
             self._exchanges.popleft()
         return bool(self._exchanges) and self._exchanges[0][0] <= at
 
 
 class VirtualClock:
-    """Runs a job in the order that the times give."""
+    """Runs a job in the order of virtual times."""
 
     def __init__(self, job: VirtualJob, timing: Timing, communication: Communication, seed: int) -> None:
         self._job = job
@@ -82,7 +82,7 @@ class VirtualClock:
         self._arrivals = [0.0] * job.workers
 
     def run(self, commits: int) -> None:
-        """Goes on until there are ``commits`` in all."""
+        """Run until ``commits`` commits are applied in total."""
         job = self._job
         for worker in range(job.workers):
             self._begin_steps(worker, 0.0)
@@ -97,7 +97,7 @@ class VirtualClock:
                     continue
             job.exchange(worker, self._arrivals[worker])
             released = job.release_ready()
-            if worker not in job.waiting and worker not in released:  # only acknowledged
+            if worker not in job.waiting and worker not in released:  # its commit was only acknowledged
                 released.append(worker)
             for ready in released:
                 self._begin_steps(ready, job.now + self._down)
@@ -111,11 +111,11 @@ class VirtualClock:
         self._at(since + self._draw(worker, request.steps), worker, _Stage.COMPUTED)
 
     def _end_steps(self, worker: int) -> bool:
-        """Takes the steps whose time is over; returns whether their exchange is to be sent now."""
+        """Compute the steps that end now; return whether their exchange must be sent now."""
         job = self._job
         request, since = job.resume(worker, None), job.now
         if isinstance(request, ProbeRequest):
-            # No payload overtakes the question: what it will find there has been sent by now.
+            # No payload can overtake the probe, so all commits that it will find are already known.
             occupied = self._server.occupied(since + self._latency)
             request = job.resume(worker, Reply(occupied=occupied))
             since += 2 * self._latency
@@ -244,7 +244,7 @@ def _require_simulated(rule: Rule) -> None:
 
 
 def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> None:
-    """Commits complete in the order of ``schedule``."""
+    """Run the job; commits complete in the order of ``schedule``."""
     for number, worker in enumerate(schedule):
         if not 0 <= worker < job.workers:
             raise ConfigurationError(
@@ -257,7 +257,7 @@ def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> Non
             )
         job.now = float(number)
         request = job.pending[worker]
-        while isinstance(request, (Compute, ProbeRequest)):  # a window may be taken in several calls
+        while isinstance(request, (Compute, ProbeRequest)):  # a window may need several requests
             asks = isinstance(request, ProbeRequest)
             request = job.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
         job.exchange(worker)
@@ -279,7 +279,7 @@ def _checked_groups(
 
 
 def _follow_groups(job: VirtualJob, groups: list[list[int]], schedule: Sequence[int]) -> None:
-    """The commits of groups complete in the order of ``schedule``."""
+    """Run the job; the commits of groups complete in the order of ``schedule``."""
     for number, group in enumerate(schedule):
         job.now = float(number)
         for worker in groups[group]:

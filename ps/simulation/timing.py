@@ -30,7 +30,7 @@ class Timing(ABC):
 
     @abstractmethod
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
-        """A source of times for ``workers`` workers, fed by ``rng``."""
+        """Return a source of times for ``workers`` workers, which draws from ``rng``."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Gamma(Timing):
     v_machine: float | None = positive(None)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
-        """Draws the means now, one for all machines or one for each."""
+        """Draw the means, one for all machines or one for each, and return a source of times."""
         v_machine = (0.6 if self.heterogeneous else 0.1) if self.v_machine is None else self.v_machine
         once, each = (v_machine, self.v_task) if self.heterogeneous else (self.v_task, v_machine)
         alpha_once, alpha = once**-2, each**-2
@@ -69,7 +69,7 @@ class Memoryless(Timing):
     """Exponentially distributed times: the next worker to commit does not depend on the past."""
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
-        """No worker differs from another."""
+        """Return a source of times that are equally distributed for all workers."""
         return lambda worker, steps: float(rng.exponential(self.mean, steps).sum())
 
 
@@ -90,7 +90,7 @@ class SlowWorkers(Timing):
     variation: float = positive(0.1)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
-        """The first workers are the slow ones."""
+        """Return a source of times; the first workers are the slow ones."""
         slow = int(np.ceil(self.share * workers))
         alpha = self.variation**-2
         means = np.where(np.arange(workers) < slow, self.factor, 1.0) * self.mean
@@ -98,7 +98,7 @@ class SlowWorkers(Timing):
 
 
 def _gammas(rng: np.random.Generator, alpha: float, means: np.ndarray) -> Draw:
-    """Sums of gamma-distributed times of shape ``alpha`` around each worker's mean."""
+    """Return a source of sums of gamma-distributed times of shape ``alpha``, with each worker's mean."""
     scales = (means / alpha).tolist()
 
     def draw(worker: int, steps: int) -> float:

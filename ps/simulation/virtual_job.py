@@ -25,14 +25,14 @@ from distkeras.ps.worker.loop import work
 
 @dataclass(frozen=True)
 class Trace:
-    """What happened, one entry a commit, in clock order.
+    """The course of a simulation, with one entry for each commit, in clock order.
 
     Args:
         theta: the center at the end.
-        worker: who committed.
-        staleness: commits by others since the worker was last sent the center, tau.
-        time: virtual time at which the commit was applied; its number, under an explicit schedule.
-        steps: local steps behind it.
+        worker: the worker that committed.
+        staleness: commits applied since the clock at which the worker's window began, tau.
+        time: virtual time at which the commit was applied; under an explicit schedule, the commit's number.
+        steps: local steps of the payload.
         scale: mean scale factor.
         gap: ``||center - sent|| / sqrt(size)`` before it was applied; NaN unless measured.
         normalized_gap: gap over the norm of the payload; NaN unless measured.
@@ -53,16 +53,16 @@ class Trace:
 
     @property
     def clock(self) -> np.ndarray:
-        """The commits' numbers."""
+        """The numbers of the commits."""
         return np.arange(len(self.worker))
 
 
-#: Elements of one chunk: twice a server's, for there is one core, and Python's share of each chunk counts.
+#: Elements of one chunk: twice as many as on a server, to reduce the overhead of Python.
 _BLOCK = 2 * BLOCK
 
 
 class VirtualJob:
-    """Workers that have been sent the center at clock 0; the caller says when each goes on.
+    """Workers that have been sent the center at clock 0; the caller decides when each continues.
 
     Args:
         theta0: initial parameters, shape ``(size,)``.
@@ -73,8 +73,8 @@ class VirtualJob:
 
     Attributes:
         now: virtual time; commits are stamped with it.
-        pending: what each worker's loop waits for.
-        waiting: workers whose commit is applied, and who may not be sent the center yet.
+        pending: the unanswered request of each worker's loop.
+        waiting: workers whose commit is applied, and that may not be sent the center yet.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class VirtualJob:
         return Reply(released.learning_rate, released.buffer.array, window=released.window)
 
     def resume(self, worker: int, reply: Reply | None) -> Request:
-        """Runs the worker's loop up to its next request: after None, takes the steps that it waited to take."""
+        """Answer the worker's pending request with ``reply``, and run its loop up to the next request."""
         self.pending[worker] = request = self._loops[worker].send(reply)
         return request
 
     def exchange_group(self, workers: Sequence[int]) -> None:
-        """The exchange of each of the ``workers`` is due: their movements are applied as one commit."""
+        """Apply the movements of the ``workers``, whose exchanges are due, as one commit."""
         commits = [self._commit_of(worker, cast(CommitRecord, self.pending[worker])) for worker in workers]
         taken = [self.center.pool.take() for _ in range(self.traits.parts if len(commits) > 1 else 0)]
         own, *others = commits
@@ -168,7 +168,7 @@ class VirtualJob:
         return Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)
 
     def exchange(self, worker: int, arrived: float | None = None) -> None:
-        """The exchange that is due is taken up by the server, which it reached at ``arrived``; None: now."""
+        """Process the worker's due exchange, which reached the server at ``arrived``; None: now."""
         request = self.pending[worker]
         if isinstance(request, PullRequest):
             request = self.resume(worker, self._release(worker))
@@ -181,7 +181,7 @@ class VirtualJob:
             self.resume(worker, Reply(window=self.center.next_window(worker)))
 
     def release_ready(self) -> list[int]:
-        """Sends the center to every worker who may have it; returns those workers, in order."""
+        """Send the center to every waiting worker that may be sent it; return these workers, in order."""
         ready = [worker for worker in sorted(self.waiting) if self.center.ready(worker)]
         for worker in ready:
             self.waiting.discard(worker)
@@ -189,7 +189,7 @@ class VirtualJob:
         return ready
 
     def _commit(self, worker: int, record: CommitRecord, arrived: float | None) -> bool:
-        """Return whether it was applied, and not refused."""
+        """Commit ``record``; return whether it was applied, and not refused."""
         lease, norm = self.center.leases[worker], 0.0
         if self._measure_gap:
             norm = math.sqrt(sum_of_squares(record.parts[0]))
@@ -206,7 +206,7 @@ class VirtualJob:
         return True
 
     def trace(self) -> Trace:
-        """The trace of the events so far."""
+        """Return the trace so far."""
         column = self.center.log.commits()
         norms = np.array(self._norms) if self._measure_gap else np.full(len(column), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,1 +1,1 @@
-"""A job's surroundings: time, threads, connections, files, processes: the real ones, or a simulation's."""
+"""What a job receives from the system: time, threads, connections, files and processes; a simulation has its own."""

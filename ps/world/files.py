@@ -26,20 +26,20 @@ class Files(Protocol):
         """Yield a file's bytes, in pieces."""
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        """Write a file of these bytes, in place of one of that name; a call that fails may leave a part of it."""
+        """Write a file, and replace one of the same name; a call that fails may leave an incomplete file."""
 
     def sync(self, name: str = "") -> None:
-        """Have the system write out a file, or the list of names, so that it survives a power cut."""
+        """Flush a file, or the list of names, to the disk, so that it survives a power cut."""
 
     def move(self, name: str, to: str) -> None:
-        """Give a file another name, atomically and in place of a file that has it."""
+        """Rename a file, atomically, and replace a file of that name."""
 
     def delete(self, name: str) -> None:
         """Delete a file."""
 
 
 def open_files(uri: str) -> Files:
-    """Return the files in the directory ``uri``, a local path or a URI, which is made if it is not there.
+    """Return the files in the directory ``uri``, a local path or a URI; it is created if it does not exist.
 
     Raises:
         ConfigurationError: nothing opens this URI.
@@ -62,7 +62,7 @@ def open_files(uri: str) -> Files:
 class LocalFiles:
     """Files of this system that no other user may read: a new directory has mode 0700, each file 0600.
 
-    The directory ``root`` is made if it is not there; one that is there keeps its mode.
+    The directory ``root`` is created if it does not exist; an existing one keeps its mode.
     """
 
     def __init__(self, root: Path) -> None:
@@ -70,7 +70,7 @@ class LocalFiles:
         missing = [folder for folder in (root, *root.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(0o700 if folder == root else 0o777, exist_ok=True)
-            _sync(folder.parent)  # or a power cut takes it away with all that is in it
+            _sync(folder.parent)  # so that the directory survives a power cut
         if not root.is_dir():
             raise NotADirectoryError(f"{root} must be a directory. Received: a file")
 
@@ -100,7 +100,7 @@ class LocalFiles:
 
 
 class ArrowFiles:
-    """Files of a `pyarrow.fs` filesystem; the directory ``root`` is made if it is not there."""
+    """Files of a `pyarrow.fs` filesystem; the directory ``root`` is created if it does not exist."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         from pyarrow import ArrowException
@@ -128,7 +128,7 @@ class ArrowFiles:
                 stream.write(piece)
 
     def sync(self, name: str = "") -> None:
-        """Do nothing: these filesystems have no such call, and a file that was closed is there."""
+        """Do nothing: these filesystems have no such call, and a closed file is durable."""
 
     def move(self, name: str, to: str) -> None:
         with self._arrows_too():
@@ -143,7 +143,7 @@ class ArrowFiles:
 
     @contextmanager
     def _arrows_too(self) -> Iterator[None]:
-        """Raise Arrow's own errors, of which not all are an OSError, as one."""
+        """Raise those errors of Arrow that are not an OSError as an OSError."""
         try:
             yield
         except self._arrows as error:
@@ -155,7 +155,7 @@ class ArrowFiles:
 def scratch(size: int) -> memoryview:
     """Return ``size`` bytes of a temporary file without a name, mapped into memory; see `World.scratch`."""
     with tempfile.TemporaryFile() as file:
-        if hasattr(os, "posix_fallocate"):  # without room, a write to the mapping would kill the process
+        if hasattr(os, "posix_fallocate"):  # else a write to the mapping would kill the process if the disk is full
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)

@@ -1,7 +1,7 @@
 """Child processes with which the parent exchanges lines.
 
-Every fork of this process has a copy of each of its descriptors, and keeps a child's pipes open when both are dead. So
-the end of a pipe proves nothing: parent and child each watch the other's process.
+Every fork of this process has a copy of each of its descriptors, and keeps a child's pipes open even if parent and
+child are dead. So a pipe does not show that the other process has ended: parent and child watch each other's process.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ class Child(Protocol):
         """Write to its standard input; raise a BrokenPipeError if it has ended."""
 
     def line(self, timeout: float) -> bytes:
-        """Return its output's next line, or the part before it ended; raise TimeoutError after ``timeout`` seconds."""
+        """Return the next line of its output, or the rest at its end; raise TimeoutError after ``timeout`` seconds."""
 
     def errors(self) -> Iterator[bytes]:
         """Yield the lines of its standard error, until it ends."""
 
     def end_input(self, goodbye: bytes) -> None:
-        """Write the last line to its standard input, if it lives, and close that."""
+        """Write the last line to its standard input, if it is running, and close the input."""
 
     def wait(self, timeout: float) -> bool:
-        """Return whether it has ended, or does so within ``timeout`` seconds."""
+        """Wait for up to ``timeout`` seconds; return whether it has ended."""
 
     def kill(self) -> None:
         """Kill it."""
 
     def close(self) -> None:
-        """Release its resources; it has ended."""
+        """Release its resources, after it has ended."""
 
 
 class ChildProcess:
     """A process of the system.
 
     Args:
-        command: program and arguments. ``--driver FD`` is appended where the system has a descriptor that shows the end
+        command: program and arguments. ``--driver FD`` is appended if the system has a descriptor that reports the end
             of this process, even if other processes have a copy.
         environment: all of its variables.
     """
@@ -113,11 +113,11 @@ class ChildProcess:
         if self._process.poll() is not None:
             return True
         descriptor = _process_descriptor(self._process.pid)
-        if descriptor is not None:  # which reports at once; `subprocess` polls
+        if descriptor is not None:  # it reports the end at once, while `subprocess` polls
             try:
                 end = select.poll()
                 end.register(descriptor, select.POLLIN)
-                # `subprocess` does not look while another thread does: then the status is there a moment later.
+                # If another thread is collecting the status, `subprocess` returns it only a moment later.
                 timeout = _COLLECT if end.poll(1000 * timeout) else 0.0
             finally:
                 os.close(descriptor)
@@ -135,7 +135,7 @@ class ChildProcess:
 
 
 def _process_descriptor(pid: int) -> int | None:
-    """Return a descriptor that shows the end of a process; None where the system has no such descriptors."""
+    """Return a descriptor that reports the end of a process; None if the system has no such descriptors."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # another system than Linux, or an old one
@@ -145,12 +145,12 @@ def _process_descriptor(pid: int) -> int | None:
 def _lines_of(
     child: subprocess.Popen[bytes], stream: int, deadline: Callable[[], float] = lambda: math.inf
 ) -> Iterator[bytes]:
-    """Yield the lines that ``child`` writes to a pipe, until either ends; each must come before ``deadline()``."""
+    """Yield the lines that ``child`` writes to a pipe, until either ends; each must arrive before ``deadline()``."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     rest = b""
     while True:
-        ended = child.poll() is not None  # before the pipe is looked at: what it wrote is there then
+        ended = child.poll() is not None  # checked before the pipe is read, so that no output is missed
         seconds_left = deadline() - time.monotonic()
         if seconds_left <= 0:
             raise TimeoutError

@@ -1,10 +1,10 @@
 """Memory that two processes of one user on one host share, without a name that could outlive them.
 
-It is an anonymous file of the kernel (``memfd``): no directory lists it, and it is gone when the processes that map it
-are, however they die. The process that makes it names it by its own number and that of its descriptor; Linux lets
-processes of the same user open that, and none of another one but root's. Its size is sealed, so that a mapping cannot
-lose its pages, and all of its pages are reserved before it is used: a write to a page for which there is no memory
-would kill the process.
+It is an anonymous file of the kernel (``memfd``): no directory lists it, and the kernel frees it when the processes
+that map it have ended, even by a crash. Other processes find it by the process id of its creator and the number of the
+descriptor; Linux allows only processes of the same user, and of root, to open it. Its size is sealed, so that a mapping
+cannot lose its pages, and all of its pages are reserved before it is used, because a write to a page for which there is
+no memory would kill the process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-#: The seals of `fcntl(2)`: the seals themselves, no less size, no more size.
+#: The commands and seals of `fcntl(2)`: the seals cannot be changed, the size can neither shrink nor grow.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SIZE_IS_SEALED = 0x1 | 0x2 | 0x4
-#: A flag of `memfd_create(2)` since Linux 6.3, some of whose settings demand it: never to be executed.
+#: A flag of `memfd_create(2)` since Linux 6.3, which some settings require: the file can never be executed.
 _NOT_EXECUTABLE = 0x8
 _PLACE = re.compile(r"([1-9][0-9]{0,9})/([0-9]{1,9})")
 
 
 class SharedMemory(Protocol):
-    """Memory that this process has made, which is zero at first."""
+    """Memory that this process has created, initially zero."""
 
     @property
     def memory(self) -> memoryview:
@@ -34,17 +34,17 @@ class SharedMemory(Protocol):
 
     @property
     def place(self) -> str:
-        """What another process maps it by."""
+        """The place by which another process maps it."""
 
     def hide(self) -> None:
-        """Let no other process map it from now on; those that have it keep it."""
+        """Prevent further processes from mapping it; existing mappings stay valid."""
 
 
 class AnonymousFile:
     """An anonymous file of ``size`` bytes, mapped: `SharedMemory`.
 
     Raises:
-        OSError: this system has none, or no room for one.
+        OSError: the system has no anonymous files, or not enough memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -70,12 +70,12 @@ class AnonymousFile:
 
 
 def map_shared(place: str, size: int) -> memoryview:
-    """Return the memory at ``place``, which another process of this user has made, with all of its pages reserved.
+    """Return the memory at ``place``, which another process of this user has created, with all of its pages reserved.
 
-    Only numbers are taken from ``place``, and nothing but a sealed anonymous file of exactly ``size`` bytes is mapped.
+    Only numbers are taken from ``place``, and only a sealed anonymous file of exactly ``size`` bytes is mapped.
 
     Raises:
-        OSError: there is none, or no room for its pages.
+        OSError: there is no such file, or not enough memory.
     """
     numbers = _PLACE.fullmatch(place)
     if numbers is None:
@@ -83,7 +83,7 @@ def map_shared(place: str, size: int) -> memoryview:
             errno.EINVAL, f"a place must be the numbers of a process and of a descriptor. Received: {place!r}"
         )
     path = Path(f"/proc/{numbers[1]}/fd/{numbers[2]}")
-    _require_own(path.stat(), size)  # before it is opened: a device might act on that
+    _require_own(path.stat(), size)  # before it is opened, because opening a device may have an effect
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _require_own(os.fstat(descriptor), size)
@@ -119,7 +119,7 @@ def _require_own(found: os.stat_result, size: int) -> None:
 
 def _mapped(descriptor: int, size: int) -> memoryview:
     mapping = mmap.mmap(descriptor, size)
-    if hasattr(mmap, "MADV_DONTFORK"):  # a child would keep the memory when both ends are gone
+    if hasattr(mmap, "MADV_DONTFORK"):  # else a forked child would keep the memory after both ends have ended
         mapping.madvise(mmap.MADV_DONTFORK)
     return memoryview(mapping)
 

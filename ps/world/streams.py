@@ -12,45 +12,45 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-#: Large enough that a multi-megabyte vector is not cut into many wake-ups. Until the handshake, buffers are small.
+#: Bytes of a socket's buffer after the handshake: a vector of many megabytes needs few wake-ups.
 SOCKET_BUFFER = 512 * 1024
 
-#: Seconds after which a peer's host that acknowledges nothing counts as gone; twice as many if data is sent meanwhile.
+#: Seconds after which a host that acknowledges nothing is treated as lost; twice as many if data is sent meanwhile.
 HOST_SILENCE = 20
 #: The state of a socket whose connection is over on both sides, in the kernel's numbering.
 _TCP_CLOSE = 7
 
-_LONGEST_CALL = 60.0  # seconds that one system call waits
-_TIMEVAL = struct.Struct("@ll")  # the kernel's
-# Only Linux reports that the peer shut down one half; the end of both is always reported.
+_LONGEST_CALL = 60.0  # seconds that one system call waits at most
+_TIMEVAL = struct.Struct("@ll")  # the kernel's `struct timeval`
+# Only Linux reports that the peer has shut down its direction; the end of both directions is always reported.
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 class Stream(Protocol):
-    """A connection's bytes, both ways. Every call raises an OSError if the connection is gone."""
+    """A connection's bytes, in both directions. Every call raises an OSError if the connection is lost."""
 
     def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
-        """Fill ``spaces``, at least in part, and return how many bytes came; 0 is the end of the stream.
+        """Read into ``spaces``, and return the number of bytes; 0 is the end of the stream.
 
-        If ``whole``, fill all, unless the time or the stream ends first.
+        If ``whole``, fill all of ``spaces``, unless the time or the stream ends first.
 
         Raises:
-            TimeoutError, BlockingIOError: nothing came in ``timeout`` seconds.
+            TimeoutError, BlockingIOError: nothing arrived within ``timeout`` seconds.
         """
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
-        """Send some of ``buffers``, and return how many bytes; TimeoutError or BlockingIOError if none was taken."""
+        """Send a part of ``buffers``; return the number of bytes; raise TimeoutError or BlockingIOError if none."""
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
         """Run the TLS handshake, and encrypt from now on.
 
         Raises:
             TimeoutError: it took longer than ``timeout`` seconds.
-            ssl.SSLError: the peer speaks something else, or has another certificate.
+            ssl.SSLError: the peer does not speak TLS, or has another certificate.
         """
 
     def enlarge(self) -> None:
-        """Enlarge the buffers for vectors, once the peer is known."""
+        """Enlarge the buffers for vectors, after the handshake."""
 
     def gone(self) -> bool:
         """Return whether the peer has closed its end, without consuming any bytes."""
@@ -70,10 +70,10 @@ class Listener(Protocol):
         """Host and port."""
 
     def accept(self) -> tuple[Stream, str, int]:
-        """Return the next connection, and its peer's host and port; OSError if the port is closed, or for no room."""
+        """Return the next connection, and its peer's host and port; raise OSError if closed or out of descriptors."""
 
     def close(self) -> None:
-        """Release the port; a thread that waits for a connection returns."""
+        """Release the port, and wake a thread that waits for a connection."""
 
 
 class TcpStream:
@@ -91,7 +91,7 @@ class TcpStream:
         self.sock.settimeout(timeout)
         sock = context.wrap_socket(self.sock, server_side=server, do_handshake_on_connect=False)
         self.sock = sock
-        if self._ended:  # on the plain socket, which is an empty shell now
+        if self._ended:  # `shutdown` may have ended the plain socket, which is detached now
             raise ConnectionAbortedError("this process has closed the connection")
         sock.do_handshake()
         self._pipe = _Encrypted(sock)
@@ -105,21 +105,21 @@ class TcpStream:
         try:
             poller = select.poll()
             poller.register(self.sock, _PEER_CLOSED)
-            if poller.poll(0):  # sees it behind unread bytes, which a peek does not
+            if poller.poll(0):  # this detects the end even if unread bytes precede it
                 return True
             if isinstance(self.sock, ssl.SSLSocket):
                 self.sock.settimeout(0)
-            # Below TLS, whose sockets cannot peek.
+            # The plain socket's method, because TLS sockets cannot peek.
             return socket.socket.recv(self.sock, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
             return False
-        except (OSError, ValueError):  # the latter from a closed socket
+        except (OSError, ValueError):  # a closed socket raises ValueError
             return True
 
     def shutdown(self) -> None:
         self._ended = True
-        with contextlib.suppress(OSError):  # the peer may have been faster
-            # Not the TLS socket's own method, which goes over to plain text under the feet of a reading thread.
+        with contextlib.suppress(OSError):  # the peer may have closed it already
+            # Not the TLS socket's own method, which would switch to plain text while another thread is reading.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class TcpStream:
 
 
 class TcpListener:
-    """A listening TCP socket; port 0 stands for any that is free.
+    """A listening TCP socket; port 0 means any free port.
 
     Raises:
         OSError: the port cannot be bound.
@@ -143,30 +143,30 @@ class TcpListener:
             sock, address = self._listener.accept()
             try:
                 return TcpStream(sock), address[0], address[1]
-            except OSError:  # it was reset before its turn
+            except OSError:  # it was reset before it was accepted
                 sock.close()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # not every platform lets a listener be shut down
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which close alone does not
+        with contextlib.suppress(OSError):  # some platforms cannot shut down a listener
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which `close` does not
         self._listener.close()
 
 
 def connect(address: tuple[str, int], timeout: float) -> Stream:
-    """Return a connection to the listener at ``address``; raise an OSError if there is none in ``timeout`` seconds."""
+    """Return a connection to the listener at ``address``; raise an OSError if that fails within ``timeout`` seconds."""
     sock = socket.create_connection(address, timeout=timeout)
     if sock.getsockname() == sock.getpeername():
-        # Without a listener on this host, the system may give a socket its own target as its port.
+        # If nothing listens at a local port, the system may assign that port to this socket, which connects to itself.
         sock.close()
         raise ConnectionRefusedError("this client's own call")
     return TcpStream(sock)
 
 
 class _Plain:
-    """A socket whose deadlines the kernel keeps, so that a vector comes or goes in one system call."""
+    """A plain socket with deadlines in the kernel, so that one system call sends or receives a whole vector."""
 
-    # Python's own timeouts make a socket non-blocking and ask the kernel three times for every piece: on a vector of
-    # some megabytes that costs up to a quarter of the rate, and a turn of the interpreter's lock a piece.
+    # Python's timeouts make a socket non-blocking and need three system calls for every piece: for a vector of some
+    # megabytes that costs up to a quarter of the throughput, and the interpreter's lock is released for each piece.
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -183,7 +183,7 @@ class _Plain:
         return self._until_timeout(socket.SO_SNDTIMEO, timeout, lambda: self._sock.sendmsg(buffers))
 
     def _until_timeout(self, option: int, timeout: float, call: Callable[[], int]) -> int:
-        """Return ``call()``, repeated where the kernel's limit ends it before ``timeout``."""
+        """Return ``call()``; repeat it if the kernel's limit ends it before ``timeout``."""
         self._limit(option, timeout)
         began = time.monotonic()
         while True:
@@ -198,17 +198,17 @@ class _Plain:
                 raise _host_gone(error) from None
 
     def _limit(self, option: int, timeout: float) -> None:
-        # All long waits have one limit, and others may differ by a hundredth: a system call is saved.
+        # All long waits have the same limit, and a limit may be off by one percent, which saves system calls.
         timeout = min(timeout, _LONGEST_CALL)
         if not 0.99 * timeout <= self._limits.get(option, 0.0) <= 1.01 * timeout:
             whole = int(timeout)
-            rest = max(1, int((timeout - whole) * 1e6))  # zero would mean forever
+            rest = max(1, int((timeout - whole) * 1e6))  # zero would mean no limit
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, rest))
             self._limits[option] = timeout
 
 
 class _Encrypted:
-    """A TLS socket's calls, as `Stream` has them: it has no ``sendmsg``."""
+    """The calls of `Stream` for a TLS socket, which has no ``sendmsg``."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
@@ -217,13 +217,13 @@ class _Encrypted:
         try:
             self._sock.settimeout(timeout)
             count = self._sock.recv_into(spaces[0])
-            # Python reads every broken connection as the end of the stream, and the socket stays open.
+            # Python reports a broken connection as the end of the stream, and does not close the socket.
             if not count and _closed(self._sock):
                 raise ConnectionResetError(f"it was reset, or {_silent()}")
             return count
         except TimeoutError as error:
             raise _host_gone(error) from None
-        except (AttributeError, ValueError):  # another thread closes it at this moment
+        except (AttributeError, ValueError):  # another thread is closing it
             raise ConnectionAbortedError("the connection was closed here") from None
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
@@ -237,7 +237,7 @@ class _Encrypted:
 
 
 def _host_gone(error: TimeoutError) -> OSError:
-    """Return a lost connection for the kernel's own time-out, and ``error`` itself for a call's."""
+    """Return a ConnectionResetError if the kernel has given up the host; else ``error``, the timeout of a call."""
     if error.errno != errno.ETIMEDOUT:
         return error
     return ConnectionResetError(errno.ETIMEDOUT, _silent())
@@ -252,8 +252,8 @@ def _closed(sock: socket.socket) -> bool:
 
 
 def _give_up_silent_hosts(sock: socket.socket) -> None:
-    """Have the kernel end connections to a vanished host, and to a stopped process whose buffers are full."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for a connection on which nothing is in progress
+    """Make the kernel end connections to a lost host, and to a suspended process whose buffers are full."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for an idle connection
     options = {
         "TCP_KEEPIDLE": max(1, HOST_SILENCE // 3),
         "TCP_KEEPINTVL": max(1, HOST_SILENCE // 6),
@@ -261,5 +261,5 @@ def _give_up_silent_hosts(sock: socket.socket) -> None:
         "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE,
     }
     for name, value in options.items():
-        if hasattr(socket, name):  # not everywhere
+        if hasattr(socket, name):  # it depends on the platform
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

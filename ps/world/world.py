@@ -1,8 +1,8 @@
-"""Time, chance, threads, connections, files and processes, in one object that is passed to the code that needs them.
+"""Time, random numbers, threads, connections, files and processes, in one object that is passed to its users.
 
-`REAL` has the system's own and is the default. A simulation passes another `World`, in which one thread runs at a time,
-time passes when all of them wait, and connections and files are in memory: the same code then runs in any order that a
-seed determines.
+`REAL` is that of the system, and the default. A simulation passes another `World`, in which one thread runs at a time,
+time advances when all threads wait, and connections and files are in memory: the same code then runs in any order,
+which a seed determines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lock(AbstractContextManager[bool], Protocol):
     """Like `threading.Lock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; return False if that is not possible at once, or in ``timeout`` seconds."""
+        """Acquire it; return False if that is not possible at once, or within ``timeout`` seconds."""
 
     def release(self) -> None:
         """Release it."""
@@ -48,7 +48,7 @@ class Flag(Protocol):
         """Return whether it was set."""
 
     def set(self) -> None:
-        """Set it, and wake all who wait."""
+        """Set it, and wake all waiting threads."""
 
     def clear(self) -> None:
         """Reset it."""
@@ -66,10 +66,10 @@ class Thread(Protocol):
 
     @property
     def ident(self) -> int | None:
-        """The thread's number; None before it was started."""
+        """The thread's number; None before it is started."""
 
     def start(self) -> None:
-        """Start it; raise a RuntimeError if the system has no room for it."""
+        """Start it; raise a RuntimeError if the system cannot start another thread."""
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, for ``timeout`` seconds at most."""
@@ -81,11 +81,11 @@ class Thread(Protocol):
 class World:
     """The system's time, threads, connections, files and processes."""
 
-    #: Seconds that never go back; and seconds since the epoch.
+    #: The monotonic clock, and the time since the epoch, in seconds.
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
-    #: A random number between two others. It is the system's, so that users' seeds do not matter and forked processes
-    #: draw other numbers.
+    #: Returns a random number between two others. It uses the system's source, so that it is independent of users'
+    #: seeds and differs in forked processes.
     uniform = staticmethod(random.SystemRandom().uniform)
     #: Random bytes that cannot be guessed.
     token = staticmethod(secrets.token_bytes)
@@ -99,7 +99,7 @@ class World:
         return threading.Lock()
 
     def reentrant_lock(self) -> Lock:
-        """Return a new lock that its holder may take again."""
+        """Return a new lock that its holder may acquire again."""
         return threading.RLock()
 
     def condition(self, lock: Lock | None = None) -> Condition:
@@ -127,7 +127,7 @@ class World:
         return open_files(uri)
 
     def scratch(self, size: int) -> memoryview:
-        """Return ``size`` bytes of a file without a name, gone when they are; raise OSError if the disk has no room."""
+        """Return ``size`` bytes of an unnamed file, which is freed with them; raise OSError if the disk is full."""
         return scratch(size)
 
     def share(self, size: int) -> SharedMemory:
@@ -135,7 +135,7 @@ class World:
         return AnonymousFile(size)
 
     def map_shared(self, place: str, size: int) -> memoryview:
-        """Return what another process has made with `share`: see `shared_memory.map_shared`."""
+        """Return memory that another process has created with `share`: see `shared_memory.map_shared`."""
         return map_shared(place, size)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
@@ -143,5 +143,5 @@ class World:
         return ChildProcess(command, environment)
 
 
-#: The default.
+#: The system's world, and the default.
 REAL = World()
