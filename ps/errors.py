@@ -1,7 +1,7 @@
 """Every error that the project raises, in one closed table, and the origin of each.
 
 An error carries fields (worker, partition, column, step) in addition to its text, survives pickling (Spark pickles what
-a task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
+a task raises), and is sent over the wire as its position in `ERRORS`: a peer can only name one of these types.
 
 The consequence of an error depends on its `Origin`: an error of the user's code, data or settings ends the job, because
 it would occur at every attempt; any other error ends one attempt, and Spark retries the task. `sorted_error` converts

@@ -1,4 +1,4 @@
-"""Snapshots while the server runs: when they are taken, and what they cover."""
+"""Snapshots while the server runs: when they are taken, and which commits they cover."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class StartMode:
 
 
 class Checkpointer:
-    """Saves one center, in a thread of its own between `start` and `close`.
+    """Saves one center, in a separate thread between `start` and `close`.
 
     Args:
         checkpoint: how often the center is saved, and how many snapshots are kept.

@@ -5,8 +5,8 @@ all of its bytes detects damage by a broken disk::
 
     magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | CRC-32 4
 
-The JSON object has the caller's ``header`` and the table of the arrays (name, dtype, shape). What a header says of its
-job is compared with what the present one says (`require_same_job`).
+The JSON object has the caller's ``header`` and the table of the arrays (name, dtype, shape). `require_same_job`
+compares the job in a header with the present job.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _without_numeric_warnings() -> np.errstate:
 
 
 _CODECS: dict[str, type[Codec] | None] = {"float32": None, "bfloat16": BFloat16, "int8": Int8}
-#: The names of the wire formats; the first one is the vector as it is.
+#: The names of the wire formats; the first one does not encode vectors.
 FORMATS = tuple(_CODECS)
 
 

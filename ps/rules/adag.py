@@ -28,7 +28,7 @@ from distkeras.ps.validate import choice, flag, positive
 class ADAG(Rule):
     r"""Asynchronous distributed adaptive gradients.
 
-    With :math:`d = \tilde\theta_t - \tilde\theta_{t-\tau}`, the way the center went since it was sent to the worker:
+    With :math:`d = \tilde\theta_t - \tilde\theta_{t-\tau}`, the movement of the center since it was sent to the worker:
 
     .. math:: \tilde\theta \leftarrow \tilde\theta + s(d) \odot \Delta
 
@@ -37,17 +37,17 @@ class ADAG(Rule):
     * "4.10": :math:`s_i = 1 / ((d_i / \gamma)^2 + 1)`, which is "4.7" with :math:`\gamma^2`
     * "4.1norm", "4.7norm": one scalar, with :math:`\|d\|^2` for :math:`d_i^2`
 
-    The thesis writes a norm next to an element-wise product and speaks of a factor per weight; the square is therefore
-    element-wise, and the literal norm, which shrinks with the number of weights, a variant. Where eta or gamma is 0, as
-    at the end of a schedule, s is the limit: 1 where nothing moved, else 0.
+    The thesis writes a norm in an element-wise product and describes a factor per weight; the square is therefore
+    element-wise, and the literal norm, which shrinks with the number of weights, is a variant. If eta or gamma is 0, as
+    at the end of a schedule, s is the limit: 1 for an element that has not moved, else 0.
     :math:`\Delta` is AGN's payload (ADAG on top of AGN, Eq 4.8) or the plain accumulated movement.
 
     Three placements of the same formula:
 
-    * 11: the worker ships :math:`\tilde\theta_{t-\tau}` along (two vectors up);
-    * 12: the server remembers what it sent to each worker (same result as 11);
-    * 13: the worker pulls :math:`\tilde\theta_t`, scales, sends :math:`s \odot \Delta`, and goes on from that pull. It
-      never sees its own last commit at once: a single worker is SGD with a delay of one commit, as printed.
+    * 11: the worker also sends :math:`\tilde\theta_{t-\tau}`, so a payload has two vectors;
+    * 12: the server keeps the vector that it sent to each worker (same result as 11);
+    * 13: the worker pulls :math:`\tilde\theta_t`, scales, sends :math:`s \odot \Delta`, and continues from that pull.
+      So its next window does not contain its own last commit: a single worker is SGD with a delay of one commit.
 
     Args:
         window: lambda. Default 10.

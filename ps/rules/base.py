@@ -55,15 +55,14 @@ class Traits:
         keeps_replica: the worker keeps its own parameters and never copies the center (elastic rules).
         plain_sgd: the formula holds for plain SGD only; another worker optimizer is refused.
         keeps_sent: the server half reads what the committing worker was last sent.
-        reads_sent: some half reads exactly what was sent: a wire format that rounds it changes the rule.
+        reads_sent: one of the halves needs the exact vector that was sent; a lossy wire format would change the rule.
         grows: the payload adds up the window's steps: a window twice as long takes a step twice as far.
-        view: what a worker is sent is not the center itself but `Rule.view` of it.
+        view: a worker is not sent the center itself, but a `Rule.view` of it.
         reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
-        overlaps: a worker may compute its next window while a commit travels (`Rule.begin_overlapped_window`).
-        probes: while no exchange is due, a worker asks after each call whether the server is occupied, and asks `due`
+        overlaps: a worker may compute its next window while a commit is in flight (`Rule.begin_overlapped_window`).
+        probes: while no exchange is due, a worker asks after each call whether the server is occupied, and calls `due`
             again.
-        drains: the rule may hold movements that the center does not have yet; when no worker is left, they are put into
-            it (`Rule.drain`).
+        drains: the rule may buffer movements, which are applied to the center when no worker is left (`Rule.drain`).
         refuses: the rule may refuse a commit (`Rule.refuses`), whose worker then computes the same window again.
         rows: a commit may omit zeros from the payload, so that tables travel by the rows that a window touched. The
             server half moves each element only by its own payload, keeps no vector of its own, and does not change an
@@ -72,8 +71,8 @@ class Traits:
         sums: the sum of payloads that began from the same version of the center is a valid payload, and moves the
             center by the sum of the single movements. So the workers of a host may be a group, whose movements reach
             the server as one commit.
-        peers: after each step, workers exchange with each other (`worker.daso`); the center is what they commit at the
-            end of an epoch, and no simulation with a center alone can run the rule.
+        peers: workers exchange with each other after each step (`worker.daso`), and commit at the end of an epoch;
+            `simulation.simulate` cannot run the rule.
         model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """

@@ -39,51 +39,51 @@ class Daso(Rule):
     .. math:: v_p \leftarrow \gamma v_p + \bar g_p, \qquad x_p \leftarrow x_p - \eta v_p
 
     Devices with the same place in their nodes form a group. Synchronization s is between the P members of group s mod
-    G, each of which then hands the result to its node. It comes in two kinds. A blocking one follows every batch of
-    warm-up and cool-down: what is sent is cast to bfloat16 and back, and averaged:
+    G, each of which then sends the result to its node. There are two kinds. A blocking one follows every batch of
+    warm-up and cool-down: the parameters are cast to bfloat16 and back, and averaged:
 
     .. math:: x_p \leftarrow \tfrac{1}{P} \sum_i x_i
 
-    A non-blocking one begins every B batches of the cycling phase between the two: :math:`x_t` is sent as it is,
-    training goes on, and after S = W further local steps
+    A non-blocking one begins every B batches of the cycling phase between the two: :math:`x_t` is sent without a cast,
+    training continues, and after S = W further local steps
 
     .. math:: x_p \leftarrow \frac{2 S x_p + \sum_i x_{i,t}}{2 S + P}
 
-    When the training loss plateaus, B and W are halved, each down to 1; once both are 1, the next plateau puts them
-    back to where they began.
+    When the training loss plateaus, B and W are halved, each down to 1; once both are 1, the next plateau resets them
+    to their initial values.
 
-    Resolved: "B batches before receipt", W and Equation 1's S are two numbers, the distance between sends (B) and the
-    wait (W = S). Equation 1's P is the group's size, not that of the cluster. It is applied after the S-th step, to the
-    parameters that step has left. The own parameters are cast like the others', and averaged in full precision;
-    nothing is cast while cycling. Momenta are never exchanged. A single node would average with its own past: it
-    synchronizes nothing.
+    Interpretation of the paper: "B batches before receipt", W and Equation 1's S are two numbers, the distance between
+    sends (B) and the wait (W = S). Equation 1's P is the size of the group, not of the cluster. It is applied after the
+    S-th step, to the parameters after that step. A member's own parameters are cast like those of the others, and
+    averaged in full precision; nothing is cast while cycling. Momenta are never exchanged. A single node does not
+    synchronize, because it would average with its own past.
 
-    Decided here, where the paper is silent: the first send comes B batches after warm-up ended. An exchange keeps the W
-    that it was sent with. One is on its way at a time: after a halving, a send that is due waits for the merge. What
-    is on its way when cycling ends is dropped, for the blocking exchange after the next batch carries newer parameters.
-    A merge that is due after the same batch as a send comes first.
+    Choices where the paper gives no rule: the first send follows B batches after the end of warm-up. An exchange keeps
+    the W with which it was sent. Only one is in flight at a time: after a halving, a send that is due waits for the
+    merge. An exchange in flight at the end of cycling is discarded, because the blocking exchange after the next batch
+    has newer parameters. If a merge and a send are due after the same batch, the merge is first.
 
-    With blocking, no cast, it is synchronous SGD over P G workers, momentum included. With the cast, a step smaller
-    than half a unit in the last place of bfloat16 (at most 2^-8 of the parameter) may be rounded away.
+    With blocking exchanges and no cast, it is synchronous SGD over P G workers, including the momentum. With the cast,
+    a step smaller than half a unit in the last place of bfloat16 (at most 2^-8 of the parameter) may be rounded away.
 
-    On Spark, the workers of one host are a node's devices, and exchange over connections of their own; the server keeps
+    On Spark, the workers of one host are the devices of a node, and have connections to each other; the server keeps
     the ledger and, from the end of each epoch on, the mean of all workers' parameters as the center. A node averages
-    the gradients that it has: a worker whose rows have ended takes part without one, and a node without any takes no
-    local step after that batch. The loss that is judged is the mean over the epoch's samples.
+    the available gradients: a worker whose rows have ended takes part without a gradient, and a node without any
+    gradient takes no local step after that batch. The loss for plateaus is the mean over the epoch's samples.
 
     Args:
-        window: None: commits to the server come at the end of each epoch.
+        window: must be None: workers commit at the end of each epoch.
         interval: B at first, at least 1. Default 4, as in the experiments.
         wait: W at first, in [1, interval]. Default: a quarter of `interval`, rounded down, at least 1.
         warm_up, cool_down: epochs at the beginning and the end. The paper names none. Default 1.
         momentum: gamma of the local steps, in [0, 1). Default 0.9. Weight decay belongs to the gradient.
         cast: whether blocking exchanges are cast to bfloat16. Default True.
-        threshold: share of the lowest loss by which a loss must be below it to count as a decrease, in [0, 1). The
+        threshold: the smallest decrease of the loss that counts, as a share of the lowest loss, in [0, 1). The
             paper names none. Default 0.01.
         patience: epochs in a row without a decrease that make a plateau. Default 5, as for the learning rates of the
             experiments.
         nodes: P on Spark, which must divide the number of workers: worker w belongs to node w // G. Default None: the
-            workers of each host are a node, and all hosts must have equally many.
+            workers of each host are a node, and all hosts must have the same number of workers.
 
     Raises:
         ConfigurationError: a hyper-parameter out of its range.

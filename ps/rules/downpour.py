@@ -24,7 +24,7 @@ class Downpour(Rule):
 
     The paper's worker sends :math:`-\eta g` after every batch; the accumulated form is its worker loop with DynSGD's
     window and a plain add. It diverges easily: the payload grows with the window and with the number of workers.
-    Any worker optimizer may make the steps; :math:`\Delta` is the movement, regardless of what made it.
+    Any worker optimizer may take the steps; :math:`\Delta` is the resulting movement.
 
     Args:
         window: lambda. Default 1.
@@ -39,14 +39,14 @@ class Downpour(Rule):
 
 @dataclass(frozen=True)
 class AGN(Rule):
-    r"""Accumulated gradient normalization: DOWNPOUR whose payload is divided by the steps behind it.
+    r"""Accumulated gradient normalization: DOWNPOUR whose payload is divided by its number of steps.
 
     .. math:: \Delta = \frac{1}{\lambda} (\theta^k_\lambda - \tilde\theta_{sent}), \qquad
               \tilde\theta \leftarrow \tilde\theta + \Delta
 
-    The divisor is the number of steps really taken: the last window of an epoch may be shorter. (Eq 3.1 sums
-    lambda + 1 terms, Algorithm 10 lambda; lambda it is.) With ``window=1`` it is DOWNPOUR, bit for bit.
-    The dist-keras code base calls this rule ADAG; names here follow the thesis.
+    The divisor is the number of steps really taken: the last window of an epoch may be shorter. (Eq 3.1 sums lambda + 1
+    terms, Algorithm 10 sums lambda terms, as this rule does.) With ``window=1`` it is DOWNPOUR, bit for bit.
+    The original dist-keras calls this rule ADAG; the names here follow the thesis.
 
     Args:
         window: lambda. The thesis' rule of thumb is (workers + layers) / 2. Default 10.
@@ -94,17 +94,17 @@ class DynSGD(Rule):
 class ZealousDownpour(Rule):
     r"""DOWNPOUR that commits when the server is free, and at the latest after lambda gradients.
 
-    After each mini-batch the worker asks whether the server is incorporating commits of others. If it is not, or this
-    was the window's last step, it commits what it has and is sent the center; else it adds another gradient:
+    After each mini-batch the worker asks whether the server is applying commits of others. If it is not, or if this was
+    the window's last step, the worker commits and is sent the center; else it adds another gradient:
 
     .. math:: \Delta \leftarrow \Delta - \eta\, g(\theta^k), \qquad \tilde\theta \leftarrow \tilde\theta + \Delta
 
     As printed, :math:`\theta^k` stays where it was pulled while :math:`\Delta` grows: all gradients of a window are
-    taken at one point, on different mini-batches. Section 3.1 says of the same algorithm that it explores;
-    ``explore=True`` therefore moves :math:`\theta^k` along, which is accumulated DOWNPOUR with windows that may end
-    early. A server that is always free makes both DOWNPOUR with a window of 1.
+    taken at one point, on different mini-batches. Section 3.1 states that the same algorithm explores; therefore
+    ``explore=True`` also moves :math:`\theta^k`, which is accumulated DOWNPOUR with windows that may end early. If the
+    server is never occupied, both are DOWNPOUR with a window of 1.
 
-    The literal form takes eta from the worker optimizer, which must be plain SGD; exploring goes with any optimizer.
+    The literal form takes eta from the worker optimizer, which must be plain SGD; exploring allows any optimizer.
 
     Args:
         window: lambda, the most gradients in one commit; the thesis names no value. Default 5.
@@ -155,7 +155,7 @@ class ZealousDownpour(Rule):
 
 @dataclass(frozen=True)
 class DelayAdaptive(Rule):
-    r"""DOWNPOUR whose movements count in full up to a staleness of T, and in inverse proportion to it beyond.
+    r"""DOWNPOUR whose movements have full weight up to a staleness of T, and a weight of T / staleness above it.
 
     .. math:: \tilde\theta \leftarrow \tilde\theta + \frac{T}{\max(T, \tau)} \Delta
 
@@ -166,7 +166,7 @@ class DelayAdaptive(Rule):
 
     Args:
         window: lambda. Default 1.
-        threshold: T, the largest staleness that counts in full, at least 1. Default None: the number of workers.
+        threshold: T, the largest staleness with full weight, at least 1. Default None: the number of workers.
 
     Reference: Koloskova, Stich, Jaggi 2022 (arXiv 2206.08307), Theorem 8; Mishchenko et al. 2022 (arXiv 2206.07638).
     """
@@ -202,18 +202,19 @@ class Ringmaster(Rule):
 
     After P refusals of one window in a row its movement is applied, scaled:
     :math:`\tilde\theta \leftarrow \tilde\theta + (R / \tau) \Delta`. With P = 0 that is `DelayAdaptive`; with P = None
-    a movement is refused as long as it is too stale, as in the paper. There every worker draws from all of the data;
-    here each has a partition, so that with P = None a worker that is always too slow would wait until the others have
-    no data left, and train on its own data alone after them.
+    a movement is refused as long as it is too stale, as in the paper. There every worker samples from all of the data.
+    Here each has a partition, so with P = None a worker that is always too slow would be refused until the others have
+    no data left, and then train alone on its own data.
 
     A refused commit changes nothing at the server, and the ledger counts its mini-batches once, when they are applied.
-    The worker pulls the center and takes the same mini-batches again; its optimizer's state and step counter go on.
-    Algorithm 5 of the paper stops a computation at the moment that its delay reaches R; Algorithm 4, which is here,
-    refuses it when it arrives. Both apply exactly the movements with a delay below R. R cannot be known from the
-    theory; 2n lets all pass that are not twice as slow as the mean. Any worker optimizer.
+    The worker pulls the center and computes the same mini-batches again; the state and the step counter of its
+    optimizer are not reset. Algorithm 5 of the paper stops a computation at the moment when its delay reaches R;
+    Algorithm 4, which is implemented here, refuses it when it arrives. Both apply exactly the movements with a delay
+    below R. Theory gives no value for R; 2n accepts all workers that are less than twice as slow as the mean. Any
+    worker optimizer.
 
     Args:
-        window: lambda, a number: the rows of one window are kept for the next try. Default 1.
+        window: lambda, a number: the rows of one window are kept for the next attempt. Default 1.
         threshold: R, the staleness that is refused, at least 1. Default None: twice the number of workers.
         patience: P, refusals of one window in a row, at least 0; None: no limit. Default 1.
 

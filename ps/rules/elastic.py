@@ -26,7 +26,7 @@ from distkeras.ps.validate import choice, fraction, invalid, not_negative, posit
 
 @dataclass(frozen=True)
 class AEASGD(Rule):
-    r"""Asynchronous elastic averaging SGD: workers explore and are tied to the center by a spring.
+    r"""Asynchronous elastic averaging SGD: workers explore, and an elastic force pulls them to the center.
 
     After lambda local steps the worker pulls the *fresh* center and both move toward each other:
 
@@ -162,7 +162,7 @@ class EAMSGD(AEASGD):
 
     .. math:: v \leftarrow \delta v - \eta g(\theta^k + \delta v), \qquad \theta^k \leftarrow \theta^k + v
 
-    The elastic move shifts :math:`\theta^k` and leaves :math:`v` alone. The rule runs the momentum itself, from raw
+    The elastic move shifts :math:`\theta^k` and does not change :math:`v`. The rule computes the momentum, from raw
     gradients at the look-ahead point: an optimizer with built-in Nesterov momentum holds :math:`\theta^k + \delta v`
     in its variables, and an elastic move computed from that would be off by :math:`\eta\rho\delta v`. The worker
     optimizer must therefore be plain SGD, and gives the learning rate only. With ``momentum=0`` it is AEASGD.

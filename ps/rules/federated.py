@@ -117,9 +117,9 @@ class FedBuff(Rule):
     .. math:: h = M: \quad D = B / M, \quad m \leftarrow \beta m + D, \quad
               \tilde\theta \leftarrow \tilde\theta + \eta_g m, \quad B \leftarrow 0, \ h \leftarrow 0
 
-    With ``nesterov`` the step is :math:`\eta_g (D + \beta m)`, with the new m. Otherwise the center stands. Staleness
-    is counted in versions of the server's model: within one buffer the center has not moved. A worker may contribute
-    twice to one buffer, which the paper's clients may not: the workers here are fixed and would wait.
+    With ``nesterov`` the step is :math:`\eta_g (D + \beta m)`, with the new m. While h < M, the center does not move.
+    Staleness is counted in versions of the server's model, so commits within one buffer do not count. A worker may
+    contribute twice to one buffer, unlike the clients in the paper, because a fixed worker would have to wait.
 
     When the last worker has left, a partly filled buffer is drained: the same step, with D = B / M, so that every
     movement has the same weight. A center that is read before does not contain the buffer.

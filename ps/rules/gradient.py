@@ -279,7 +279,7 @@ class MultiASGD(NagASGD):
 
 @dataclass(frozen=True)
 class LWP(NagASGD):
-    r"""Linear weight prediction: NAG-ASGD that sends where the momentum would carry the center in tau steps.
+    r"""Linear weight prediction: NAG-ASGD that sends the point to which the momentum moves the center in tau steps.
 
     .. math:: \hat\theta = \tilde\theta - \tau\eta v, \qquad \tau = n - 1
 
@@ -353,7 +353,7 @@ class ShiftedMomentum(LocalMomentum):
 
 @dataclass(frozen=True)
 class OrMo(NagASGD):
-    r"""Ordered momentum: a late gradient enters the momentum with the weight it would have by now.
+    r"""Ordered momentum: a late gradient is added to the momentum with the weight of a gradient on time.
 
     Gradients belong to buckets of n, by the clock *ite* of the parameters they were computed at; b is the head bucket.
     At clock t, if no worker waits (always, when asynchronous) and :math:`\lceil t/n \rceil > b`:
@@ -366,8 +366,8 @@ class OrMo(NagASGD):
               \tilde\theta \leftarrow \tilde\theta - \eta \frac{1 - \beta^{e+1}}{1 - \beta}\, g
 
     When a schedule changes eta, u is scaled by the ratio first. With beta = 0 it is ASGD; under rounds and a constant
-    eta, SSGD with momentum. With a schedule those two differ: here each arrival takes the eta of its own clock, there
-    all arrivals of a round that of its first.
+    eta, it is SSGD with momentum. With a schedule these two differ: here each commit uses the eta of its own clock, in
+    SSGD all commits of a round use the eta of the first one.
 
     Args:
         momentum: beta, in [0, 1). Default 0.9.
@@ -416,8 +416,8 @@ class SMEGA2(NagASGD):
 
     .. math:: \hat\theta = \tilde\theta - \eta\gamma \left[ (n + c(\gamma - 1)) M + \tfrac{c}{n} S \right]
 
-    what is sent is exactly where n further commits of zero gradients would take the center. With one worker it is
-    Nesterov's method. The five papers only describe it; this is the reading of the cited work by that property.
+    The view is exactly the point to which n further commits of zero gradients would move the center. With one worker it
+    is Nesterov's method. The five papers only describe the rule; this formula is derived from that property.
 
     Args:
         momentum: gamma, in [0, 1). Default 0.9.
@@ -478,15 +478,15 @@ class SMEGA2(NagASGD):
 
 @dataclass(frozen=True)
 class DanaZero(NagASGD):
-    r"""Distributed Nesterov: each worker is sent where the momenta of all would carry the center.
+    r"""Distributed Nesterov: each worker is sent the point to which the momenta of all workers would move the center.
 
     .. math:: v^k_{new} = \gamma v^k + g, \quad v^0 \leftarrow v^0 - v^k + v^k_{new}, \quad
               \tilde\theta \leftarrow \tilde\theta - \eta v^k_{new}, \quad
               \hat\theta = \tilde\theta - \eta\gamma v^0
 
     :math:`v^0 = \sum_k v^k` is kept as a running sum, so that a commit costs the same for any n. Eq 11 is printed with
-    the previous momenta, Algorithm 4 with the updated ones, which are taken. When a worker leaves for good, its
-    momentum leaves the sum. With one worker it is Nesterov's method.
+    the previous momenta, Algorithm 4 with the updated ones, which are used here. When a worker has left, its momentum
+    is removed from the sum. With one worker it is Nesterov's method.
 
     Args:
         momentum: gamma, in [0, 1). Default 0.9.
@@ -525,8 +525,8 @@ class DanaDC(DanaZero):
 
     .. math:: \hat g = g + \lambda\, g \odot g \odot (\tilde\theta - \hat\theta^k_{sent})
 
-    then DANA-Zero with :math:`\hat g`. What the worker was sent is the look-ahead :math:`\hat\theta`, not the center;
-    so a single worker is not Nesterov's method.
+    then DANA-Zero with :math:`\hat g`. The worker was sent the look-ahead :math:`\hat\theta`, not the center; so a
+    single worker is not Nesterov's method.
 
     Args:
         compensation: lambda, at least 0. Default 2.

@@ -1,4 +1,4 @@
-"""Outer optimizers: the server takes movements of many local steps with a momentum of its own."""
+"""Outer optimizers: the server applies movements of many local steps with its own momentum."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class DelayedNesterov(Rule):
 
 @dataclass(frozen=True)
 class MLA(Rule):
-    r"""Momentum look-ahead: the center stands where the momentum of the movements so far leads next.
+    r"""Momentum look-ahead: the center is the point to which the momentum of the movements leads next.
 
     .. math:: m \leftarrow \gamma m + (1 - \gamma) \Delta, \qquad
               \tilde\theta \leftarrow \tilde\theta + \eta (\Delta + \gamma m)

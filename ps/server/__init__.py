@@ -1,1 +1,1 @@
-"""The server around the center: sockets, threads, who may connect, who waits for what."""
+"""The server around the center: sockets, threads, admission of connections, and waits."""

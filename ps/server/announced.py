@@ -75,7 +75,7 @@ class _Sign(enum.Enum):
 
 
 class Standby:
-    """Waits while another server of the same job owns the checkpoint and lives.
+    """Waits while another server of the same job owns the checkpoint and is alive.
 
     Args:
         given_up: servers up to this incarnation count as dead, because the driver has given them up.
@@ -239,7 +239,7 @@ def serve_announced(
         try:
             if _serve(server, start_report, request, publication, tables, world):
                 return None
-        except OwnershipLostError as error:  # no client finds this server any more; the driver sees its task end
+        except OwnershipLostError as error:  # clients cannot find this server; the driver detects the end of its task
             return StartReport.of_error(error)
         again = True  # another attempt now owns the checkpoint; wait as its standby
     return StartReport(ended=True)

@@ -96,7 +96,7 @@ class PeerVectors:
     """
 
     def __init__(self, states: StateMemory | None = None) -> None:
-        #: The wire format of vectors; None: they are sent as they are.
+        #: The wire format of vectors; None: they are not encoded.
         self._format: PeerFormat | None = None
         self._states = states
         self._center_pool: Pool | None = None
@@ -109,7 +109,7 @@ class PeerVectors:
         self.slots: SharedSlots | None = None
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        """Return the memory for the next array of a message that arrives."""
+        """Return the memory for the next array of an arriving message."""
         if kind is Commit and size:
             for pool in (self._center_pool, self._encoded_pool):
                 if pool is not None and pool.size == size and pool.dtype == dtype:

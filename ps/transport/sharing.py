@@ -69,9 +69,9 @@ def introduce(
         world: memory and randomness.
 
     Raises:
-        DeadlineError: no answer came in time.
-        RemoteProtocolError: another message came.
-        OSError: the connection is gone.
+        DeadlineError: no answer arrived in time.
+        RemoteProtocolError: another message arrived.
+        OSError: the connection is lost.
     """
     memory, slots, token = (offer_slots(sizes, world) if sizes is not None else None) or (None, None, "")
     try:

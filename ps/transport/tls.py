@@ -1,7 +1,7 @@
 """Encryption with a pinned certificate: a job's clients accept the one certificate that was made for it.
 
-The certificate travels where the key does, inside Spark's task closure, so no authority and no host name is checked:
-the holder of this certificate's private key is the server. Clients prove themselves with the job's key, as without TLS.
+The certificate is sent with the key, in Spark's task closure, so no certificate authority and no host name is checked:
+the holder of this certificate's private key is the server. Clients are authenticated by the job's key, as without TLS.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class _SpareBuffers(Generic[_T]):
 
 
 class WorkerClient(Client):
-    """One worker's connection: asks for its partition's lease, then pulls and commits.
+    """One worker's connection: it requests the lease of its partition, then pulls and commits.
 
     After a lost connection, the client reconnects, with growing pauses, until ``deadlines.reconnect`` has passed. The
     server then reports its last applied commit: if only the reply was lost, the center is pulled, and the commit is not

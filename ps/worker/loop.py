@@ -163,7 +163,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     tables: TableWindows | None = None,
     now: Callable[[], float] | None = time.time,
 ) -> Loop:
-    """Train on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
+    """Train on ``batches`` until they end, or a reply asks to stop, in windows that never cross the end of an epoch.
 
     Args:
         rule: the update rule; its worker half runs here.

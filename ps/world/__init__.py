@@ -1,1 +1,1 @@
-"""What a job receives from the system: time, threads, connections, files and processes; a simulation has its own."""
+"""A job's interface to the system: time, threads, connections, files and processes; a simulation has its own."""
