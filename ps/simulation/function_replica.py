@@ -62,10 +62,10 @@ class FunctionReplica:
         np.subtract(self._theta, since, out=out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
-        """A function has none."""
+        """Do nothing: a function has no moving statistics."""
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
-        """A function has none."""
+        """Do nothing: a function has no moving statistics."""
 
     def train(self, batches: Sequence[Any]) -> np.ndarray:
         """Take one step for each batch."""
