@@ -31,8 +31,12 @@ LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transfor
 # Modules and test items stay: garbage is not looked for in them, neither while they are made nor later.
 gc.disable()
 
-# A Java process lives for seconds here, too short for its second compiler to pay; that of a subprocess too.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# A Java process lives for seconds here, too short for its second compiler to pay, or for verifying the bytecode of
+# Spark's own files each time; that of a subprocess too.
+os.environ.setdefault(
+    "JDK_JAVA_OPTIONS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
 
 
 if "slipcover" in sys.modules:

@@ -99,12 +99,12 @@ def test_every_wait_has_a_deadline() -> None:
 
 def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call() -> None:
     """The classes that wrap a socket are called from there only, and set its timeout, or the kernel's, first."""
-    tree = dict(sources())[CHANNEL]
+    tree, streams = (ast.parse((ROOT / name).read_text()) for name in (CHANNEL, STREAMS))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     piped = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("self.stream.read", "self.stream.write")]
     assert len(piped) == 2
     assert all("self._left(deadline, what)" in call for call in piped)
-    functions = [node for node in ast.walk(dict(sources())[STREAMS]) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in ast.walk(streams) if isinstance(node, ast.FunctionDef)]
     wrapped = [ast.unparse(function) for function in functions if function.name in ("read", "write")]
     wrapped = [text for text in wrapped if "self._sock" in text]
     assert len(wrapped) == 4

@@ -44,12 +44,12 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / folder).rglob("*.py")):
         if "ps" in path.relative_to(ROOT).parts[1:2] and folder == "distkeras":
             continue  # the link of a checkout
+        name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Import):
-                yield from ((alias.name.split(".")[0], where) for alias in node.names)
+                yield from ((alias.name.split(".")[0], f"{name}:{node.lineno}") for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
-                yield node.module.split(".")[0], where
+                yield node.module.split(".")[0], f"{name}:{node.lineno}"
 
 
 @pytest.mark.parametrize(

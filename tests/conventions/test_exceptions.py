@@ -25,6 +25,8 @@ def sources() -> Iterator[Path]:
 
 def unexplained(text: str) -> Iterator[int]:
     """The lines of ``text`` whose exception names no code, or no reason."""
+    if not EXCEPTION.search(text):
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         found = EXCEPTION.match(token.string) if token.type == tokenize.COMMENT else None
         if found and not (found["codes"] and re.match(r"\s*(?:- |# )\S", found["rest"])):

@@ -84,7 +84,8 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield node.lineno, node.name.replace("_", " ")
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    behind = "\n".join(line.partition("#")[2] for line in source.splitlines())
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if _PATTERN.search(behind) else ():
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 

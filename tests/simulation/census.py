@@ -76,6 +76,7 @@ class Census:
     def __init__(self) -> None:
         self.findings: dict[int, Finding] = {}
         self._seen: dict[str, dict[str, None]] = {}
+        self._leases: set[tuple[str, object]] = set()
 
     def see(self, name: str, value: object) -> None:
         """Notes a value."""
@@ -102,10 +103,12 @@ class Census:
 
     def see_lease(self, lease: PartitionLease) -> None:
         """Notes the state of a lease: numbers as far as they are none, few or many."""
-        for field in dataclasses.fields(lease):
-            value = getattr(lease, field.name)
-            known = value if value is None or isinstance(value, (bool, LeaseState)) else _kind_of(field.name, value)
-            self.see(f"PartitionLease.{field.name}", known)
+        for field, name in _LEASE_FIELDS:
+            value = getattr(lease, field)
+            known = value if value is None or isinstance(value, (bool, LeaseState)) else _kind_of(field, value)
+            if (name, known) not in self._leases:
+                self._leases.add((name, known))
+                self.see(name, known)
 
     def rows(self, plans: Iterable[Plan] = ()) -> list[Row]:
         """All that there is, with what was seen of it; ``plans`` are draws that need not have been run."""
@@ -124,6 +127,8 @@ class Census:
 
 #: Values of one thing that are kept.
 _MOST_VALUES = 20
+#: Each field of a lease, and what it is called in a row.
+_LEASE_FIELDS = [(field.name, f"PartitionLease.{field.name}") for field in dataclasses.fields(PartitionLease)]
 
 
 def _kind_of(name: str, value: Any) -> str:
