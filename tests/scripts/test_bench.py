@@ -222,13 +222,13 @@ def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_real_servers_and_clients() -> None:
-    with rig(((3, 5), (5,)), 4, rule="dana_dc", sides=("ours", "limit", "echo", "naive")) as built:
+    with rig(((3, 5), (5,)), 3, rule="dana_dc", sides=("ours", "limit", "echo", "naive")) as built:
         assert len(set(built.pids.values())) == 4
         for side, pid in built.pids.items():
-            assert built.fleet.run(side, 0.02).exchanges >= 4, "each client exchanges at least once"
+            assert built.fleet.run(side, 0.02).exchanges >= 3, "each client exchanges at least once"
             assert built.fleet.run(side, 0.0001, active=2).exchanges >= 2
             assert cpu_seconds(pid) > 0
-            assert status(pid, "Threads") >= 5, "one for each client"
+            assert status(pid, "Threads") >= 4, "one for each client"
     with exchanges(((300,),), 2, 0.02, 0.1, 0.1) as cases:
         found = measure(cases[0], 1)
     assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit, found.naive, found.echo))

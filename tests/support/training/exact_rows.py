@@ -71,11 +71,7 @@ def lonely_batches() -> None:
 
 
 def a_gradient_rule() -> None:
-    for build, draw in (
-        (one_table, ids_and_target),
-        (two_tables, two_id_inputs),
-        (string_lookup, words_ids_and_target),
-    ):
+    for build, draw in ((two_tables, two_id_inputs), (string_lookup, words_ids_and_target)):
         assert_same(CutCase.of(build(), window=1), batches_of(draw, 12), window=1, gradient=True)
 
 
