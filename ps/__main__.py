@@ -90,7 +90,7 @@ def _number_or_text(text: str) -> int | str:
 
 
 def request_from(arguments: argparse.Namespace) -> StartRequest:
-    """Return the request that the flags of ``serve`` describe; raise a ConfigurationError if one cannot work."""
+    """Return the request that the flags of ``serve`` describe; raise a ConfigurationError if one is invalid."""
     pairs = []
     for assignment in arguments.set:
         name, separator, text = assignment.partition("=")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distkeras.ps.center.center import Center
     from distkeras.ps.center.schedulers import Scheduler
 
-#: The number of a job that trains no stream.
+#: The micro-batch number of a job that trains no stream.
 NO_MICRO_BATCH = -1
 
 

@@ -49,7 +49,7 @@ class Table:
         return ids
 
     def moved_since(self, clock: int) -> Ids:
-        """Return the rows of a table that is kept whole which commits after ``clock`` have moved."""
+        """Return the rows that commits after ``clock`` have moved; for a table that is kept whole."""
         return np.flatnonzero(self._moved_at > clock)
 
     def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None], clock: int = 0) -> float | None:
@@ -164,7 +164,7 @@ class PartialTable(Table):
         self.changes.mark(start, start + len(ids))
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        """Take over the touched rows of a snapshot, and which rows they are."""
+        """Take over the touched rows of a snapshot, and their numbers."""
         self._index.add(ids)
         self.array, self._ids = rows, ids
         self.changes.grow(len(rows))

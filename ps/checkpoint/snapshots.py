@@ -216,7 +216,7 @@ def sum_of_rows(state: State) -> int | None:
 
 
 def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
-    """Return whether a partition has rows, or may have."""
+    """Return whether a partition may have rows."""
     # Only an empty partition ends without a commit, unless the job ended early, before the partition began.
     return bool(lease["sequence"] or not lease["finished"] or header["ends_early"])
 
@@ -313,7 +313,7 @@ class LogFiles:
         return taken
 
     def with_last(self, file: LogFile, replaced: int = 0) -> LogFiles:
-        """Return these files with ``file`` in place of the last ``replaced`` ones."""
+        """Return these files, with the last ``replaced`` ones replaced by ``file``."""
         return LogFiles((*self.files[: len(self.files) - replaced], file))
 
 
@@ -468,7 +468,7 @@ class SnapshotDirectory:
         return self._with_log(newest)
 
     def own(self, saved: Saved) -> bool:
-        """Return whether ``saved`` was taken in this job, and not in the one that it resumes."""
+        """Return whether ``saved`` was taken in this job, not in the job that it resumes."""
         return self._ownership.is_own(_name_of(saved.name))
 
     @property

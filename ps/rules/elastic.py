@@ -63,7 +63,7 @@ class AEASGD(Rule):
         return Traits(pull_first=True, keeps_replica=True)
 
     def moving_rate(self, replica: Replica) -> float:
-        """Return the moving rate of the elastic exchange, alpha = eta * rho; raise ConfigurationError from 1 on."""
+        """Return the moving rate, alpha = eta * rho; raise ConfigurationError if it is 1 or more."""
         alpha = self.rho * (replica.learning_rate if self.learning_rate is None else self.learning_rate)
         if alpha >= 1:
             raise invalid(

@@ -37,7 +37,7 @@ def _is_rule(value: Any, module: str) -> bool:
 
 
 def make(name: str, **hyper_parameters: Any) -> Rule:
-    """Return the rule called ``name``, in any case; raise ConfigurationError if a name or value is wrong."""
+    """Return the rule called ``name``, in upper or lower case; raise ConfigurationError if a name or value is wrong."""
     rule = all_rules().get(name.lower()) if isinstance(name, str) else None
     if rule is None:
         raise ConfigurationError(f"`rule` must be one of {', '.join(all_rules())}. Received: rule={name!r}")

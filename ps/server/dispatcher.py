@@ -157,7 +157,7 @@ class PeerVectors:
         return self.slots.rows_of_reply([ids.size * shape.width for ids, shape in zip(wants, shapes, strict=True)])
 
     def known_finite(self, commit: Commit) -> bool:
-        """Return whether the vectors of ``commit`` are finite without a look at each number."""
+        """Return whether the vectors of ``commit`` are known to be finite, without checking each number."""
         codec = self.codec
         return codec is not None and all(map(codec.known_finite, commit.packed))
 

@@ -216,7 +216,7 @@ class Rendezvous:
             return False
         worker, member = commit.worker, self._announced.get(commit.worker)
         if self._members is None or member is None or member.attempt != commit.attempt:
-            raise self._cut(commit)
+            raise self._round_lost(commit)
         own = self._held[worker] = _Held(commit, parts, arrived)
         try:
             if self._held.keys() >= center.scheduler.active:
@@ -228,7 +228,7 @@ class Rendezvous:
             if self._held.get(worker) is own:
                 del self._held[worker]
         if not own.applied:
-            raise self._cut(commit)
+            raise self._round_lost(commit)
         return True
 
     def _apply(self, center: Center) -> None:
@@ -237,7 +237,7 @@ class Rendezvous:
             waiting.applied = center.commit(waiting.commit, waiting.parts, waiting.arrived)
         self._changed.notify_all()
 
-    def _cut(self, commit: Commit) -> MemberLostError:
+    def _round_lost(self, commit: Commit) -> MemberLostError:
         return MemberLostError(
             "a worker was lost before all workers had finished the round; all workers repeat it",
             worker=commit.worker,

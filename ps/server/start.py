@@ -73,7 +73,7 @@ class StartRequest:
 
     @classmethod
     def from_json(cls, text: str) -> StartRequest:
-        """Return the request that `to_json` wrote; raise a ConfigurationError for a setting that cannot work."""
+        """Return the request that `to_json` wrote; raise a ConfigurationError for an invalid setting."""
         values = json.loads(text)
         return cls(
             settings=ServerSettings.from_json(values["settings"]),

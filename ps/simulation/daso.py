@@ -155,18 +155,18 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
             called for each worker in turn, batch by batch. It must neither change ``theta`` nor keep it.
         nodes, devices: P, and G of each node.
         learning_rate: eta of the local steps, a number or a schedule over the batches.
-        epochs: in all, at least as many as warm-up and cool-down take.
-        batches: of each device, an epoch.
+        epochs: their total number, at least that of warm-up and cool-down.
+        batches: mini-batches of each device in an epoch.
         loss: ``loss(theta)`` gives the training loss of the nodes' mean parameters; called at the end of each epoch,
             and judged for plateaus in the cycling phase. None: there are no plateaus.
         timing: how long a device takes for a batch. None: one unit.
-        communication: what messages between nodes cost. None: nothing.
+        communication: the duration of messages between nodes. None: they take no time.
         seed: of `timing`.
-        dtype: float32 or float64, of all vectors; the size of what is sent without a cast.
+        dtype: float32 or float64, of all vectors; messages without a cast have this type too.
         keep_thetas: keep all nodes' parameters after each batch.
 
     Raises:
-        ConfigurationError: arguments that cannot work or do not go together.
+        ConfigurationError: an argument is invalid, or arguments do not fit together.
     """
     theta0 = flat_vector(theta0, dtype)
     nodes, devices = require_integer("nodes", nodes), require_integer("devices", devices)

@@ -43,7 +43,7 @@ def publication(
 ) -> Publish:
     """Return the message with the initial center (float32), the moving statistics and the model file.
 
-    With the ``layouts`` of center and statistics, errors name the array that a number belongs to.
+    With the ``layouts`` of center and statistics, errors name the array that contains a NaN.
     """
     blobs = (model, encode(layouts) if layouts else b"")
     arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
@@ -170,7 +170,7 @@ class DriverClient(Client):
         return self.request(Drain(start, count), Records)
 
     def finish(self, reason: str) -> None:
-        """End the job early and successfully: every worker commits what it has computed, and leaves."""
+        """End the job early and successfully: every worker commits its window, and leaves."""
         self.request(EndEarly(reason), Ack, self.deadlines.handshake)
 
     def list_workers(self) -> np.ndarray:

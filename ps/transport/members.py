@@ -242,7 +242,7 @@ class MemberLinks:
         return own if slots is None else slots.next_vector()
 
     def sum_gradients(self, step: int, gradient: Vector | None, learning_rate: float) -> tuple[Vector, int, float]:
-        """Add up the gradients of this member's node.
+        """Sum the gradients of this member's node.
 
         Args:
             step: the step, over all epochs.

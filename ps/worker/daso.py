@@ -228,7 +228,7 @@ class MemberReplica:
         out[...] = self.theta
 
     def moved(self, since: Vector, out: Vector) -> None:
-        """Write the parameters less ``since`` into ``out``."""
+        """Write the parameters minus ``since`` into ``out``."""
         np.subtract(self.theta, since, out=out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:

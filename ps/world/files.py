@@ -153,7 +153,7 @@ class ArrowFiles:
 
 
 def scratch(size: int) -> memoryview:
-    """Return ``size`` bytes of a temporary file without a name, mapped into memory; see `World.scratch`."""
+    """Return ``size`` bytes of an unnamed temporary file, mapped into memory; see `World.scratch`."""
     with tempfile.TemporaryFile() as file:
         if hasattr(os, "posix_fallocate"):  # else a write to the mapping would kill the process if the disk is full
             os.posix_fallocate(file.fileno(), 0, size)
