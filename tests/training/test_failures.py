@@ -162,12 +162,19 @@ class TestInsideATask:
         assert caught.value.step == 0
         assert "picky" in present(caught.value.remote_traceback)
 
-    @pytest.mark.parametrize("rule", ["downpour", pytest.param("asgd", marks=pytest.mark.slow)])
-    def test_divergence(self, spark: SparkSession, rule: str) -> None:
+    @pytest.mark.parametrize(
+        ("rule", "text"),
+        [
+            ("downpour", "a commit holds"),
+            # The server takes the steps: it finds the overflow in its own arithmetic, of gradients that are finite.
+            pytest.param("asgd", "rule 'asgd' made the center non-finite", marks=pytest.mark.slow),
+        ],
+    )
+    def test_divergence(self, spark: SparkSession, rule: str, text: str) -> None:
         x, _ = blobs(64)
         rows = frame(spark, [(point, [1.0]) for point in x.tolist()], "features array<float>, label array<float>")
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        with pytest.raises(NonFiniteError, match="a commit holds") as caught:
+        with pytest.raises(NonFiniteError, match=text) as caught:
             train(rows, model, rule, loss="mse", worker_optimizer=keras.optimizers.SGD(1e30), num_epoch=5)
         assert type(caught.value) is NonFiniteError
         assert caught.value.worker in (0, 1)
