@@ -71,6 +71,8 @@ class OptimizerFiles:
 
 #: Pauses before a snapshot that could not be written is tried again, in seconds: the disk may be full for a while.
 _RETRY_FIRST, _RETRY_MOST = 0.2, 10.0
+#: The log's words for such a snapshot; the report of a chaos run counts them.
+SNAPSHOT_FAILED = "a snapshot could not be written"
 #: How long the thread sleeps when nothing is due, in seconds; it is woken when something is.
 _IDLE = 60.0
 #: Attempts to write the last snapshot, when the server ends.
@@ -243,7 +245,7 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001 - the next try may succeed; waits for a snapshot have deadlines
             if self.failure is None:
                 what = error if isinstance(error, SnapshotError) else traceback.format_exc()
-                report(log, "snapshot", "a snapshot could not be written, and will be tried again: %s", what)
+                report(log, "snapshot", f"{SNAPSHOT_FAILED}, and will be tried again: %s", what)
             self.failure = error
             self._try_require_owned()  # a lost ownership may be the reason
             return False

@@ -55,6 +55,7 @@ from chaos.jobs import (
 )
 from chaos.plan import KINDS, PlannedFault, plan
 from chaos.store import Store
+from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -251,7 +252,7 @@ def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> s
     lines += [
         f"  {'all':<16} {faults:4d}, survived {findings.survived}; found nothing to hit: {injector.missed.total()}",
         *([f"  no host was cut off: {hosts.whole}"] if hosts.whole else []),
-        f"snapshots that failed, and came later: {told.count('a snapshot failed')}",
+        f"snapshots that failed, and came later: {told.count(SNAPSHOT_FAILED)}",
         f"second attempts, by speculation: {told.count(SECOND_ATTEMPT)}",
         f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
         f"mini-batches, and rows of streams, expected {sum(one.expected for one in findings.outcomes)}, "
