@@ -20,7 +20,7 @@ import json, os, signal, sys
 from pyspark.sql import SparkSession
 import keras
 from support.training.spark_jobs import *
-from distkeras.callbacks import Callback
+from distkeras import Callback, Network, Trainer
 
 spark = (
     SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")

@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.patience import patience
+from support.patience import patience, until
 
 INTERRUPTED = """
 import json, os, socket, sys
 from pyspark.sql import SparkSession
 import keras
 from support.training.spark_jobs import *
+from distkeras import Network, Trainer
 
 fifo, port = sys.argv[1], int(sys.argv[2])
 spark = (
@@ -73,7 +74,8 @@ def test_ctrl_c(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        assert select.select([reader], [], [], patience(100))[0], "no training"
+        until(lambda: select.select([reader], [], [], 0)[0] or driver.poll() is not None, 100)
+        assert driver.poll() is None, "no training"
         driver.send_signal(signal.SIGINT)
         output, _ = driver.communicate(timeout=patience(60))
     finally:

@@ -1,0 +1,45 @@
+"""The programs that tests start are strings, which neither ruff nor mypy reads."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def programs() -> Iterator[tuple[str, ast.Module]]:
+    """Each string of the tests that imports all of a module in `support`, with where it is."""
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Constant(value=str(text)) if "\nfrom support." in text and " import *\n" in text:
+                    yield f"{path.relative_to(TESTS)}:{node.lineno}", ast.parse(text)
+
+
+def bound(tree: ast.Module) -> set[str]:
+    """Return every name that a program binds, in any scope: what is looked for is a name that no line binds."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=[ast.alias(name="*")]):
+                names |= bound(ast.parse((TESTS / module.replace(".", "/")).with_suffix(".py").read_text()))
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                names.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def test_every_name_is_bound() -> None:
+    found = 0
+    for where, tree in programs():
+        known = bound(tree) | vars(builtins).keys() | {"__name__", "__file__"}
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert used <= known, f"{where}: {sorted(used - known)} without an import"
+        found += 1
+    assert found >= 5
