@@ -131,7 +131,6 @@ def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Pa
         assert job.ended[holder.number]["begun"] == 1  # it never began again
 
 
-@pytest.mark.slow
 def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path: Path) -> None:
     plan = Faults()
     held = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
