@@ -390,6 +390,11 @@ class PackedModel:
         self._maps_losses = self._maps and not mapped_tables.has_activity_losses(model)
         self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
+    @property
+    def input_dtypes(self) -> list[str]:
+        """Return the numpy names of the inputs' dtypes."""
+        return [dtype for _, dtype in self.inputs]
+
     def archive_reader(self, spark: SparkSession) -> Callable[[], bytes]:
         """Return a function that reads the archive in tasks of ``spark``; the archive is sent once per session."""
         if spark not in self._sent:

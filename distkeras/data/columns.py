@@ -100,7 +100,8 @@ def to_numpy(
 
     Raises:
         BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, one that an integer
-            `column.dtype` cannot hold exactly, or a label that is not a class.
+            `column.dtype` cannot hold exactly, one for it that `values` may have rounded (a double from 2**53 on, a
+            float from 2**24 on), or a label that is not a class.
         ShapeError: rows of unequal length, or a count other than `column.size`.
         ColumnTypeError: the type does not hold numbers.
     """
@@ -268,4 +269,16 @@ def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:
     if good is not None and not good.all():
         position = int(np.argmin(good))
         fail(BadValueError, position // column.size, text, raw[position].item(), position)
+    if dtype.kind != "f" and raw.dtype.kind == "f":
+        _require_unrounded(raw, column, fail)
     return values
+
+
+def _require_unrounded(raw: np.ndarray, column: Column, fail: _Fail) -> None:
+    """Refuse integers so large that other ones, such as neighboring ids, have the same floating number."""
+    limit = 2 ** (np.finfo(raw.dtype).nmant + 1)
+    rounded = np.abs(raw) >= limit
+    if rounded.any():
+        position = int(np.argmax(rounded))
+        text = f"values must be integers or decimals in Spark from {limit} on, where {raw.dtype.name} rounds them"
+        fail(BadValueError, position // column.size, text, raw[position].item(), position)

@@ -430,7 +430,9 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         model = self.value("model")
         if model is None:
             raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
-        ready, inputs = assembled(dataset, self.value("features_col"), len(model.inputs or ()))
+        ready, inputs = assembled(
+            dataset, self.value("features_col"), [str(tensor.dtype) for tensor in model.inputs or ()]
+        )
         keywords = {name: self.value(name) for name in trainer_keywords()}
         if (rate := self.value("worker_learning_rate")) is not None:
             keywords["worker_optimizer"] = _with_rate(keywords, rate)

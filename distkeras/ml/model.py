@@ -20,6 +20,7 @@ from distkeras.data.schema import (
     data_spec,
     decoders,
     example,
+    field_of,
     is_scalar,
     loss_name,
     losses_of,
@@ -48,6 +49,7 @@ from distkeras.transformers.serving import PredictionOptions, outputs_of_call
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
     from distkeras.callbacks import Callback
     from distkeras.trainer import Trainer
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
 
 #: Types whose numbers all others but booleans hold.
 _SMALL = {"boolean", "byte", "short"}
+_INTEGERS = {*_SMALL, "integer", "long"}
+#: Digits of the largest integers, and of the largest decimals.
+_LONG_DIGITS, _DECIMAL_DIGITS = 19, 38
 #: The column that scalar columns become.
 ASSEMBLED = "distkeras_features"
 
@@ -62,49 +67,77 @@ ASSEMBLED = "distkeras_features"
 def with_predictions(dataset: DataFrame, model: KerasModel, options: PredictionOptions) -> DataFrame:
     """Return the rows with the columns of ``model``, predicted as ``options`` say."""
     packed = model.packed_model
-    ready, features = assembled(dataset, model.value("features_col"), len(packed.inputs))
+    ready, features = assembled(dataset, model.value("features_col"), packed.input_dtypes)
     inputs = packed.input_parts.bound(features, "features_col")
     out = predicted(ready, packed, inputs, model.output_columns(), options)
     return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
 
 
-def assembled(df: DataFrame, features: GivenColumns, inputs: int) -> tuple[DataFrame, GivenColumns]:
-    """Return ``df`` and its columns that feed a model with so many ``inputs``, one each.
+def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> tuple[DataFrame, GivenColumns]:
+    """Return ``df`` and its columns that feed a model, one for each input.
 
     Several columns for one input must hold one number each; they fill it together, in their order. Their type is one
     that holds every number of theirs as well as a single column would: integers stay integers.
 
+    Args:
+        dtypes: the numpy names of the inputs' dtypes.
+
     Raises:
-        ConfigurationError: one of several columns for one input is no number.
+        MissingColumnError: there is no such column.
+        ConfigurationError: one of several columns for one input is no number, or no type holds the decimals of all.
     """
     names = names_of(features, "features_col")
-    if inputs != 1 or len(names) == 1 or isinstance(names, Mapping):
+    if len(dtypes) != 1 or len(names) == 1 or isinstance(names, Mapping):
         return df, names
     from pyspark.sql import functions as F
 
-    kinds = {field.name: field.dataType for field in df.schema.fields}
-    for name in names:
-        if name in kinds and not is_scalar(kinds[name]):
+    kinds = {name: field_of(df.schema.fields, name).dataType for name in names}
+    for name, kind in kinds.items():
+        if not is_scalar(kind):
             raise ConfigurationError(
                 "several columns for one input of the model must hold one number each. "
-                f"Received: {kinds[name].simpleString()}",
+                f"Received: {kind.simpleString()}",
                 column=name,
             )
-    kind = _common({kinds[name].typeName() for name in names if name in kinds})
-    numbers = [F.col(quoted(name)).cast(kind) for name in names]
+    together_kind = _common(kinds, whole="float" not in dtypes[0])
+    numbers = [F.col(quoted(name)).cast(together_kind) for name in names]
     together = F.array(*numbers).alias(ASSEMBLED, metadata={PARTS: list(names)})
     return df.select("*", together), (ASSEMBLED,)
 
 
-def _common(kinds: set[str]) -> str:
-    """Return the smallest type that holds the numbers of all these types; of integers next to fractions, double."""
+def _common(columns: Mapping[str, DataType], *, whole: bool) -> str:
+    """Return the smallest type that holds the numbers of all these columns; of integers next to fractions, double.
+
+    Args:
+        whole: the model wants integers, of which a double does not hold all that decimals do.
+    """
+    kinds = {kind.typeName() for kind in columns.values()}
     if kinds <= _SMALL:
         return "short"
     if kinds <= {*_SMALL, "integer"}:
         return "int"
-    if kinds <= {*_SMALL, "integer", "long"}:
+    if kinds <= _INTEGERS:
         return "bigint"
+    if whole and kinds <= {*_INTEGERS, "decimal"}:
+        return _common_decimal(columns)
     return "float" if kinds <= {*_SMALL, "float"} else "double"
+
+
+def _common_decimal(columns: Mapping[str, DataType]) -> str:
+    """Return the type that holds the numbers of columns of decimals and integers."""
+    from pyspark.sql.types import DecimalType
+
+    digits = {
+        name: (kind.precision - kind.scale, kind.scale) if isinstance(kind, DecimalType) else (_LONG_DIGITS, 0)
+        for name, kind in columns.items()
+    }
+    left, right = (max(values) for values in zip(*digits.values(), strict=True))
+    if left + right > _DECIMAL_DIGITS:
+        raise ConfigurationError(
+            f"several columns for one input of integers must fit a decimal of {_DECIMAL_DIGITS} digits: cast them to "
+            f"bigint. Received: {', '.join(f'{name} {kind.simpleString()}' for name, kind in columns.items())}"
+        )
+    return f"decimal({left + right},{right})"
 
 
 _CLASSES = {
@@ -459,7 +492,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         packed = self.packed_model
         recipe = recipe_of(self.keras_model, packed.data, objects=self.value("custom_objects"))
         model = recipe.build(packed.data)
-        ready, inputs = assembled(dataset, self.value("features_col"), len(packed.inputs))
+        ready, inputs = assembled(dataset, self.value("features_col"), packed.input_dtypes)
         spec = data_spec(
             model,
             ready.schema,

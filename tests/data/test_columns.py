@@ -73,6 +73,10 @@ def test_values_keep_order_and_take_shape_and_dtype(
         (pa.array([1.0, 2.5]), (), "int32", BadValueError, 1, "2.5"),
         (pa.array([Decimal("1.00"), Decimal("2.50")]), (), "int32", BadValueError, 1, "2.50"),
         (pa.array([Decimal(1), Decimal(2**63)]), (), "int64", BadValueError, 1, str(2**63)),
+        # Spark, or who made the rows, may have rounded these: 2**53 + 1 has the same double.
+        (pa.array([2.0**53 - 1, 2.0**53]), (), "int64", BadValueError, 1, str(2.0**53)),
+        (pa.array([2.0**24 - 1, -(2.0**24)], F32), (), "int64", BadValueError, 1, str(-(2.0**24))),
+        (pa.array([1.0, 2.0**63]), (), "int64", BadValueError, 1, str(2.0**63)),
         (pa.array([1, 300]), (), "uint8", BadValueError, 1, "300"),
         (pa.array([1, -1]), (), "uint8", BadValueError, 1, "-1"),
         (pa.array([[1, 2], [3]], pa.list_(F32)), (2,), "float32", ShapeError, 1, "1 values"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,15 @@ class TestFit:
         swapped = np.array(df.orderBy("id").select("b", "a").collect(), np.float32)
         expected = fitted.keras_model.predict(swapped, verbose=0)
         np.testing.assert_allclose(column(out, "probability"), expected, atol=1e-6)
+
+    def test_ids_of_several_columns_stay_exact(self, spark: SparkSession) -> None:
+        ids = keras.Input((2,), dtype="int64")
+        model = KerasModel(keras.Model(ids, keras.ops.flip(ids, 1)), features_col=["a", "b"])
+        df = spark.createDataFrame([(Decimal(2**53 + 1), 2**53 + 3)], "a decimal(18,1), b bigint")
+        assert column(model.transform(df.withColumn("id", F.lit(0))), "prediction").tolist() == [[2**53 + 3, 2**53 + 1]]
+        wide = df.select(F.col("a").cast("decimal(38,0)"), F.lit(0.5).cast("decimal(2,1)").alias("b"))
+        with pytest.raises(ConfigurationError, match=r"cast them to bigint.*a decimal\(38,0\), b decimal\(2,1\)"):
+            model.transform(wide)
 
     def test_a_vector_among_several_columns_of_one_input_is_refused(self, df: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="'features'"):
