@@ -259,6 +259,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         handle_invalid: treatment of a row with a null, NaN or infinity, an array of another size, or a value that
             ``decode`` fails on. "error" (the default): the job that reads it fails. "skip": it is left out. "keep": it
             stays, with null predictions.
+            Where the input has an open extent, rows of several lengths are valid each, and fail the job in any case.
         invalid_col: with handle_invalid="keep", a new column of text: why a row has no prediction, or null. "" for none
             (the default).
 

@@ -181,12 +181,25 @@ def _inputs(
             with message_first():
                 raise
     why = reasons(batch.num_rows, lambda start, stop: convert(batch.slice(start, stop - start), first_row + start))
-    usable = batch.filter(pa.array([text is None for text in why]))
-    if usable.num_rows:
-        return convert(usable, first_row), why
+    usable = [row for row, text in enumerate(why) if text is None]
+    if usable:
+        try:
+            return convert(batch.take(pa.array(usable)), first_row), why
+        except ShapeError:  # each row can be predicted alone, and they have several lengths
+            with message_first():
+                _fail_at_odd_row(convert, batch, usable, first_row)
+                raise
     # The model is called on a row of zeros, only for the types of the columns: the result goes to no row.
     shapes = [[1, *(extent or 1 for extent in column.shape)] for column in plan.inputs]
     return [np.zeros(shape, column.dtype) for shape, column in zip(shapes, plan.inputs, strict=True)], why
+
+
+def _fail_at_odd_row(
+    convert: Callable[[pa.RecordBatch, int], object], batch: pa.RecordBatch, usable: Sequence[int], first_row: int
+) -> None:
+    """Raise the ShapeError of the first of the ``usable`` rows that does not fit the first one, under its number."""
+    for row in usable[1:]:
+        convert(batch.take(pa.array([usable[0], row])), first_row + row - 1)
 
 
 def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
@@ -335,15 +348,25 @@ def pad(array: np.ndarray, full: int) -> np.ndarray:
 
 def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     values = batch.column(batch.schema.get_field_index(column.name))
+    if column.decode is None and pa.types.is_struct(values.type):
+        values = dense_vectors(values, column.name, worker, first_row)
     shape = tuple(extent for extent in column.shape if extent is not None)
-    if column.decode is None:
-        if pa.types.is_struct(values.type):
-            values = dense_vectors(values, column.name, worker, first_row)
-        if None in column.shape:
-            open_extent = max(1, len(innermost(values)) // (math.prod(shape) * len(values)))
-            shape = tuple(open_extent if extent is None else extent for extent in column.shape)
+    is_open = column.decode is None and None in column.shape
+    if is_open:  # the first row decides for all of them
+        extent = max(1, len(innermost(values[:1])) // math.prod(shape))
+        shape = tuple(extent if fixed is None else fixed for fixed in column.shape)
     whole = Column(column.name, shape, column.dtype, column.decode, column.parts)
-    return to_numpy(values, whole, worker=worker, first_row=first_row, record=batch)
+    try:
+        return to_numpy(values, whole, worker=worker, first_row=first_row, record=batch)
+    except ShapeError as error:
+        if not is_open or batch.num_rows == 1:
+            raise
+        raise ShapeError(
+            f"rows that are predicted together must have one length where the input's shape {column.shape} is open: "
+            f"pad them. {error.message}",
+            worker=worker,
+            column=error.column,
+        ) from None
 
 
 def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:

@@ -112,6 +112,19 @@ def test_rows_are_counted_over_the_whole_partition() -> None:
         next(out)
 
 
+@pytest.mark.parametrize("handle_invalid", ["error", "skip", "keep"])
+def test_an_open_extent_with_rows_of_several_lengths_is_refused(handle_invalid: str) -> None:
+    x = keras.Input((None,), dtype="int32")
+    given = plan(keras.Model(x, keras.ops.sum(x, axis=1)), 4)
+    inputs = (serving.ModelInput("x", (None,), "int32"),)
+    given = replace(given, inputs=inputs, options=replace(given.options, handle_invalid=handle_invalid))
+    rows = [[1, 2], [3, 4], None, [5], [6]] if handle_invalid != "error" else [[1, 2], [3, 4], [0, 0], [5], [6]]
+    batches = [pa.RecordBatch.from_pydict({"x": rows[:1]}), pa.RecordBatch.from_pydict({"x": rows[1:]})]
+    text = r"\(None,\) is open.*hold 2 values.*Received: 1 values in row 3 \[worker/partition 7, column 'x'\]"
+    with pytest.raises(ShapeError, match=text):
+        list(serving.predict(given, batches, 7))
+
+
 def test_a_model_that_loses_rows_is_refused() -> None:
     inputs = keras.Input((2,))
     model = keras.Model(inputs, keras.ops.sum(inputs, axis=0))
