@@ -454,7 +454,7 @@ class StreamTraining:
             seconds=now - handed_over,
             lag=None if self._handed_over is None else now - self._handed_over,
             loss=float(np.average(losses, weights=samples)) if len(steps) else float("nan"),
-            clock=begun.clock + int((records.commits_array["skipped"] == 0).sum()),
+            clock=self._server.ask(lambda driver: driver.ping()).clock,  # records may be lost with a damaged file
             repeated=begun.complete,
         )
         with self._progress_lock:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
 from distkeras.ps.errors import DifferentJobError, LeaseLostError
 
@@ -87,7 +89,10 @@ def commits_before(center: Center) -> int:
     """Return the position in the log of the first commit of the current micro-batch."""
     skipped = 0 if center.micro_batch is None else center.micro_batch.skipped
     own = center.clock - center.began[0] + center.log.skipped - skipped
-    return max(0, len(center.log) - own)
+    before = max(0, len(center.log) - own)
+    if center.log.missing:  # where these are of the present one, as many of earlier ones would be read in their place
+        before += int(np.searchsorted(center.log.commits(before)["clock"], center.began[0]))
+    return before
 
 
 def number_of(center: Center) -> int:

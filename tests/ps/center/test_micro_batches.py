@@ -10,6 +10,7 @@ from support.present import present
 from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.commit_log import CommitLog
 from distkeras.ps.center.micro_batches import (
     NO_MICRO_BATCH,
     begin_micro_batch,
@@ -124,6 +125,19 @@ def test_a_commit_that_is_skipped_counts_as_a_record() -> None:
     assert commits_before(center) == len(center.log) == 3
     train(center, attempt=1)
     assert commits_before(center) == 3
+
+
+def test_lost_records_of_the_present_one_do_not_bring_those_of_earlier_ones() -> None:
+    center = center_of()
+    for number in range(3):
+        begin(center, number)
+        train(center, attempt=number)
+    whole, damaged = center.log, CommitLog()
+    damaged.extend(whole.read(0, len(whole) - 1))
+    damaged.restore_totals(whole.totals())
+    center.log = damaged
+    assert commits_before(center) == 2 * WORKERS
+    assert damaged.commits(2 * WORKERS)["clock"].tolist() == list(range(2 * WORKERS, 3 * WORKERS - 1))
 
 
 def test_a_snapshot_says_how_far_the_micro_batch_has_come() -> None:
