@@ -185,10 +185,10 @@ def column_types(fields: Sequence[StructField], names: Iterable[str], decoded: C
 def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkColumn]:
     """Return the columns of ``spec`` as numbers or (nested) arrays of numbers, except for those that executors decode.
 
-    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 if the model expects integers, which
-    float32 may round; decimals become doubles, unless the model expects integers, and booleans bytes; nulls stay null.
-    A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they work under
-    Spark Connect as well.
+    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 if the model expects float64, or
+    integers, which float32 may round; decimals become doubles, unless the model expects integers, and booleans bytes;
+    nulls stay null. A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they
+    work under Spark Connect as well.
 
     Args:
         fields: the fields of any DataFrame.
@@ -204,7 +204,7 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
         if name in spec.encoded:
             column = F.col(quoted(name))
         else:
-            column = numbers_of(name, kind, "float64" if name in spec.whole else "float32")
+            column = numbers_of(name, kind, "float64" if name in spec.doubles else "float32")
             target = _number_type(kind, whole=name in spec.whole)
             column = column if target == kind else column.cast(target)
         ready.append(column.alias(name))
@@ -467,8 +467,9 @@ def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) ->
         )
     if decode is None and length is not None and length != size:
         raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {length}", column=name)
-    # The model casts floats to its own precision, but not integers and booleans.
-    return Column(name, shape, "float32" if "float" in dtype else dtype, decode, parts_of(field))
+    # The model casts floats to its own precision, but not float64, integers and booleans.
+    kept = "float" not in dtype or dtype == "float64"
+    return Column(name, shape, dtype if kept else "float32", decode, parts_of(field))
 
 
 def losses_of(model: keras.Model) -> list[Any]:

@@ -75,6 +75,11 @@ class DataSpec:
         return frozenset(column.name for column in self.columns if np.dtype(column.dtype).kind != "f")
 
     @property
+    def doubles(self) -> frozenset[str]:
+        """Return the names of the columns that hold numbers which float32 rounds."""
+        return self.whole | {column.name for column in self.columns if column.dtype == "float64"}
+
+    @property
     def row_bytes(self) -> int:
         """Return the bytes of one row."""
         return sum(column.row_bytes for column in self.columns)

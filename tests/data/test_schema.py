@@ -143,6 +143,14 @@ class TestFeatures:
         found = spec(model, frame(x=T.ArrayType(T.IntegerType()), y=T.IntegerType()))
         assert found.features[0].dtype == "int32"
 
+    def test_doubles_stay_doubles(self) -> None:
+        inputs = keras.Input((2,), dtype="float64")
+        model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(inputs))
+        model.compile("sgd", SPARSE)
+        found = spec(model, frame(x=VectorUDT(), y=T.IntegerType()))
+        assert found.features[0].dtype == "float64"
+        assert (sorted(found.doubles), sorted(found.whole)) == (["x", "y"], ["y"])
+
     def test_an_open_shape(self) -> None:
         model = keras.Sequential([keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)])
         model.compile("sgd", SPARSE)
