@@ -187,8 +187,8 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
 
     Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 if the model expects float64, or
     integers, which float32 may round; decimals become doubles, unless the model expects integers, and booleans bytes;
-    nulls stay null. A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they
-    work under Spark Connect as well.
+    nulls stay null. A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so
+    they work under Spark Connect as well.
 
     Args:
         fields: the fields of any DataFrame.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import math
@@ -20,6 +21,27 @@ from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 PIECE_MAX = 1 << 20
 #: Seconds after which a folder without a job is removed.
 _STRAY = 86400.0
+
+
+#: What a reader finds in place of the beginning of a log.
+_LEFT_OUT = "… what came before was left out\n".encode()
+#: Linux' flags of `fallocate`: keep the size, and free a range.
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+def _disk_use(info: os.stat_result) -> int:
+    """Return the bytes of a file without those that were freed."""
+    return min(info.st_size, info.st_blocks * 512)
+
+
+def _free_start(descriptor: int, end: int) -> bool:
+    """Free the disk of a file's bytes up to ``end``, which are zeros then; return whether the system can do that."""
+    library = ctypes.CDLL(None)
+    fallocate = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if fallocate is None:  # not Linux
+        return False
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return bool(fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end) == 0)
 
 
 class _Within:
@@ -83,18 +105,42 @@ class JobFolder:
         return result if isinstance(result, dict) else None
 
     def cut_log(self, most: int) -> None:
-        """Truncate a log of more than ``most`` bytes to its latest half; drivers continue to append."""
+        """Free the disk of all but the latest half of a log that takes more than ``most`` bytes.
+
+        The log keeps its length, so nothing is lost that a driver prints meanwhile, and readers continue where they
+        were. Where the file system cannot do that, the log gets shorter, and lacks what was printed in that moment.
+        """
         try:
-            with self.log.open("rb") as file:
-                if file.seek(0, os.SEEK_END) <= most:
-                    return
-                file.seek(-(most // 2), os.SEEK_END)
-                latest = file.read().partition(b"\n")[2]
+            file = self.log.open("r+b")
         except FileNotFoundError:
             return
-        os.truncate(self.log, 0)
-        with self.log.open("ab") as file:
-            file.write("… what came before was left out\n".encode() + latest)
+        with file:
+            if _disk_use(os.fstat(file.fileno())) <= most:
+                return
+            file.seek(-(most // 2), os.SEEK_END)
+            file.readline(most // 4)  # a line may be as long as the log
+            if _free_start(file.fileno(), file.tell()):
+                return
+            latest = file.read()
+            file.truncate(0)
+        with self.log.open("ab") as end:
+            end.write(_LEFT_OUT + latest)
+
+    def read_log(self, offset: int) -> tuple[bytes, int]:
+        """Return at most `PIECE_MAX` bytes of the log from ``offset`` on, before its end if negative; the next offset.
+
+        Raises:
+            FileNotFoundError: nothing has been printed.
+        """
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = min(size, max(0, offset if offset >= 0 else size + offset))
+            data = os.lseek(file.fileno(), start, os.SEEK_DATA) if start < size and hasattr(os, "SEEK_DATA") else start
+            file.seek(data)
+            piece = file.read(PIECE_MAX)
+            if data > start or piece.startswith(b"\0"):  # from within what was freed
+                piece = _LEFT_OUT + piece.lstrip(b"\0")
+            return piece, file.tell()
 
     def size(self) -> int:
         """Return the bytes of all files."""
@@ -102,7 +148,8 @@ class JobFolder:
         for folder, _, names in os.walk(self.path):
             for name in names:
                 try:
-                    total += Path(folder, name).lstat().st_size
+                    info = Path(folder, name).lstat()
+                    total += _disk_use(info) if name == self.log.name else info.st_size
                 except FileNotFoundError:
                     continue  # a replaced snapshot
         return total

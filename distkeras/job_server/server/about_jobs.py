@@ -18,7 +18,7 @@ from distkeras.job_server.description import Description, JobDescription, JobId,
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.places import require_allowed, require_elsewhere, require_existing, require_output
-from distkeras.job_server.runner.files import PIECE_MAX, JobFolder, read_progress
+from distkeras.job_server.runner.files import JobFolder, read_progress
 from distkeras.job_server.server.services import audit, services
 from distkeras.job_server.server.views import JobsView, JobView, RowsView, TextView, endpoints
 from distkeras.job_server.states import PREDICT, TRAIN, JobState
@@ -256,12 +256,8 @@ def read_metrics(path: JobPath, query: RowsQuery) -> Any:
 def read_log(path: JobPath, query: LogQuery) -> Any:
     """Read what the driver of a job and Spark print."""
     try:
-        with _folder(path).log.open("rb") as file:
-            offset = query.offset
-            size = file.seek(0, 2)
-            file.seek(min(size, max(0, offset if offset >= 0 else size + offset)))
-            piece = file.read(PIECE_MAX)
-            return {"text": piece.decode("utf-8", "replace"), "next": file.tell()}
+        piece, following = _folder(path).read_log(query.offset)
+        return {"text": piece.decode("utf-8", "replace"), "next": following}
     except FileNotFoundError:
         return {"text": "", "next": 0}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from job_server.conftest import HandClock
 from job_server.runner.conftest import Office
 from support.patience import patience, until
 
+from distkeras.job_server.runner import files
 from distkeras.job_server.states import JobState
 
 
@@ -41,14 +43,30 @@ def test_a_driver_that_was_done_in_time_is_done(office: Office, clock: HandClock
 
 def test_what_a_driver_prints_is_cut_and_goes_on(office: Office) -> None:
     job = office.add("print wait")
-    runner, log = office.open(log_max=20_000), office.folder(job).log
+    runner, folder = office.open(log_max=20_000), office.folder(job)
+    log = folder.log
     runner.tick()
     until((office.folder(job).path / "waits").exists)  # it has printed all: none of it comes while the log is cut
+    size = log.stat().st_size
     runner.tick()
-    text = log.read_text()
+    text = folder.read_log(0)[0].decode()
+    assert log.stat().st_size == size  # nothing is rewritten: what a driver prints meanwhile stays
     assert 9_000 < len(text) <= 20_000
+    assert log.stat().st_blocks * 512 <= 20_000
     assert text.startswith("… what came before was left out\nline ")
     assert text.endswith("line 9999\n")
     office.go_on(job)
     assert office.ended(job, runner).state is JobState.DONE
-    assert log.read_text().endswith("line 9999\nthe end\n")
+    assert folder.read_log(size) == (b"the end\n", size + 8)
+    assert folder.read_log(1)[0].decode() == text + "the end\n"
+
+
+def test_a_log_is_cut_where_the_file_system_cannot_free_its_start(office: Office, monkeypatch: Any) -> None:
+    folder = office.folder(office.add("done"))
+    monkeypatch.setattr(files, "_free_start", lambda descriptor, end: False)
+    folder.log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    folder.cut_log(2_000)
+    text = folder.read_log(0)[0].decode()
+    assert text.startswith("… what came before was left out\nline ")
+    assert text.endswith("line 999\n")
+    assert folder.log.stat().st_size <= 2_000
