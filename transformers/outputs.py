@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: By an output's dtype, the dtype of its column if that is not float32: one that represents all numbers exactly.
 _COLUMN_DTYPES = {name: name for name in ("float64", "bool", "int8", "int16", "int32", "int64")}
-_COLUMN_DTYPES |= {"uint8": "int16", "uint16": "int32", "uint32": "int64"}
+_COLUMN_DTYPES |= {"uint8": "int16", "uint16": "int32", "uint32": "int64", "uint64": "float64"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class OutputColumn:
     def dtype(self) -> str:
         """Return the numpy name of the dtype of ``values``."""
         return _COLUMN_DTYPES.get(self.output_dtype, "float32")
+
+    @property
+    def holds_doubles(self) -> bool:
+        """Return whether the output's own numbers become doubles."""
+        return self.form in ("number", "vector") or (self.form == "values" and self.dtype == "float64")
 
     @property
     def spark_type(self) -> DataType:

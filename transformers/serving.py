@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: The most models that one Python worker caches. Spark reuses workers, so that most jobs find their model here.
 MODELS_KEPT = 4
+#: From where doubles round integers.
+_EXACT_BELOW = 2**53
 MODELS: OrderedDict[str, keras.Model | MappedModel] = OrderedDict()
 
 
@@ -157,7 +159,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
             outputs = _predict_batches(model, arrays, plan, worker)
         else:
             outputs, why = _predict_by_key(model, batch, arrays, why, plan, worker)
-        columns = [column.to_arrow(outputs[column.output]) for column in plan.columns]
+        columns = [exact_column(column, outputs[column.output], worker) for column in plan.columns]
         names = [*batch.schema.names, *(column.name for column in plan.columns)]
         if plan.options.tolerant:
             columns = [spread(column, why) for column in columns] + [pa.array(why, pa.string())]
@@ -200,6 +202,21 @@ def _fail_at_odd_row(
     """Raise the ShapeError of the first of the ``usable`` rows that does not fit the first one, under its number."""
     for row in usable[1:]:
         convert(batch.take(pa.array([usable[0], row])), first_row + row - 1)
+
+
+def exact_column(column: OutputColumn, output: np.ndarray, worker: int | None) -> pa.Array:
+    """Return a new column of an output ``(n, …)``; BadValueError for an integer that a column of doubles rounds."""
+    if column.holds_doubles and output.dtype.kind in "iu":
+        rounded = output[(output >= _EXACT_BELOW) | (output <= -_EXACT_BELOW)]
+        if rounded.size:
+            text = (
+                f"integers in a column of doubles must be smaller than {_EXACT_BELOW}; the arrays of `ModelPredictor`"
+            )
+            with message_first():
+                raise BadValueError(
+                    f"{text} hold those of int64. Received: {rounded[0]}", worker=worker, column=column.name
+                )
+    return column.to_arrow(output)
 
 
 def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:

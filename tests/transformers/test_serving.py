@@ -88,6 +88,14 @@ def test_outputs_become_nested_lists(shape: tuple[int, ...]) -> None:
     array.validate(full=True)
 
 
+@pytest.mark.parametrize(("form", "dtype"), [("number", "int64"), ("vector", "int64"), ("values", "uint64")])
+def test_integers_that_doubles_round_are_refused(form: str, dtype: str) -> None:
+    column = OutputColumn("best", 0, form, 1, dtype)
+    assert len(serving.exact_column(column, np.array([[2**53 - 1], [0]], dtype), 1)) == 2
+    with pytest.raises(BadValueError, match=rf"int64\. Received: {2**53 + 1} \[worker/partition 1, column 'best'\]"):
+        serving.exact_column(column, np.array([[0], [2**53 + 1]], dtype), 1)
+
+
 def plan(model: keras.Model, batch_size: int) -> serving.PredictionPlan:
     data = archive.to_bytes(model)
     return serving.PredictionPlan(
