@@ -477,7 +477,11 @@ class Dispatcher:
         """Return the sender's own commit and its companions; check the shapes of their histories."""
         if self._settings.relays is None and commit.grouped:
             raise RemoteProtocolError("a job without groups must have a commit for each worker", worker=commit.worker)
-        return split(commit) if commit.companions.size else (commit, [])
+        if not commit.companions.size:
+            return commit, []
+        if not commit.grouped:
+            raise RemoteProtocolError("only a group's commit may have companions", worker=commit.worker)
+        return split(commit)
 
     def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:

@@ -181,6 +181,18 @@ def test_a_job_without_groups_takes_no_sum() -> None:
             client.request(replace(commit_of(0), grouped=True), CenterReply)
 
 
+def test_a_job_without_groups_takes_no_companions() -> None:
+    joined = join(commit_of(0), [Companion(1, commit_of(1))], commit_of(0).parts)
+    with (
+        Running(make("downpour", window=1), workers=2, size=3) as running,
+        contextlib.closing(running.client(size=3)) as client,
+    ):
+        client.join()
+        client.pull()
+        with pytest.raises(RemoteProtocolError, match="only a group's commit may have companions"):
+            client.request(replace(joined, grouped=False), CenterReply)
+
+
 def test_a_relay_that_does_not_respond_is_followed_by_another_one() -> None:
     """It accepts connections, and nothing more: its workers report it lost, and one of them is the relay."""
     data = values_of(3, 4)
