@@ -199,8 +199,8 @@ def _pairs_of_elements(dataset: DataFrame, prediction: NumericColumn, label: Num
         missing = raise_in_job(BadValueError, source.name, "values must be neither null nor NaN", values)
         flat.append(F.when(values.isNull() | F.exists(values, null_or_nan), missing).otherwise(values))
     values, targets = (column.cast("array<double>") for column in flat)
-    odd = raise_in_job(ShapeError, label.name, f"labels must be as many as in {prediction.name!r}", F.size(targets))
-    zipped = F.when(F.size(values) == F.size(targets), F.arrays_zip(values, targets)).otherwise(odd)
+    unequal = raise_in_job(ShapeError, label.name, f"labels must be as many as in {prediction.name!r}", F.size(targets))
+    zipped = F.when(F.size(values) == F.size(targets), F.arrays_zip(values, targets)).otherwise(unequal)
     pairs = dataset.select(F.explode(zipped).alias("pair"))
     return pairs.select("pair.*").toDF("prediction", "label")
 

@@ -216,5 +216,5 @@ def _standardize(source: NumericColumn, mean: list[float], deviation: list[float
     scaled = F.zip_with(centered, F.lit(np.array(divisor)), lambda value, sigma: (value / sigma).cast(source.element))
     result = expressions.vector_of(scaled) if source.vector else scaled
     # zip_with would fill the shorter side with nulls.
-    odd = raise_in_job(ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column))
-    return F.when(column.isNotNull() & (F.size(column) != len(mean)), odd).otherwise(result)
+    wrong_length = raise_in_job(ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column))
+    return F.when(column.isNotNull() & (F.size(column) != len(mean)), wrong_length).otherwise(result)

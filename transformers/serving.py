@@ -240,24 +240,24 @@ def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = N
 
     A batch has at most ``most`` rows, a multiple of ``size``; None for any number.
     """
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         while batch.num_rows:
-            if not held and batch.num_rows >= size:
+            if not pending and batch.num_rows >= size:
                 whole = min(batch.num_rows - batch.num_rows % size, most or batch.num_rows)
                 yield batch.slice(0, whole)
                 batch = batch.slice(whole)
                 continue
             part = batch.slice(0, size - count)
-            held.append(part)
+            pending.append(part)
             count += part.num_rows
             batch = batch.slice(part.num_rows)
             if count == size:
-                yield _concatenated(held)
-                held, count = [], 0
-    if held:
-        yield _concatenated(held)
+                yield _concatenated(pending)
+                pending, count = [], 0
+    if pending:
+        yield _concatenated(pending)
 
 
 def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -405,11 +405,11 @@ def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_
     counts = np.diff(values.offsets.to_numpy())
     # The size of dense vectors is null.
     lengths = np.where(sparse, sizes.fill_null(0).to_numpy(), counts)
-    odd = np.flatnonzero(lengths != lengths[0])
-    if odd.size:
+    unequal = np.flatnonzero(lengths != lengths[0])
+    if unequal.size:
         raise ShapeError(
-            f"vectors must hold {lengths[0]} values each. Received: {lengths[odd[0]]} values "
-            f"in row {first_row + odd[0]}",
+            f"vectors must hold {lengths[0]} values each. Received: {lengths[unequal[0]]} values "
+            f"in row {first_row + unequal[0]}",
             worker=worker,
             column=name,
         )

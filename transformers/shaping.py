@@ -120,8 +120,10 @@ class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThresh
         index = class_of_scores(source, threshold, default)
         if source.depth and self.isDefined("output_dim"):
             dim = self._required("output_dim")
-            odd = raise_in_job(ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column))
-            index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), odd).otherwise(index)
+            wrong_length = raise_in_job(
+                ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column)
+            )
+            index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), wrong_length).otherwise(index)
         return index
 
     def get_index(self, vector: Any) -> int:
@@ -184,8 +186,8 @@ class ReshapeTransformer(ColumnTransformer):
             nested = values
             for extent in reversed(shape[1:]):
                 nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
-            odd = raise_in_job(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
-            return F.when(values.isNull(), None).when(fits, nested).otherwise(odd)
+            wrong_length = raise_in_job(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
+            return F.when(values.isNull(), None).when(fits, nested).otherwise(wrong_length)
 
         return _computed_once(source.flat, shaped)
 

@@ -93,7 +93,7 @@ def run(kind: str, folder: Path, seconds: float, faults: int) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(f"{kind} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if found.get("lost") or found.get("doubled"):
-        raise RuntimeError(f"every mini-batch must count once. Received: {found}")
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if results.get("lost") or results.get("doubled"):
+        raise RuntimeError(f"every mini-batch must count once. Received: {results}")
+    return results

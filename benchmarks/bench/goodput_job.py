@@ -123,13 +123,13 @@ def ports_of(worker: int, servers: list[int]) -> list[int]:
     import psutil
 
     listening = {
-        found.laddr.port
+        link.laddr.port
         for server in servers
-        for found in psutil.Process(server).net_connections("tcp")
-        if found.status == psutil.CONN_LISTEN
+        for link in psutil.Process(server).net_connections("tcp")
+        if link.status == psutil.CONN_LISTEN
     }
     connections = psutil.Process(worker).net_connections("tcp")
-    return [found.laddr.port for found in connections if found.raddr and found.raddr.port in listening]
+    return [link.laddr.port for link in connections if link.raddr and link.raddr.port in listening]
 
 
 def cut(port: int) -> bool:
@@ -277,10 +277,10 @@ def main() -> None:
         return
     seconds, an_hour, seed = float(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
     planned = list(faults(seconds, an_hour, seed))
-    found = ours(folder, seconds, planned, seed) if kind == "ours" else keras(folder, seconds, planned)
-    found["successor median"] = statistics.median(found["successors"]) if found["successors"] else 0.0
-    found["successor max"] = max(found["successors"], default=0.0)
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    results = ours(folder, seconds, planned, seed) if kind == "ours" else keras(folder, seconds, planned)
+    results["successor median"] = statistics.median(results["successors"]) if results["successors"] else 0.0
+    results["successor max"] = max(results["successors"], default=0.0)
+    sys.stdout.write(f"\n{json.dumps(results)}\n")
 
 
 if __name__ == "__main__":

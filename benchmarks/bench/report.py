@@ -128,7 +128,7 @@ def _number(ratio: float) -> str:
 def regressions(old: Iterable[Row], new: Iterable[Row]) -> list[str]:
     """Return a line for each ratio that fell by more than the sum of both measurements' spreads."""
     before = {(row.section, row.case): row for row in old}
-    found = []
+    lines = []
     for row in new:
         was = before.get((row.section, row.case))
         if was is None:
@@ -141,5 +141,5 @@ def regressions(old: Iterable[Row], new: Iterable[Row]) -> list[str]:
             if then is None or now is None:
                 continue
             if then - now > then * (spread_then or 0.0) + now * (spread_now or 0.0):
-                found.append(f"{row.section}: {row.case}: {_number(then)} → {_number(now)} {what}")
-    return found
+                lines.append(f"{row.section}: {row.case}: {_number(then)} → {_number(now)} {what}")
+    return lines

@@ -103,13 +103,13 @@ def trajectories(folder: Path) -> str:
                 keep_centers=True,
             )
         assert trace.centers is not None
-        way = np.vstack([TRAJECTORY_START, trace.centers])
-        good = np.isfinite(way).all(axis=1) & (np.abs(way) < 50).all(axis=1)
-        kept = way[: int(np.argmin(good))] if not good.all() else way
+        path = np.vstack([TRAJECTORY_START, trace.centers])
+        good = np.isfinite(path).all(axis=1) & (np.abs(path) < 50).all(axis=1)
+        kept = path[: int(np.argmin(good))] if not good.all() else path
         _contours(ax, (-4.5, 4.5), (-4.5, 4.5))
         ax.plot(*kept.T, color=draw.COLORS[place], linewidth=1.2, zorder=3)
         ax.plot(*TRAJECTORY_START, "s", color="black", markersize=5, zorder=4)
-        ends = f"f = {value(*way[-1]):.2g} at the end" if good.all() else f"diverges at commit {len(kept)}"
+        ends = f"f = {value(*path[-1]):.2g} at the end" if good.all() else f"diverges at commit {len(kept)}"
         draw.finish(ax, "x", "y", f"{title}: {ends}", legend=False)
         ax.label_outer()
     return draw.save(figure, folder, "beale.png")
@@ -119,16 +119,16 @@ def stragglers(results: Results, folder: Path) -> str:
     """Draw the center before, at and after the straggler's commit."""
     figure, axes = draw.panels(2, 1, 3.3, sharey=True)
     ways = {rule: np.array(results[f"straggler/{rule}"]["way"]) for rule in ("downpour", "adag")}
-    for place, (ax, (rule, way)) in enumerate(zip(axes.flat, ways.items(), strict=True)):
+    for place, (ax, (rule, path)) in enumerate(zip(axes.flat, ways.items(), strict=True)):
         color = draw.COLORS[2 * place]
         _contours(ax, (0.3, 3.3), (-0.4, 1.8))
-        ax.plot(*way[: LATE + 1].T, ".-", color=color, linewidth=1, markersize=3)
-        ax.plot(*way[LATE + 1 :].T, ".:", color=color, linewidth=1, markersize=3)
-        ax.plot(*way[0], "s", color="black", markersize=6)
-        moved = np.linalg.norm(way[LATE + 1] - way[LATE])
+        ax.plot(*path[: LATE + 1].T, ".-", color=color, linewidth=1, markersize=3)
+        ax.plot(*path[LATE + 1 :].T, ".:", color=color, linewidth=1, markersize=3)
+        ax.plot(*path[0], "s", color="black", markersize=6)
+        moved = np.linalg.norm(path[LATE + 1] - path[LATE])
         if moved > 0.05:
-            ax.annotate("", way[LATE + 1], way[LATE], arrowprops={"arrowstyle": "->", "color": "#D55E00", "lw": 2})
+            ax.annotate("", path[LATE + 1], path[LATE], arrowprops={"arrowstyle": "->", "color": "#D55E00", "lw": 2})
         else:  # an arrow's head would be longer than the path
-            ax.plot(*way[LATE], "x", color="#D55E00", markersize=9, markeredgewidth=2, zorder=4)
+            ax.plot(*path[LATE], "x", color="#D55E00", markersize=9, markeredgewidth=2, zorder=4)
         draw.finish(ax, "x", "y", f"{RULES[rule]}: the straggler moves the center by {moved:.3f}", legend=False)
     return draw.save(figure, folder, "straggler.png")

@@ -136,10 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif not options.redraw:
         for kind in options.criteria:
             run(kind, scale, options.only, out, options.processes)
-    found = findings(options.only, out)
+    all_findings = findings(options.only, out)
     chosen = "" if len(options.only) == len(CLAIMS) else " --only " + " ".join(options.only)
-    (out / REPORT).write_text(report(found, chosen), encoding="utf-8")
-    for part in found.parts:
+    (out / REPORT).write_text(report(all_findings, chosen), encoding="utf-8")
+    for part in all_findings.parts:
         for kind, section in {"first": part.first, "revised": part.revised}.items():
             if section is not None:
                 print(f"{part.claim.name}, {kind} criteria: {verdict(section)}")

@@ -93,11 +93,11 @@ def nodes_of(scale: Scale) -> tuple[int, ...]:
 
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of claim 10."""
-    found: dict[str, Job] = {
+    by_name: dict[str, Job] = {
         f"accuracy/{nodes}": partial(both_kinds, nodes, scale.budget(EPOCH), scale.seeds) for nodes in nodes_of(scale)
     }
     batches = scale.budget(60)
-    return found | {f"saving/{cost}": partial(saving, cost, NODES[1], batches, scale.seeds) for cost in COSTS}
+    return by_name | {f"saving/{cost}": partial(saving, cost, NODES[1], batches, scale.seeds) for cost in COSTS}
 
 
 CAPTION = "Time saved over the cost of an exchange, with the paper's two figures."

@@ -82,14 +82,16 @@ def on_beale(stop: str | None, budget: int, seed: int, window: int = WINDOW) -> 
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of claim 4."""
     gradients = scale.budget(BUDGET, 30)
-    found: dict[str, Job] = {f"equilibrium/{seed}": partial(equilibrium, seed) for seed in scale.seeds}
+    by_name: dict[str, Job] = {f"equilibrium/{seed}": partial(equilibrium, seed) for seed in scale.seeds}
     for seed in scale.seeds:
         for stop in STOPS:
-            found[f"beale/{stop}/{seed}"] = partial(on_beale, stop, scale.budget(BEALE_BUDGET, WORKERS * WINDOW), seed)
+            by_name[f"beale/{stop}/{seed}"] = partial(
+                on_beale, stop, scale.budget(BEALE_BUDGET, WORKERS * WINDOW), seed
+            )
         for window in AEASGD_WINDOWS:
             run = Run("aeasgd", AEASGD_WORKERS, AEASGD_RATE, gradients, options=(("window", window), ("rho", RHO)))
-            found[f"aeasgd/{window}/{seed}"] = partial(train, run, seed)
-    return found
+            by_name[f"aeasgd/{window}/{seed}"] = partial(train, run, seed)
+    return by_name
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:

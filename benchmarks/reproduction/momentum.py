@@ -74,12 +74,12 @@ def jobs(scale: Scale) -> dict[str, Job]:
     runs = {f"{rule}/{n}": prepared(rule, n, gradients) for rule in NAMES for n in workers(scale)}
     runs |= {f"het/{rule}": prepared(rule, 32, gradients, "heterogeneous") for rule in HETEROGENEOUS}
     runs["baseline"] = prepared("dana_zero", 1, gradients)
-    found: dict[str, Job] = {
+    by_name: dict[str, Job] = {
         f"quarter/{rule}/{seed}": partial(with_baseline_rate, prepared(rule, GAP_AT, gradients), seed, QUARTER)
         for rule in NAMES
         for seed in scale.seeds
     }
-    return found | {
+    return by_name | {
         f"{name}/{seed}": partial(with_baseline_rate, run, seed) for name, run in runs.items() for seed in scale.seeds
     }
 
@@ -181,14 +181,14 @@ class _MomentumFigures:
     def accuracy_table(self) -> Table:
         """Return the table of accuracies next to the paper's."""
         of, het = self.of, self.het
-        shown = [n for n in self.counts if n in PAPER]
+        in_paper = [n for n in self.counts if n in PAPER]
         return Table(
             "Final test accuracy (%), here and in brackets in the paper (ResNet-20, CIFAR-10)",
-            ("rule", *(f"N = {n}" for n in shown), "N = 32, heterogeneous"),
+            ("rule", *(f"N = {n}" for n in in_paper), "N = 32, heterogeneous"),
             [
                 (
                     title,
-                    *(of(rule, n).percent + _bracket(PAPER[n].get(rule)) for n in shown),
+                    *(of(rule, n).percent + _bracket(PAPER[n].get(rule)) for n in in_paper),
                     het[rule].percent + _bracket(PAPER_HETEROGENEOUS[rule]) if rule in het else "–",
                 )
                 for rule, title in NAMES.items()

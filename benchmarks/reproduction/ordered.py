@@ -38,15 +38,15 @@ def compensated(adaptive: bool, n: int, gradients: int, seeds: tuple[int, ...]) 
 def dc_jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of claim 7."""
     gradients = scale.budget(BUDGET)
-    found: dict[str, Job] = {"sgd": partial(tuned, Run("asgd", 1, 0.0, gradients, decay=True), DC_RATES, scale.seeds)}
+    by_name: dict[str, Job] = {"sgd": partial(tuned, Run("asgd", 1, 0.0, gradients, decay=True), DC_RATES, scale.seeds)}
     for n in DC_WORKERS:
         for rule in ("asgd", "ssgd"):
             # n gradients of a round make one step with their mean: the rate grows with n.
             grid = tuple(rate * n for rate in DC_RATES) if rule == "ssgd" else DC_RATES
-            found[f"{rule}/{n}"] = partial(tuned, Run(rule, n, 0.0, gradients, decay=True), grid, scale.seeds)
-        found[f"dc_c/{n}"] = partial(compensated, False, n, gradients, scale.seeds)
-        found[f"dc_a/{n}"] = partial(compensated, True, n, gradients, scale.seeds)
-    return found
+            by_name[f"{rule}/{n}"] = partial(tuned, Run(rule, n, 0.0, gradients, decay=True), grid, scale.seeds)
+        by_name[f"dc_c/{n}"] = partial(compensated, False, n, gradients, scale.seeds)
+        by_name[f"dc_a/{n}"] = partial(compensated, True, n, gradients, scale.seeds)
+    return by_name
 
 
 def _spread(results: Results, name: str, key: str = "accuracy", variant: str = "run") -> Spread:
@@ -162,13 +162,13 @@ PAPER = {
 
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of claim 8."""
-    found: dict[str, Job] = {}
+    by_name: dict[str, Job] = {}
     for rule in NAMES:
         for n in WORKERS:
             run = Run(rule, n, 0.0, scale.budget(BUDGET), decay=True)
             variants = {"slow workers": replace(run, timing="slow workers")}
-            found[f"{rule}/{n}"] = partial(tuned, run, RATES, scale.seeds, **variants)
-    return found
+            by_name[f"{rule}/{n}"] = partial(tuned, run, RATES, scale.seeds, **variants)
+    return by_name
 
 
 Setting = tuple[int, str]

@@ -37,14 +37,14 @@ def timed(job: Job) -> tuple[Any, float]:
 
 def kept(path: Path) -> dict[str, tuple[Any, float]]:
     """Return the results of earlier runs in ``path``; a partial line of an interrupted run is skipped."""
-    found = {}
+    results = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             key, result, seconds = json.loads(line)
         except ValueError:
             continue
-        found[key] = (result, seconds)
-    return found
+        results[key] = (result, seconds)
+    return results
 
 
 def run_all(jobs: Mapping[str, Job], processes: int, path: Path) -> dict[str, tuple[Any, float]]:

@@ -76,13 +76,13 @@ def late(kind: str, draws: int, seed: int) -> dict[str, Any]:
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of claim 1."""
     commits, draws = scale.budget(COMMITS), scale.budget(DRAWS)
-    found: dict[str, Job] = {
+    by_name: dict[str, Job] = {
         f"{kind}/{workers}/{seed}": partial(staleness, kind, workers, commits, seed)
         for kind in TIMINGS
         for workers in WORKERS
         for seed in scale.seeds
     }
-    return found | {
+    return by_name | {
         f"late/{kind}/{seed}": partial(late, kind, draws, seed) for kind in PAPER_LATE for seed in scale.seeds
     }
 

@@ -52,14 +52,14 @@ def throughputs(kind: str, n: int, rounds: int, seeds: tuple[int, ...]) -> dict[
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of claim 9."""
     seeds = tuple(range(1, CLUSTERS + 1))
-    found: dict[str, Job] = {
+    by_name: dict[str, Job] = {
         f"{kind}/{n}": partial(throughputs, kind, n, scale.budget(100), seeds) for kind in KINDS for n in WORKERS
     }
     for rule in ("ormo", "ssgdm"):
         variants = {kind: Run(rule, AT, 0.0, scale.budget(BUDGET), kind, decay=False) for kind in ("slow workers",)}
         run = Run(rule, AT, 0.0, scale.budget(BUDGET))
-        found[f"training/{rule}"] = partial(tuned, run, RATES, scale.seeds, **variants)  # SSGDm adds gradients up
-    return found
+        by_name[f"training/{rule}"] = partial(tuned, run, RATES, scale.seeds, **variants)  # SSGDm adds gradients up
+    return by_name
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:

@@ -101,20 +101,20 @@ def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArray
 
     The columns of a block are copies only if its pieces are not contiguous in memory.
     """
-    held: list[ColumnArrays] = []
+    pending: list[ColumnArrays] = []
     missing = rows
     for piece in pieces:
         first, end = 0, len(piece[0])
         while end - first >= missing:
-            held.append(tuple(array[first : first + missing] for array in piece))
-            yield _concatenated_columns(held)
+            pending.append(tuple(array[first : first + missing] for array in piece))
+            yield _concatenated_columns(pending)
             first += missing
-            held, missing = [], rows
+            pending, missing = [], rows
         if first < end:
-            held.append(tuple(array[first:] for array in piece))
+            pending.append(tuple(array[first:] for array in piece))
             missing -= end - first
-    if held:
-        yield _concatenated_columns(held)
+    if pending:
+        yield _concatenated_columns(pending)
 
 
 def _concatenated_columns(pieces: list[ColumnArrays]) -> ColumnArrays:

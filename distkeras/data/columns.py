@@ -194,10 +194,10 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
         # A flat array must have the model's length; at each level of a nested one, all lists must be equally long.
         flat = not nesting and not _is_list(values.type.value_type)
         expected = column.size if flat else max(1, int(lengths[0]))
-        odd = np.flatnonzero(lengths != expected)
-        if odd.size:
+        unequal = np.flatnonzero(lengths != expected)
+        if unequal.size:
             text = f"arrays must hold {expected} values each, for shape {column.shape}"
-            fail(ShapeError, int(odd[0]) // math.prod(nesting), text, f"{lengths[odd[0]]} values")
+            fail(ShapeError, int(unequal[0]) // math.prod(nesting), text, f"{lengths[unequal[0]]} values")
         nesting.append(expected)
         values = values.flatten()
     received = [n for n in nesting if n != 1]

@@ -72,8 +72,8 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
 
     if not isinstance(value, DataFrame):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        way = next((way for start, way in _CONVERSIONS if kind.startswith(start)), None)
-        hint = "" if way is None or value is None else f"; {way.format(name=name)}"
+        advice = next((advice for start, advice in _CONVERSIONS if kind.startswith(start)), None)
+        hint = "" if advice is None or value is None else f"; {advice.format(name=name)}"
         raise ConfigurationError(f"`{name}` must be a Spark DataFrame{hint}. Received: {name} of type {kind}")
     if is_stopped(value.sparkSession):
         raise ConfigurationError(
@@ -133,10 +133,10 @@ def require_numbers(name: str, kind: DataType) -> None:
     if is_scalar(element) or (is_vector(kind) and element is kind):
         return
     text = element.simpleString()
-    way = next((way for start, way in _WAYS.items() if text.startswith(start)), None)
+    advice = next((advice for start, advice in _WAYS.items() if text.startswith(start)), None)
     if is_vector(element):
-        way = "concatenate the vectors of a row with Spark ML's VectorAssembler"
-    hint = "" if way is None else f"; {way}"
+        advice = "concatenate the vectors of a row with Spark ML's VectorAssembler"
+    hint = "" if advice is None else f"; {advice}"
     raise ColumnTypeError(
         f"a column must hold numbers, arrays of numbers or ML vectors{hint}. Received: type={kind.simpleString()}",
         column=name,

@@ -469,16 +469,16 @@ class BatchSource:
     ) -> Iterator[Batch]:
         """Yield the batches from number `start` on. Each waits for the next one, since the last is marked as such."""
         count = 0
-        held: BatchRows | None = None
+        previous: BatchRows | None = None
         for rows in batch_rows:
-            if held is not None and count > start:
-                yield held.batch(epoch, count - 1, False)
-            held = rows
+            if previous is not None and count > start:
+                yield previous.batch(epoch, count - 1, False)
+            previous = rows
             count += 1
             if count == start:
                 self._check_checksum(epoch, start, rows.checksum, checksum)
-        if held is not None and count > start:
-            yield held.batch(epoch, count - 1, True)
+        if previous is not None and count > start:
+            yield previous.batch(epoch, count - 1, True)
         if start > count:
             raise LedgerError(
                 f"the input has not returned the same rows as before: {count} mini-batches in epoch {epoch}, of which "

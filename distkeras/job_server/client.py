@@ -436,8 +436,8 @@ def _require_known(options: Mapping[str, Any]) -> None:
     import keras
 
     for option, get in (("loss", keras.losses.get), ("metrics", keras.metrics.get)):
-        given = options.get(option)
-        names = given if isinstance(given, list | tuple) else [given]
+        value = options.get(option)
+        names = value if isinstance(value, list | tuple) else [value]
         for name in [name for name in names if isinstance(name, str) and name not in _NAMES_OF_COMPILE]:
             try:
                 get(name)

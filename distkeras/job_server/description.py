@@ -324,8 +324,8 @@ def _names(detail: Mapping[str, Any]) -> list[str]:
     """Return the path of fields to an error, without the types and schedule tags that pydantic adds for unions."""
     parts = [str(part)[:100] for part in detail["loc"]]
     last = parts[-1:] if detail["type"] in ("extra_forbidden", "missing") else []
-    way = parts[: len(parts) - len(last)]
-    names = [part for part in way if re.fullmatch("[a-z_0-9]+", part) and part not in _TYPE_NAMES]
+    path = parts[: len(parts) - len(last)]
+    names = [part for part in path if re.fullmatch("[a-z_0-9]+", part) and part not in _TYPE_NAMES]
     if names[1:2] == ["learning_rate"] and names[2:] and names[2] in SCHEDULES:
         del names[2]
     return names + last

@@ -276,8 +276,8 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
     scope: dict[str, Any] = global_state.get_global_attribute("custom_objects_scope_dict", {})
     registered = {**keras.saving.get_custom_objects(), **scope}
     if data is not None:
-        named = {value for value in keras.tree.flatten(read_config(data)) if isinstance(value, str)}
-        registered = {name: value for name, value in registered.items() if name in named}
+        names_in_config = {value for value in keras.tree.flatten(read_config(data)) if isinstance(value, str)}
+        registered = {name: value for name, value in registered.items() if name in names_in_config}
     return CustomObjects(registered)
 
 

@@ -212,9 +212,9 @@ class MappedModel:
         build: Callable[[bytes], keras.Model] | None = None,
     ) -> None:
         self._parts, self._columns = parts, tuple(columns)
-        each = iter(files)
+        paths = iter(files)
         self._tables = [
-            np.load(next(each), mmap_mode="r") if shape is None else StoredRows(shape, next(each), next(each))
+            np.load(next(paths), mmap_mode="r") if shape is None else StoredRows(shape, next(paths), next(paths))
             for shape in parts.tables
         ]
         self.rest = from_bytes(parts.rest, objects) if build is None else build(parts.rest)
@@ -224,8 +224,8 @@ class MappedModel:
         """Return each output for the inputs, ``(n, …)``; raise BadValueError if an id is not a row of its table."""
         import keras
 
-        found = self.rest.predict_on_batch(_unwrapped(self.rest_inputs(inputs)))
-        return [np.asarray(output) for output in keras.tree.flatten(found)]
+        predicted = self.rest.predict_on_batch(_unwrapped(self.rest_inputs(inputs)))
+        return [np.asarray(output) for output in keras.tree.flatten(predicted)]
 
     def rest_inputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the inputs of `rest`, ``(n, …)``; raise BadValueError if an id is not a row of its table."""

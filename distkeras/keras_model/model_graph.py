@@ -160,12 +160,12 @@ def _sources(structure: Any) -> Iterator[Source]:
 
 def inner_models(model: keras.Model) -> list[Any]:
     """Return the functional and Sequential models among the layers of a functional model, at any depth."""
-    found = list[Any]()
+    models = list[Any]()
     for layer in model.layers:
         inner = functional_of(layer)
         if inner is not None:
-            found += [layer, *inner_models(inner)]
-    return found
+            models += [layer, *inner_models(inner)]
+    return models
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def flattened(model: keras.Model) -> Iterator[Any]:
     """
     import keras
 
-    operations = [part for one in (model, *map(functional_of, inner_models(model))) for part in one.operations]
+    operations = [part for graph in (model, *map(functional_of, inner_models(model))) for part in graph.operations]
     nodes = [(part, list(part._inbound_nodes), list(part._outbound_nodes)) for part in operations]  # noqa: SLF001 - there is no public list
     try:
         flat = keras.Model(model._inputs_struct, _outputs(model, model.inputs), name=model.name)  # noqa: SLF001 - there is no public one

@@ -265,8 +265,8 @@ class KerasReplica:
     def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
         """Return loss and metrics over ``batch`` in inference mode, by name; ``batch_size`` rows at a time."""
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
-        found = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
-        values = {name: float(value) for name, value in found.items()}
+        results = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
+        values = {name: float(value) for name, value in results.items()}
         whole, rest = divmod(batch.size, batch_size)
         means = [mean for mean in losses_of_outputs(self.model) if float(mean.count) != batch.size]
         if not means or not whole or not rest:

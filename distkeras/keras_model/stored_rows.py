@@ -67,15 +67,15 @@ def require_folder(name: str, folder: str) -> None:
 
 def _gathered(blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the rows in blocks of about `FILE_BYTES`."""
-    held, size = list[Block](), 0
+    pending, size = list[Block](), 0
     for block in blocks:
-        held.append(block)
+        pending.append(block)
         size += block[1].nbytes
         if size >= FILE_BYTES:
-            yield _joined(held)
-            held, size = [], 0
-    if held:
-        yield _joined(held)
+            yield _joined(pending)
+            pending, size = [], 0
+    if pending:
+        yield _joined(pending)
 
 
 def _joined(blocks: list[Block]) -> Block:

@@ -170,12 +170,12 @@ def cut(
     """
     import keras
 
-    found = list(_embeddings(model))
-    names = _require_names(choose, {path for path, _ in found})
+    embeddings = list(_embeddings(model))
+    names = _require_names(choose, {path for path, _ in embeddings})
     kept, tables = dict[str, str](), list[_TableByRows]()
-    with keras.saving.custom_object_scope(recipe.objects), _graph_of(model, [path for path, _ in found]) as graph:
+    with keras.saving.custom_object_scope(recipe.objects), _graph_of(model, [path for path, _ in embeddings]) as graph:
         plan = _Plan(model, graph, recipe, window, batch_size, names, shapes, least_bytes)
-        for path, layer in found:
+        for path, layer in embeddings:
             table = plan.table(path, layer)
             if isinstance(table, str) and _is_wide(layer):
                 raise ConfigurationError(f"the WideEmbedding {path!r} must travel by rows. Received: {table}")
@@ -306,8 +306,8 @@ class _Plan:
         if unknown is not None:
             return f"how many ids a row of data has is not known: their shape is {unknown}"
         assert isinstance(self._window, int)
-        each = dict(zip([given.source for given in calls], ids, strict=True))
-        most = self._window * self._batch_size * sum(number or 0 for number in each.values()) + self._always
+        ids_by_source = dict(zip([given.source for given in calls], ids, strict=True))
+        most = self._window * self._batch_size * sum(number or 0 for number in ids_by_source.values()) + self._always
         if _is_wide(layer):
             return _TableByRows(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
         few = layer.input_dim < WORTH * most or 4 * (layer.input_dim - most) * layer.output_dim < self._least_bytes

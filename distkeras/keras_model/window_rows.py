@@ -96,21 +96,21 @@ class WindowRows:
     def _window_of(self, group: Sequence[Batch]) -> Window:
         pieces = list(_pieces(group))
         ids = [self._ids.of(piece.x) for piece in pieces]
-        found: list[TouchedRows] = [TouchedRows(*[np.empty(0, np.int64)] * 3)] * len(self._rows.tables)
+        touched: list[TouchedRows] = [TouchedRows(*[np.empty(0, np.int64)] * 3)] * len(self._rows.tables)
         inputs: list[list[np.ndarray]] = [[piece.x[number] for number in self._rows.inputs] for piece in pieces]
         for lookup in self._rows.lookups:
             rows, local = self._looked_up(lookup, pieces, ids)
             for number in lookup.tables:
-                found[number] = rows
+                touched[number] = rows
             for arrays, own in zip(inputs, local, strict=True):
                 arrays += own
-        rows_of_tables = tuple(rows.by_number for rows in found)
+        rows_of_tables = tuple(rows.by_number for rows in touched)
         batches = [
             batch
             for piece, arrays in zip(pieces, inputs, strict=True)
             for batch in _batches_of(piece, tuple(arrays), rows_of_tables)
         ]
-        return Window(batches, tuple(rows.touched for rows in found), tuple(rows.places for rows in found))
+        return Window(batches, tuple(rows.touched for rows in touched), tuple(rows.places for rows in touched))
 
     def _looked_up(
         self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
@@ -120,13 +120,13 @@ class WindowRows:
         flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
         if lookup.keeps_zero:
             flat.insert(0, np.zeros(1, flat[0].dtype))
-        every, shape = np.concatenate(flat), self._rows.tables[lookup.tables[0]]
-        negative = bool(every.min() < 0)
-        if negative or lookup.keeps_zero or every.max() >= shape.rows:
+        all_ids, shape = np.concatenate(flat), self._rows.tables[lookup.tables[0]]
+        negative = bool(all_ids.min() < 0)
+        if negative or lookup.keeps_zero or all_ids.max() >= shape.rows:
             self._require_rows(lookup, shape, pieces, own)
         if negative:  # Keras counts negative ids from the end
-            every = np.where(every < 0, every + shape.rows, every)
-        touched, numbers = numbered(every)
+            all_ids = np.where(all_ids < 0, all_ids + shape.rows, all_ids)
+        touched, numbers = numbered(all_ids)
         local: list[list[np.ndarray]] = []
         at = int(lookup.keeps_zero)
         for arrays in own:
@@ -192,12 +192,12 @@ class _IdMaker:
         if self._call is None:
             self._call = self._compiled()
         batches, size = x[0].shape[:2]
-        given = [x[number] for number in self._rows.id_inputs]
+        inputs = [x[number] for number in self._rows.id_inputs]
         if self._rows.together:
-            flat = self._call(*(array.reshape(-1, *array.shape[2:]) for array in given))
+            flat = self._call(*(array.reshape(-1, *array.shape[2:]) for array in inputs))
             return [array.reshape(batches, size, *array.shape[1:]) for array in flat]
-        each = [self._call(*(array[place] for array in given)) for place in range(batches)]
-        return [np.stack(arrays) for arrays in zip(*each, strict=True)]
+        results = [self._call(*(array[place] for array in inputs)) for place in range(batches)]
+        return [np.stack(arrays) for arrays in zip(*results, strict=True)]
 
     def _compiled(self) -> Any:
         """Return a function of the inputs that any thread may call."""

@@ -127,8 +127,8 @@ class ClusterServer:
         return StartReport.from_json(json.loads(row["place"])["report"])
 
     def _run_task(self) -> None:
-        one, task = self._session.range(0, 1, 1, 1), self._task
-        self._action = SparkAction(self._session, map_in_arrow(one, task.run, OUTPUT).collect, "distkeras-server")
+        one_row, task = self._session.range(0, 1, 1, 1), self._task
+        self._action = SparkAction(self._session, map_in_arrow(one_row, task.run, OUTPUT).collect, "distkeras-server")
         self._active_at = self._started_at = time.monotonic()
 
     @property
@@ -194,8 +194,8 @@ class ClusterServer:
         try:
             return list(action.rows())
         except Exception as error:
-            named = named_error(error)
-            raise named or ServerLostError(
+            typed = named_error(error)
+            raise typed or ServerLostError(
                 f"Spark has given up the parameter server's task: {headline(str(error))}"
             ) from error
 

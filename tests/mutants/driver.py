@@ -27,8 +27,8 @@ DRIVER = (
     Mutant(
         "the end of an epoch is not marked",
         SOURCE,
-        "            yield held.batch(epoch, count - 1, True)",
-        "            yield held.batch(epoch, count - 1, False)",
+        "            yield previous.batch(epoch, count - 1, True)",
+        "            yield previous.batch(epoch, count - 1, False)",
         "the last window of an epoch is not committed",
         _SOURCE,
     ),

@@ -52,11 +52,11 @@ def on_plane(scale: Scale) -> tuple[int, ...]:
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of the revised criteria of claim 4."""
     gradients, beale = scale.budget(BUDGET, 30), scale.budget(BEALE_BUDGET, WORKERS * WINDOW)
-    found: dict[str, Job] = {f"aeasgd/{w}": partial(on_pictures, w, gradients, scale.many) for w in WINDOWS}
+    by_name: dict[str, Job] = {f"aeasgd/{w}": partial(on_pictures, w, gradients, scale.many) for w in WINDOWS}
     for seed in on_plane(scale):
-        found |= {f"plain {window}/{seed}": partial(on_beale, None, beale, seed, window) for window in PLAIN}
-        found[f"early/{seed}"] = partial(on_beale, EARLY, beale, seed)
-    return found
+        by_name |= {f"plain {window}/{seed}": partial(on_beale, None, beale, seed, window) for window in PLAIN}
+        by_name[f"early/{seed}"] = partial(on_beale, EARLY, beale, seed)
+    return by_name
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:

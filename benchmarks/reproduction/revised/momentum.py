@@ -68,22 +68,22 @@ def with_own_rate(run: Run, grid: Grid, seed: int) -> dict[str, float]:
 def jobs(scale: Scale) -> dict[str, Job]:
     """Return the jobs of the revised criteria of claim 6."""
     gradients = scale.budget(BUDGET)
-    found: dict[str, Job] = {}
+    by_name: dict[str, Job] = {}
     for n, grid in RATES.items():  # by number of workers: the scores for the choice of rates are cached
         for rule in NAMES:
             run = prepared(rule, n, gradients)
-            found |= {f"common/{rule}/{n}/{seed}": partial(with_common_rate, run, grid, seed) for seed in scale.many}
-            found |= {f"own/{rule}/{n}/{seed}": partial(with_own_rate, run, grid, seed) for seed in scale.few}
+            by_name |= {f"common/{rule}/{n}/{seed}": partial(with_common_rate, run, grid, seed) for seed in scale.many}
+            by_name |= {f"own/{rule}/{n}/{seed}": partial(with_own_rate, run, grid, seed) for seed in scale.few}
     for rule in HETEROGENEOUS:
         run = prepared(rule, 32, gradients, "heterogeneous")
-        found |= {f"het/{rule}/{seed}": partial(with_common_rate, run, RATES[32], seed) for seed in scale.many}
+        by_name |= {f"het/{rule}/{seed}": partial(with_common_rate, run, RATES[32], seed) for seed in scale.many}
     run = prepared("dana_zero", 1, gradients)
-    found |= {f"alone/{seed}": partial(with_own_rate, run, SINGLE_RATES, seed) for seed in scale.many}
+    by_name |= {f"alone/{seed}": partial(with_own_rate, run, SINGLE_RATES, seed) for seed in scale.many}
     pairs = {"alone": (run, SINGLE_RATES), "dana_slim": (prepared("dana_slim", MANY, gradients), RATES[MANY])}
     for name, (run, grid) in pairs.items():
         run = replace(run, gradients=LONGER * gradients)
-        found |= {f"longer/{name}/{seed}": partial(with_own_rate, run, grid, seed) for seed in scale.few}
-    return found
+        by_name |= {f"longer/{name}/{seed}": partial(with_own_rate, run, grid, seed) for seed in scale.few}
+    return by_name
 
 
 class _MomentumByRate:

@@ -185,12 +185,12 @@ def _send(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:
             if is_it():
                 os.kill(pid, number)
             return
-        held = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
         try:
             if is_it():
-                signal.pidfd_send_signal(held, number)
+                signal.pidfd_send_signal(pidfd, number)
         finally:
-            os.close(held)
+            os.close(pidfd)
 
 
 def _session_of(pid: int) -> int | None:
