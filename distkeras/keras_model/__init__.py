@@ -1,1 +1,1 @@
-"""A Keras model as the rest sees it: an archive of bytes, a recipe to rebuild it, a replica that steps."""
+"""Keras models for the rest of the package: an archive of bytes, a recipe to rebuild it, a replica that trains."""

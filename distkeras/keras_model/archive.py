@@ -1,4 +1,4 @@
-"""Keras models as bytes, and what must hold before such bytes are opened in another process.
+"""Keras models as bytes, and the checks before such bytes are opened in another process.
 
 Keras is imported inside the functions: an environment variable that Keras reads once, on its first import,
 chooses the backend, and a task must set it before.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The backends of Keras that can train; its other ones only predict.
 BACKENDS = ("tensorflow", "jax", "torch")
 
-#: What Keras raises on an archive that it cannot write or read: a missing class, a refused lambda, damage.
+#: Keras' errors for an archive that it cannot write or read: a missing class, a refused lambda, damage.
 _ARCHIVE_ERRORS = (
     ValueError,
     TypeError,
@@ -44,8 +44,8 @@ def to_bytes(model: keras.Model, name: str = "model") -> bytes:
     """Return a model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
 
     Raises:
-        ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; a part of it cannot
-            be described by its configuration; or Keras runs on a backend that does not train.
+        ConfigurationError: it is not a Keras model; the model or one of its layers has no weights yet; a part of it
+            cannot be described by its configuration; or Keras runs on a backend that does not train.
     """
     running_backend()
     require_model(model, name)
@@ -73,7 +73,7 @@ def with_optimizer(model: keras.Model, name: str = "model") -> bytes:
     An optimizer that has taken no step yet is built first: Keras cannot load an archive with an unbuilt one.
 
     Raises:
-        ConfigurationError: not a model that Keras can save.
+        ConfigurationError: Keras cannot save the model.
     """
     import keras
 
@@ -99,7 +99,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
         compiled: compile it as it was, with the optimizer's state; else it is not compiled.
 
     Raises:
-        ConfigurationError: damaged bytes, an unknown class, or a lambda.
+        ConfigurationError: the bytes are damaged, or have an unknown class or a lambda.
     """
     from keras.src.saving import saving_lib  # the public function reads files only, which a killed process would leave
 

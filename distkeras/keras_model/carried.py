@@ -1,7 +1,7 @@
 """The check for attributes of a Keras object that its configuration lacks: workers would train without them.
 
-A worker rebuilds the model from configurations. So each object is compared with what its configuration makes of it, by
-their attributes: a property that gets lost on the way is found without a list of such properties.
+A worker rebuilds the model from configurations. So the attributes of each object are compared with those of its rebuilt
+copy: a property that is lost is found without a list of such properties.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Lazy:
         raise NotImplementedError
 
     def _slot(self, slots: Any, variable: Any) -> Any:
-        """Return TensorFlow's variable of the slot of ``variable``."""
+        """Return the slot of ``variable`` as TensorFlow's variable."""
         return slots[self._get_variable_index(variable)].value  # type: ignore[attr-defined]  # Keras has no public one
 
 

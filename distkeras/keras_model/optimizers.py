@@ -1,4 +1,4 @@
-"""Optimizers by name, and those that cannot train in several workers: they keep weights, or averages, in their state.
+"""Optimizers by name, and the check for those that several workers cannot use: they store weights or averages.
 
 After each exchange a worker takes over the center's weights. An optimizer that has stored weights continues from those,
 and pulls every later step back to the worker's old weights.
@@ -13,7 +13,7 @@ import numpy as np
 
 from distkeras.ps.errors import ConfigurationError
 
-#: Shapes of the weights that an optimizer is tried on: a bias, a kernel of a dense layer, one of a convolution.
+#: Shapes of the weights for the trial of an optimizer: a bias, a kernel of a dense layer, one of a convolution.
 _SHAPES = ((3,), (3, 4), (2, 2, 3, 4))
 #: Steps of a trial: lookahead and the like store weights every few steps.
 _STEPS = 12
@@ -45,7 +45,7 @@ def optimizer_of(given: Any) -> Any:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside a loss-scaling one; any other as it is."""
+    """Return the optimizer inside a loss-scaling one, and any other one unchanged."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

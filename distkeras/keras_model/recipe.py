@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Keys of a configuration whose values follow from others, or differ from one process to the next.
 _LEFT_OUT = {"build_config", "build_input_shape", "compile_config", "module", "seed", "shared_object_id"}
-#: Where a configuration refers to layers by their names.
+#: Keys of a configuration under which it refers to layers by their names.
 _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 
 
@@ -80,7 +80,7 @@ def _canonical(node: Any, names: Mapping[str, str], *, reference: bool) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model needs in addition to its file. Travels in Spark's own task closure.
+    """Everything that a model needs in addition to its file. It travels in Spark's own task closure.
 
     Args:
         arguments: the arguments of ``compile``: names, plain functions, which may come from a notebook, and
@@ -123,7 +123,7 @@ class Recipe:
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
-        """Return the arguments that `build` compiles a ``model`` with, JSON-ready; a user's function is its name."""
+        """Return the arguments with which `build` compiles a ``model``, JSON-ready; user's functions by name."""
         import keras
 
         optimizer = _as_json(keras.saving.serialize_keras_object(model.optimizer))
@@ -142,7 +142,7 @@ def recipe_of(
     weighted_metrics: Any = None,
     objects: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Return the recipe for ``model``; an argument that is None is taken from how the model itself was compiled.
+    """Return the recipe for ``model``; an argument that is None is taken from the model's own compilation.
 
     Raises:
         ConfigurationError: there is no loss, or an argument has no configuration.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether a built optimizer's steps depend on the steps before.
+    """Return whether a built optimizer's steps depend on earlier steps.
 
     Plain SGD with a constant learning rate has no such state: only its count of steps, which nothing reads.
     """
@@ -194,7 +194,7 @@ class KerasReplica:
         """Build the loss and the metrics from an example, without training.
 
         Args:
-            batch: any mini-batch of the shapes and dtypes to come; zeros will do.
+            batch: any mini-batch of the shapes and dtypes to come; zeros suffice.
 
         Raises:
             ConfigurationError: the loss or a metric does not fit the model's outputs and these labels, or a metric is
@@ -237,7 +237,7 @@ class KerasReplica:
         self._weights.read(out)
 
     def moved(self, since: np.ndarray, out: np.ndarray) -> None:
-        """Fill ``out`` with the weights less ``since``, both float32 of shape ``(size,)``."""
+        """Fill ``out`` with the weights minus ``since``, both float32 of shape ``(size,)``."""
         self._weights.moved(since, out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:

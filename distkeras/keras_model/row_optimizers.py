@@ -1,4 +1,4 @@
-"""Which optimizers train a table's touched rows exactly as they train the whole table."""
+"""The optimizers that train a table's touched rows exactly as they train the whole table."""
 
 from __future__ import annotations
 

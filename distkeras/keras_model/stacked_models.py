@@ -206,5 +206,5 @@ def _dense(value: Any, dtype: str) -> Any:
 
 
 def _key(self: Any, variable: Any) -> Any:
-    """Return the key of a variable in TensorFlow's optimizers; in a stateless scope, its value is a tensor without."""
+    """Return the key of a variable in TensorFlow's optimizers; in a stateless scope, its value has none."""
     return getattr(variable, "_value", variable)._unique_id  # noqa: SLF001 - as in Keras' own

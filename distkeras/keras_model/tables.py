@@ -153,7 +153,7 @@ def cut(
     shapes: Sequence[tuple[int, ...]] | None = None,
     least_bytes: int = LEAST_BYTES,
 ) -> CutModel:
-    """Cut those tables out of a model that can travel by rows without changing the result.
+    """Cut out of a model the tables that can travel by rows without changing the result.
 
     Args:
         model: as ``recipe`` builds it; with the optimizer's state, if training continues from it. It is not changed.
@@ -576,7 +576,7 @@ def _embedding_in_place_of(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _order(model: Any, trainable: Sequence[int], statistics: Sequence[int]) -> VariableOrder:
-    """Return the order of a model's variables that their identities give."""
+    """Return the order of a model's variables, given their identities in that order."""
     places = [{id(v): number for number, v in enumerate(of(model))} for of in (trainable_variables, moving_statistics)]
     return VariableOrder(tuple(places[0][key] for key in trainable), tuple(places[1][key] for key in statistics))
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class VariableOrder(NamedTuple):
-    """Which variable lies where in the vectors of a replica.
+    """The order of variables in the vectors of a replica.
 
     Args:
         trainable: for each place in the vector of the weights, the number of the variable among the model's own.
@@ -67,7 +67,7 @@ class VariableVector:
             view[...] = value
 
     def moved(self, since: np.ndarray, out: np.ndarray) -> None:
-        """Fill ``out`` with the variables less ``since``, both float32 of shape ``(size,)``."""
+        """Fill ``out`` with the variables minus ``since``, both float32 of shape ``(size,)``."""
         views = zip(self._values(), self.layout.views(since), self.layout.views(out), strict=True)
         for value, before, difference in views:
             np.subtract(value, before, out=difference, dtype=np.float32)

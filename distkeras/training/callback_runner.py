@@ -144,13 +144,13 @@ class CallbackRunner:
             self.changed.notify_all()
 
     def stop_calling(self) -> None:
-        """Begin no more calls."""
+        """Start no more calls."""
         with self.changed:
             self.over.set()
             self.changed.notify_all()
 
     def wait_for_calls(self, timeout: float = ABANDON_SECONDS) -> None:
-        """Begin no more calls, and wait for those in progress; raise DeadlineError if one does not return in time."""
+        """Start no more calls, and wait for those in progress; raise DeadlineError if one does not return in time."""
         self.stop_calling()
         deadline = time.monotonic() + timeout
         for thread in self._threads:

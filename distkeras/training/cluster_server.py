@@ -69,7 +69,7 @@ class ClusterServer:
         self._action: SparkAction | None = None
         #: When the server last answered, and when it was last started.
         self._active_at = self._started_at = time.monotonic()
-        #: A task that checks whether the server answers, when it was sent, and whether it searches a restarted server.
+        #: A task that searches for the server, when it was sent, and whether the server was restarted.
         self._search: SparkAction | None = None
         self._searched_at, self._restarting = 0.0, False
         self._limit = RestartLimit()
@@ -231,7 +231,7 @@ class ClusterServer:
             self._send_end(self._end_reason)  # the server may be a new one
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection, repeated while the server may be restarted."""
+        """Return the result of ``call`` with the driver's connection, repeated while the server may be restarted."""
         began = time.monotonic()
         while True:
             try:
@@ -251,7 +251,7 @@ class ClusterServer:
                 self._may_restart = False
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection."""
+        """Return the result of ``call`` with the driver's connection."""
         return call(self._driver)
 
     def abandon(self, error: DistkerasError) -> None:

@@ -175,7 +175,7 @@ class JobPlan:
         return tuple(self.evaluated.get(number, NO_IDS) for number in range(len(self.cut.tables)))
 
     def fetch_center(self, driver: DriverClient) -> CenterWeights:
-        """Return the center as the server has it now, in the order of `replica`."""
+        """Return the server's current center, in the order of `replica`."""
         return CenterWeights.fetch(driver, self.cut.tables, self.wants)
 
     def identity(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 #: Bytes of a table that one job fetches: driver and executor hold them, and several answers in addition.
 _JOB_BYTES = 64 << 20
-#: Seconds between two tries to reach the server, at most.
+#: The most seconds between two attempts to reach the server.
 _LONGEST_PAUSE = 2.0
 #: Seconds from one call of `meanwhile` to the next, while a job runs.
 _LOOK = 1.0
@@ -92,7 +92,7 @@ class RemoteRequest:
                 yield pa.RecordBatch.from_pylist([piece])
 
     def fetch(self, world: World = REAL) -> Iterator[tuple[bool, Message]]:
-        """Yield each answer, and whether it is instead the failure to reach the server.
+        """Yield whether the server could not be reached, and the answer, or a `Fault` with that failure.
 
         Only the first request is repeated while the server cannot be reached. If a later one has no answer, or after a
         `Fault`, the answers end: the driver sends the next request first in another task.
@@ -125,7 +125,7 @@ class RemoteRequest:
 
 @dataclass(frozen=True)
 class Search:
-    """Searches the server from an executor, for ``timeout`` seconds, and reports also one that does not answer."""
+    """Searches for the server from an executor, for ``timeout`` seconds; it also reports one that does not answer."""
 
     address: AnnouncedAddress
     deadlines: Deadlines
@@ -173,7 +173,7 @@ def _read_to_end(records: Iterator[pa.RecordBatch]) -> None:
 
 
 def search(session: SparkSession, task: Search, tasks: int) -> SparkAction:
-    """Start a Spark job of ``tasks`` tasks, each of which searches the server."""
+    """Start a Spark job of ``tasks`` tasks, each of which searches for the server."""
     rows = session.range(0, tasks, 1, tasks)
     return SparkAction(session, lambda: map_in_arrow(rows, task.run, _FOUND).collect(), "distkeras-search")
 
@@ -233,7 +233,7 @@ class RemoteClient(DriverClient):
         return [answer for _, answer in answers]
 
     def _fetch(self, remote_request: RemoteRequest) -> list[tuple[bool, Message]]:
-        """Return what `RemoteRequest.fetch` yields in a task."""
+        """Run `RemoteRequest.fetch` in a task, and return its results."""
         rows = sorted(self._run(remote_request), key=lambda row: (int(row["answer"]), int(row["part"])))
         answers = []
         for _, group in groupby(rows, key=lambda row: int(row["answer"])):

@@ -62,7 +62,7 @@ class _StatusArrived(NamedTuple):
 
 
 class _JobFailed(NamedTuple):
-    """The server has reported why the job cannot continue: a worker's report, most often."""
+    """The server has reported why the job cannot continue, usually the error of a worker."""
 
     error: DistkerasError | OSError
 
@@ -132,7 +132,7 @@ class SparkJob:
             DistkerasError: a worker reported an error, the server is lost, or Spark gave up.
             DeadlineError: a callback does not return.
             Exception: a callback raised it.
-            KeyboardInterrupt: the Spark job is cancelled before.
+            KeyboardInterrupt: it is raised after the Spark job is cancelled.
         """
         action = SparkAction(self._session, self._collect, "distkeras-train", lambda: self._signals.put(_TasksEnded()))
         watch_server = in_callers_scope(self._session, self._watch_server)
@@ -277,7 +277,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
         LedgerError: a mini-batch is missing, or counted twice.
         DistkerasError: the job cannot continue.
         Exception: a callback raised it.
-        KeyboardInterrupt: Spark is asked to cancel the job before.
+        KeyboardInterrupt: it is raised after Spark was asked to cancel the job.
     """
     settings, events = plan.training, outcome.events
     opened: AbstractContextManager[ServerHandle] = _server_process(plan, events, ahead)

@@ -145,7 +145,7 @@ class Supervisor:
         self._process.kill()
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of the driver's connection, repeated over a new one, and after a restart.
+        """Return the result of ``call`` with the driver's connection, repeated over a new one, and after a restart.
 
         Raises:
             ServerLostError: the server is dead and cannot be restarted.
@@ -159,7 +159,7 @@ class Supervisor:
                 self.restart()
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call`` of at most two connections, without waits and restarts, or raise the server's error."""
+        """Return the result of ``call`` over at most two connections, without waits and restarts; raise its error."""
         try:
             return call(self._driver)
         except DistkerasError as error:
@@ -173,7 +173,7 @@ class Supervisor:
             self._process.kill()
 
     def _call_reconnecting(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return ``call``, repeated over new connections while the process runs; raise `_ServerGone` after its end."""
+        """Repeat ``call`` over new connections while the process runs; raise `_ServerGone` after its end."""
         first: DistkerasError | None = None
         deadline = math.inf
         while True:

@@ -367,7 +367,7 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
         stream: the rows are a stream's micro-batch, for which the server knows whether the partition had rows.
 
     Raises:
-        LedgerError: the rows are others.
+        LedgerError: the rows differ.
     """
     whole, was_empty = welcome.epoch >= epochs, stream and welcome.checksum == -1
     if (whole and welcome.checksum not in (-1, checksum)) or (was_empty and rows):
