@@ -220,7 +220,7 @@ class StreamTraining:
         self._job: SparkJob | None = None
         self._callback_error: BaseException | None = None
         #: Held while a micro-batch is trained, and for any other use of the server's supervisor.
-        self._turn = threading.Lock()
+        self._server_lock = threading.Lock()
         #: The stream's id, and the number of the current micro-batch.
         self._current: tuple[str, int] | None = None
         self._handed_over: float | None = None
@@ -228,7 +228,7 @@ class StreamTraining:
         self._progress_lock = threading.Lock()
         self._failure: BaseException | None = None
         #: The center when the stream ended; None: the stream is active, or the server was dead.
-        self._last: CenterWeights | None = None
+        self._last_center: CenterWeights | None = None
         #: No further micro-batch begins; the one in progress is canceled; the server is closed.
         self._stopping, self._canceling, self._ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -328,8 +328,8 @@ class StreamTraining:
             raise DeadlineError(f"waited {timeout:g} s for the stream to end")
 
     def _stop_query(self, timeout: float) -> None:
-        if self._turn.acquire(timeout=timeout):
-            self._turn.release()
+        if self._server_lock.acquire(timeout=timeout):
+            self._server_lock.release()
         self._canceling.set()
         self.query.stop()
 
@@ -384,16 +384,16 @@ class StreamTraining:
             finally:
                 client.close()
         patience = self._plan.worker.deadlines.reply
-        if not self._turn.acquire(timeout=patience):
+        if not self._server_lock.acquire(timeout=patience):
             raise DeadlineError(f"waited {patience:g} s for the parameter server to be restarted")
         try:
             if not self._ended.is_set():
                 return self._server.ask(self._plan.fetch_center)
-            if self._last is None:
+            if self._last_center is None:
                 raise ServerLostError(_NO_CENTER)
-            return self._last
+            return self._last_center
         finally:
-            self._turn.release()
+            self._server_lock.release()
 
     def _publish(self, driver: DriverClient) -> None:
         """Publish the model and the current micro-batch to a server that was started or restarted."""
@@ -403,7 +403,7 @@ class StreamTraining:
 
     def _train(self, df: DataFrame, number: int) -> None:
         """Train on a micro-batch; the function for ``foreachBatch``."""
-        with self._turn:
+        with self._server_lock:
             if self._stopping.is_set():
                 raise JobStoppedError(
                     "the stream is stopping; Spark sends this micro-batch again when the stream is started again"
@@ -471,7 +471,7 @@ class StreamTraining:
             failure = self._failure
             if failure is None and not self._stopping.is_set():  # else a micro-batch was refused
                 failure = WorkerError(f"Spark ended the stream: {innermost(error)}", remote_traceback=str(error))
-        with self._turn:
+        with self._server_lock:
             try:
                 self._close(failure)
             finally:
@@ -487,7 +487,7 @@ class StreamTraining:
         except DeadlineError as error:
             failure = failure or error
         self._failure = self._callback_error or failure
-        self._last = self._fetch_last()
+        self._last_center = self._fetch_last()
         self._publish_last()
         try:
             self._stack.close()
@@ -513,12 +513,12 @@ class StreamTraining:
     def _end_callbacks(self) -> None:
         """Call the hooks for the end of the stream."""
         callbacks, error = self.callbacks, self._failure
-        if error is None and self._last is None:
+        if error is None and self._last_center is None:
             error = ServerLostError(_NO_CENTER)
-        elif error is None and self._last is not None:
+        elif error is None and self._last_center is not None:
             try:
-                self._last = self._callbacks.end(self._last)
-                self._load(self._last)
+                self._last_center = self._callbacks.end(self._last_center)
+                self._load(self._last_center)
                 for callback in callbacks:
                     callback.on_success(self._results)
             except Exception as raised:  # noqa: BLE001 - `awaitTermination` raises it
@@ -529,9 +529,9 @@ class StreamTraining:
             fail_callbacks(callbacks, error)
 
     def _publish_last(self) -> None:
-        if self._publisher is None or self._last is None or self._failure is not None:
+        if self._publisher is None or self._last_center is None or self._failure is not None:
             return
         try:
-            self._publisher.end_stream(self._last)
+            self._publisher.end_stream(self._last_center)
         except DistkerasError as error:
             self._failure = error

@@ -100,23 +100,23 @@ class JobRunner:
         #: The identity of this server: host and process, and a suffix that distinguishes two runners of one process.
         self.name = f"{socket.gethostname()[:100]}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._asked: dict[str, float] = {}  # by job: when this process began to wait for the driver to end
+        self._ending_since: dict[str, float] = {}  # by job: when this process began to wait for the driver to end
         self._excesses: dict[str, str] = {}  # by job: the error if its driver was killed for its memory
         #: The latest renewals of servers and heartbeats of drivers, and when each was first seen.
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
         self._next_sweep, self._next_renewal = 0.0, clock()
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def silence(self) -> float:
         """Return the seconds since the jobs were last checked."""
-        return time.monotonic() - self._looked_at
+        return time.monotonic() - self._checked_at
 
     def run(self, stop: threading.Event) -> None:
         """Start and watch the jobs until ``stop``. The drivers continue."""
         while not stop.wait(_LOOK):
             try:
                 self.tick()
-                self._looked_at = time.monotonic()
+                self._checked_at = time.monotonic()
             except (SQLAlchemyError, OSError) as error:
                 log.warning(
                     "the jobs could not be checked, and will be checked again: %s", str(error).partition("\n")[0]
@@ -136,7 +136,7 @@ class JobRunner:
         for job in active:
             if job.server != self.name and not self._adopt(job):
                 continue
-            running += not self._look(self._store.get(_SERVER, job.id))
+            running += not self._check(self._store.get(_SERVER, job.id))
         while running < self._settings.slots and self._files.free() >= self._settings.reserve:
             claimed = self._store.claim(self.name)
             if claimed is None:
@@ -210,7 +210,7 @@ class JobRunner:
         log.info("job %s of %s begins, attempt %d", job.id, job.user, job.attempt)
         return True
 
-    def _look(self, job: StoredJob) -> bool:
+    def _check(self, job: StoredJob) -> bool:
         """Check one job; return whether its driver has ended, so that its slot is free."""
         folder = self._files.of(job.id)
         child = self._children.get(job.id)
@@ -221,21 +221,21 @@ class JobRunner:
         silent = self._is_silent("driver", job.id, self._beat(job))
         if driver is not None and (driver.alive() if visible else not silent):
             folder.cut_log(self._settings.log_max)
-            if visible and driver is not None and self._outgrows(job, driver):
+            if visible and driver is not None and self._exceeds_memory(job, driver):
                 driver.kill_session()
             elif job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
                 self._end(job, driver)
-            elif job.state is JobState.STARTING and _works(folder, job):
+            elif job.state is JobState.STARTING and _is_working(folder, job):
                 self._store.move(job, AT_WORK[job.kind])
             return False
         if visible and driver is not None and not driver.kill_session():
             return False
         if driver is not None and not visible:
             write_whole(folder.fence, job.attempt + 1)  # if it was only suspended, it ends when it resumes
-        self._settle(job, folder)
+        self._record_outcome(job, folder)
         return True
 
-    def _outgrows(self, job: StoredJob, driver: ProcessId) -> bool:
+    def _exceeds_memory(self, job: StoredJob, driver: ProcessId) -> bool:
         """Return whether the processes of a job exceed the limit of memory; store that as the job's error."""
         most = self._settings.memory_max
         if most is None or (used := driver.memory()) <= most:
@@ -257,18 +257,18 @@ class JobRunner:
             if job.cancel is not None or self._overdue(job):
                 write_whole(self._files.of(job.id).fence, job.attempt + 1)
             return
-        asked = self._asked.get(job.id)
-        if asked is None:
-            self._asked[job.id] = time.monotonic()
+        since = self._ending_since.get(job.id)
+        if since is None:
+            self._ending_since[job.id] = time.monotonic()
             if job.cancel is not None or self._overdue(job):
                 driver.terminate()
-        elif time.monotonic() - asked > self._settings.grace:
+        elif time.monotonic() - since > self._settings.grace:
             driver.kill_session()
 
-    def _settle(self, job: StoredJob, folder: JobFolder) -> None:
+    def _record_outcome(self, job: StoredJob, folder: JobFolder) -> None:
         """Record the outcome of a job whose driver has ended, or put the job back into the queue."""
         child = self._children.pop(job.id, None)
-        self._asked.pop(job.id, None)
+        self._ending_since.pop(job.id, None)
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):  # its main thread may end before the others
             status = None if child is None else child.wait(_REAPED)
@@ -313,7 +313,7 @@ class JobRunner:
                 self._files.remove(folder)
 
 
-def _works(folder: JobFolder, job: StoredJob) -> bool:
+def _is_working(folder: JobFolder, job: StoredJob) -> bool:
     """Return whether the driver of this attempt has reported that it works; all attempts share the file."""
     mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
     try:
