@@ -122,7 +122,8 @@ def run(directory: Path, *names: str) -> list[dict[str, Any]]:
         assert one["exact"]
         assert one["samples"] == 3 * 240
         if hasattr(os, "memfd_create"):
-            assert one["shared"] > 2  # the workers of two executors, and a successor
+            # The workers of two executors, and a successor, unless it finds everything done.
+            assert one["shared"] > (1 if one["name"] == "orphan" else 2)
     return told
 
 
