@@ -54,7 +54,7 @@ _TOUCHED, _COMMITS = 5_000, 16
 #: Seconds from one poll of the workers' memory to the next.
 _LOOK = 0.05
 
-Frames = Callable[[int], "DataFrame"]
+Frames = Callable[..., "DataFrame"]
 
 
 def cases(quick: bool) -> list[Factory]:
