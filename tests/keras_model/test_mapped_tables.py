@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
+from distkeras.data.batches import Batch
 from distkeras.keras_model import mapped_tables
 from distkeras.keras_model.archive import CustomObjects, from_bytes, to_bytes
 from distkeras.keras_model.mapped_tables import MappedModel, has_wide_tables, split_tables
+from distkeras.ml.model import metric_states
 from distkeras.ps.errors import BadValueError
 
 ROWS = 300
@@ -81,7 +83,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedM
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_tables, "LEAST_BYTES", 4 * ROWS * 3)
         model = two_towers()
-        return model, mapped(model, tmp_path_factory.mktemp("tables"))
+        parts = mapped(model, tmp_path_factory.mktemp("tables"))
+    for one in (model, parts.rest):
+        one.compile("sgd", ["mse", "mae"], metrics=["mae", "mse"])
+    return model, parts
 
 
 IDS = st.integers(-ROWS, ROWS - 1)
@@ -102,6 +107,11 @@ def test_drawn_rows_have_the_numbers_of_the_whole_model(
     ]
     model, parts = both
     assert_same(parts.outputs(inputs), model.predict_on_batch(inputs))
+    labels = drawn[:, :1].astype(np.float32) / ROWS, drawn[:, 1:4].astype(np.float32) / ROWS
+    batch = Batch(0, 0, True, tuple(inputs), labels, None)
+    found = metric_states(parts.rest, batch, parts.rest_inputs(inputs))
+    np.testing.assert_array_equal(found, metric_states(model, batch))
+    assert found.any()
 
 
 def test_a_sequential_model_of_ids_that_are_floats(tmp_path: Path) -> None:

@@ -170,27 +170,19 @@ def test_a_worker_that_has_joined_again_is_in_no_earlier_sum() -> None:
                 other.request(replace(commit_of(1, sequence=2), grouped=True), CenterReply)
 
 
-def test_a_job_without_groups_takes_no_sum() -> None:
-    with (
-        Running(make("downpour", window=1), workers=1, size=3) as running,
-        contextlib.closing(running.client(size=3)) as client,
-    ):
-        client.join()
-        client.pull()
-        with pytest.raises(RemoteProtocolError, match="a job without groups"):
-            client.request(replace(commit_of(0), grouped=True), CenterReply)
-
-
-def test_a_job_without_groups_takes_no_companions() -> None:
+def test_a_job_without_groups_takes_neither_sums_nor_companions() -> None:
     joined = join(commit_of(0), [Companion(1, commit_of(1))], commit_of(0).parts)
-    with (
-        Running(make("downpour", window=1), workers=2, size=3) as running,
-        contextlib.closing(running.client(size=3)) as client,
-    ):
-        client.join()
-        client.pull()
-        with pytest.raises(RemoteProtocolError, match="only a group's commit may have companions"):
-            client.request(replace(joined, grouped=False), CenterReply)
+    refused = {
+        "a job without groups": replace(commit_of(0), grouped=True),
+        "only a group's commit may have companions": replace(joined, grouped=False),
+    }
+    with Running(make("downpour", window=1), workers=1, size=3) as running:
+        for text, commit in refused.items():
+            with contextlib.closing(running.client(size=3)) as client:
+                client.join()
+                client.pull()
+                with pytest.raises(RemoteProtocolError, match=text):
+                    client.request(commit, CenterReply)
 
 
 def test_a_relay_that_does_not_respond_is_followed_by_another_one() -> None:
