@@ -34,7 +34,7 @@ import struct
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,6 +163,8 @@ class _Schema:
     booleans: tuple[str, ...]
     strings: tuple[str, ...]
     arrays: tuple[_ArrayField, ...]
+    #: The fields of ``arrays`` that have a count among the numbers.
+    counted: tuple[str, ...]
 
 
 def _schema_of(kind: type[Message]) -> _Schema:
@@ -193,6 +195,7 @@ def _schema_of(kind: type[Message]) -> _Schema:
         booleans=tuple(name for name, hint in hints.items() if hint is bool),
         strings=tuple(strings),
         arrays=tuple(arrays),
+        counted=tuple(array.name for array in arrays if array.several or array.rows),
     )
 
 
@@ -245,13 +248,14 @@ def encode(message: Message, seal: Seal | None = None, slots: SharedSlots | None
             fields.append(_ENTRY.pack(_IN_SLOT | slot << _DTYPE_BITS | code, array.size))
             continue
         fields.append(_ENTRY.pack(code, array.size))
-        body += array.nbytes
-        traveling.append(array)
+        if array.size:
+            body += array.nbytes
+            traveling.append(array)
     head = b"".join(fields)
     head = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body) + head
     if seal is not None:
         head += seal.tag(kind, head, traveling)
-    return [head, *(array.data.cast("B") for array in traveling if array.size)]
+    return [head, *[array.data.cast("B") for array in traveling]]
 
 
 class _Frame(NamedTuple):
@@ -294,8 +298,15 @@ class _Entry(NamedTuple):
         return 0 if self.slot is not None else _DTYPES[self.code].itemsize * self.size
 
 
-def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[_Entry]]:
-    """Return numbers and strings by field, and the table."""
+class _Table(NamedTuple):
+    """The entries of a frame's table, and whether any of the arrays is in a slot."""
+
+    entries: tuple[_Entry, ...]
+    in_slots: bool
+
+
+def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], bytes]:
+    """Return numbers and strings by field, and the bytes of the table."""
     schema, fields = frame.schema, frame.fields
     values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
     at = schema.packer.size
@@ -313,10 +324,45 @@ def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[_Entry]]:
         at += length
     if at != table:
         raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
-    return values, [_Entry.of(code, size) for code, size in _ENTRY.iter_unpack(memoryview(fields)[table:])]
+    return values, bytes(memoryview(fields)[table:])
 
 
-def _check_slots(kind: type[Message], entries: list[_Entry], slots: SharedSlots | None) -> None:
+@lru_cache(maxsize=256)
+def _checked_table(code: int, counts: tuple[int, ...], table: bytes, body: int) -> _Table:
+    """Return a table, checked before memory is allocated for the arrays.
+
+    Consecutive frames mostly have equal tables, so results are cached; they depend only on the arguments.
+
+    Args:
+        code: the message type's.
+        counts: the numbers of the schema's `_Schema.counted` fields.
+        table: the bytes of the table.
+        body: bytes of all arrays, as the header has them.
+    """
+    entries = tuple(_Entry.of(*entry) for entry in _ENTRY.iter_unpack(table))
+    schema, kind = _SCHEMAS[MESSAGES[code]], MESSAGES[code].__name__
+    count_of = dict(zip(schema.counted, counts, strict=True))
+    codes: list[int] = []
+    for name, dtype_code, several, rows in schema.arrays:
+        if several:
+            count = count_of[name]
+            if not 0 <= count <= len(entries):
+                raise RemoteProtocolError(f"{kind} has {count} arrays in `{name}`. Received: {len(entries)} in all")
+            codes += [dtype_code] * count
+            continue
+        if rows and len(codes) < len(entries):
+            _check_rows(name, count_of[name], entries[len(codes)].size)
+        codes.append(dtype_code)
+    if len(codes) != len(entries):
+        raise RemoteProtocolError(f"{kind} has {len(codes)} arrays. Received: {len(entries)}")
+    if [entry.code for entry in entries] != codes:
+        raise RemoteProtocolError(f"{kind} has arrays of dtypes {codes}. Received: {list(entries)}")
+    if sum(entry.nbytes for entry in entries) != body:
+        raise RemoteProtocolError(f"the arrays must fill the body of {body} bytes. Received: {list(entries)}")
+    return _Table(entries, any(entry.slot is not None for entry in entries))
+
+
+def _check_slots(kind: type[Message], entries: Iterable[_Entry], slots: SharedSlots | None) -> None:
     """Check that the peer may use the slots that ``entries`` name."""
     for entry in entries:
         if entry.slot is None:
@@ -324,30 +370,6 @@ def _check_slots(kind: type[Message], entries: list[_Entry], slots: SharedSlots 
         if slots is None:
             raise RemoteProtocolError(f"the ends of this connection share no memory. Received: {kind.__name__} in it")
         slots.require(kind, entry.slot, _DTYPES[entry.code], entry.size)
-
-
-def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[_Entry]) -> None:
-    """Check the table before memory is allocated for the arrays."""
-    kind, body = frame.schema.kind.__name__, 0
-    codes: list[int] = []
-    for name, code, several, rows in frame.schema.arrays:
-        if several:
-            count = values[name]
-            if not 0 <= count <= len(entries):
-                raise RemoteProtocolError(f"{kind} has {count} arrays in `{name}`. Received: {len(entries)} in all")
-            codes += [code] * count
-            continue
-        if rows and len(codes) < len(entries):
-            _check_rows(name, values[name], entries[len(codes)].size)
-        codes.append(code)
-    if len(codes) != len(entries):
-        raise RemoteProtocolError(f"{kind} has {len(codes)} arrays. Received: {len(entries)}")
-    for entry, expected in zip(entries, codes, strict=True):
-        if entry.code != expected:
-            raise RemoteProtocolError(f"{kind} has arrays of dtypes {codes}. Received: {entries}")
-        body += entry.nbytes
-    if body != frame.body:
-        raise RemoteProtocolError(f"the arrays must fill the body of {frame.body} bytes. Received: {entries}")
 
 
 def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
@@ -469,12 +491,18 @@ class Reader:
         return None if self._spaces else self._parse_fields(frame)
 
     def _parse_fields(self, frame: _Frame) -> Message | None:
-        values, entries = _decode_fields(frame)
-        _check_array_table(frame, values, entries)
-        _check_slots(frame.schema.kind, entries, self.slots)
-        arrays = [self._array_of(frame.schema.kind, entry) for entry in entries]
-        traveling = [array for array, entry in zip(arrays, entries, strict=True) if entry.slot is None]
-        spaces = [array.data.cast("B") for array in traveling if array.size]
+        values, table = _decode_fields(frame)
+        schema = frame.schema
+        counts = tuple([values[name] for name in schema.counted])
+        entries, in_slots = _checked_table(_TYPE_CODES[schema.kind], counts, table, frame.body)
+        if in_slots:
+            _check_slots(schema.kind, entries, self.slots)
+            arrays = [self._array_of(schema.kind, entry) for entry in entries]
+            in_body = [array for array, entry in zip(arrays, entries, strict=True) if entry.slot is None]
+        else:
+            in_body = arrays = [self._allocate(schema.kind, _DTYPES[entry.code], entry.size) for entry in entries]
+        traveling = [array for array in in_body if array.size]
+        spaces = [array.data.cast("B") for array in traveling]
         if not spaces:
             return self._finish_message(frame, values, arrays, traveling)
         self._spaces, self._stage = spaces, partial(self._finish_message, frame, values, arrays, traveling)

@@ -149,6 +149,8 @@ class JobCondition:
 
     def require_running(self) -> None:
         """Raise JobStoppedError if the job has ended, ServerLostError if it may continue with another server."""
+        if self.state is ServerState.RUNNING:
+            return
         if self.corruption is not None:
             raise ServerLostError(
                 f"the center of this server is corrupt; another one starts from the latest snapshot: {self.corruption}"
