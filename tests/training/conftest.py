@@ -1,4 +1,4 @@
-"""Small tables, and the check that a job leaves nothing behind."""
+"""Fixtures: small DataFrames, and the check that a job leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found on the driver, before any job: by name, with what was expected and what came."""
+"""Invalid arguments, which the driver reports before any job: the errors name what was expected and received."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nothing_left(spark: SparkSession) -> Iterator[None]:
 
 
 class TestBeforeAnyWork:
-    """Found on the driver: no job starts, so there is no worker to name."""
+    """The driver finds the error and starts no job, so the error names no worker."""
 
     @pytest.fixture(autouse=True)
     def no_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,37 +45,37 @@ class TestBeforeAnyWork:
     @pytest.mark.parametrize(
         "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]
     )
-    def test_missing_column(self, good: DataFrame, options: dict[str, str]) -> None:
+    def test_a_missing_column_is_refused(self, good: DataFrame, options: dict[str, str]) -> None:
         with pytest.raises(MissingColumnError, match=r"must have the column 'pixels'.*features.*label") as caught:
             train(good, **options)
         assert caught.value.column == "pixels"
 
-    def test_column_of_text(self, spark: SparkSession) -> None:
+    def test_a_column_of_text_is_refused(self, spark: SparkSession) -> None:
         with pytest.raises(ColumnTypeError, match=r"must hold numbers.*StringIndexer") as caught:
             train(frame(spark, [("a", 1)], "features string, label int"))
         assert caught.value.column == "features"
 
-    def test_scalar_labels_for_an_output_of_several_numbers(self, good: DataFrame) -> None:
+    def test_scalar_labels_are_refused_for_an_output_of_several_numbers(self, good: DataFrame) -> None:
         with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(2,\)") as caught:
             train(good, loss="mse")
         assert caught.value.column == "label"
 
-    def test_a_loss_that_does_not_fit(self, good: DataFrame) -> None:
+    def test_a_loss_that_does_not_fit_the_data_is_refused(self, good: DataFrame) -> None:
         def narrow(y_true: Any, y_pred: Any) -> Any:
             return keras.ops.matmul(y_pred, keras.ops.ones((3, 3)))
 
         with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
             train(good, loss=narrow)
 
-    def test_an_unknown_loss(self, good: DataFrame) -> None:
+    def test_an_unknown_loss_is_refused(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be a name that Keras knows"):
             train(good.selectExpr("features", "array(label, label) as label"), loss="krossentropy")
 
-    def test_another_number_of_columns_than_of_inputs(self, good: DataFrame) -> None:
+    def test_a_number_of_columns_other_than_that_of_inputs_is_refused(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="a column for each of the 1 inputs"):
             train(good, features_col=["features", "label"])
 
-    def test_class_weights_without_classes(self, good: DataFrame) -> None:
+    def test_a_class_weight_of_a_missing_class_is_refused(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match=r"`class_weight` must be of classes in \[0, 2\)"):
             train(good, class_weight={2: 1.0})
 
@@ -92,7 +92,7 @@ class TestBeforeAnyWork:
             (lambda df: df.sparkSession.readStream.format("rate").load(), "`Trainer.train_stream`"),
         ],
     )
-    def test_what_is_no_dataframe(self, good: DataFrame, make: Any, way: str) -> None:
+    def test_an_argument_that_is_not_a_dataframe_is_refused(self, good: DataFrame, make: Any, way: str) -> None:
         with pytest.raises(ConfigurationError, match=f"^`df` must (be|not be a stream).*{way}"):
             train(make(good))
 
@@ -104,8 +104,8 @@ class TestBeforeAnyWork:
             ("vectors that an encoder has left out a class of", "categorical_crossentropy"),
         ],
     )
-    def test_labels_that_do_not_go_with_their_loss(self, spark: SparkSession, kind: str, loss: str) -> None:
-        """The first from a row, the others from what Spark knows of a column."""
+    def test_labels_that_do_not_fit_the_loss_are_refused(self, spark: SparkSession, kind: str, loss: str) -> None:
+        """The first case is found in a row, the others in the metadata of the column."""
         df = frame(spark, [(*row, [1.0, 0.0]) for row in GOOD], f"{SCHEMA}, hot array<float>")
         if "array" not in kind:
             encoder = OneHotEncoder(inputCol="label", outputCol="hot", dropLast="left out" in kind)
@@ -124,7 +124,9 @@ class TestBeforeAnyWork:
             ({"checkpoint": True}, "^`checkpoint` must be a directory"),
         ],
     )
-    def test_where_a_job_is_saved(self, good: DataFrame, options: dict[str, Any], text: str) -> None:
+    def test_an_invalid_checkpoint_or_resume_is_refused(
+        self, good: DataFrame, options: dict[str, Any], text: str
+    ) -> None:
         with pytest.raises(ConfigurationError, match=text):
             Trainer(wrong_model(), "downpour", loss=SPARSE).train(good, **options)
 
@@ -138,16 +140,16 @@ class TestBeforeAnyWork:
             (["progress"], r"Received: 'progress'"),
         ],
     )
-    def test_what_is_no_callback(self, good: DataFrame, callbacks: Any, text: str) -> None:
+    def test_an_invalid_callback_is_refused(self, good: DataFrame, callbacks: Any, text: str) -> None:
         with pytest.raises(ConfigurationError, match=rf"^`callbacks` must be .*{text}"):
             Trainer(wrong_model(), "downpour", loss=SPARSE).train(good, callbacks=callbacks)
 
-    def test_stages_by_their_resources_on_a_local_master(self, good: DataFrame) -> None:
+    def test_resources_are_refused_on_a_local_master(self, good: DataFrame) -> None:
         resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         with pytest.raises(ConfigurationError, match=r"`resources` must be None on a local master.*local\[2,2\]"):
             train(good, executors=Executors(resources=resources))
 
     @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
-    def test_fewer_slots_than_workers_that_a_rule_needs_at_once(self, good: DataFrame, options: dict[str, Any]) -> None:
+    def test_fewer_slots_than_concurrent_workers_are_refused(self, good: DataFrame, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 2.*local\[2,2\].*num_workers=3"):
             train(good, num_workers=3, **options)

@@ -51,7 +51,7 @@ def nothing_left(spark: SparkSession) -> Iterator[None]:
 
 
 def total(y_true: Any, y_pred: Any) -> Any:
-    """The counting model's loss; a label of 1 poisons its batch."""
+    """Return the counting model's loss; a label of 1 makes the loss of its mini-batch NaN."""
     return keras.ops.sum(y_pred) / keras.ops.cast(keras.ops.max(y_true) < 1, y_pred.dtype)
 
 
@@ -76,7 +76,7 @@ def counter(
 
 
 class StopAtClock(Callback):
-    """Ends the job when so many commits are applied, and keeps what it saw."""
+    """A callback that ends the job after `clock` commits and keeps its contexts."""
 
     def __init__(self, clock: float, when: Callable[[], bool] = lambda: True) -> None:
         super().__init__(every_commits=1)
@@ -102,7 +102,7 @@ class StopAtClock(Callback):
 
 
 def assert_prefixes(trainer: Trainer) -> None:
-    """Every mini-batch up to some place, each once."""
+    """Assert that each worker committed a prefix of its mini-batches, each exactly once."""
     epochs: dict[int, int] = {}
     for (worker, epoch), batches in sorted(committed(trainer).items()):
         assert batches == list(range(len(batches)))
@@ -111,12 +111,14 @@ def assert_prefixes(trainer: Trainer) -> None:
 
 
 def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = counter(workers=3, stall_after=1e-3)  # one more than there are slots: the third begins after the end
+    trainer = counter(
+        workers=3, stall_after=1e-3
+    )  # one more than there are slots: the third begins after the job was ended
     stalled = StopAtClock(40, lambda: "has been silent for" in caplog.text)
     model = trainer.train(counting_rows(spark, ROWS), callbacks=[stalled])
     assert trainer.stopped == "seen enough"
     history, ledger = trainer.history.toPandas(), trainer.ledger.toPandas()
-    # What was committed is in the model, and nothing else.
+    # The model contains the committed mini-batches and nothing else.
     assert sum(counts(model)) == history.samples.sum() > 0
     assert_prefixes(trainer)
     assert ledger.applied.all()
@@ -137,7 +139,7 @@ def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog
 
 
 @pytest.mark.slow
-def test_a_round_does_not_hang_and_the_job_goes_on_later(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_round_does_not_block_an_early_end_and_the_job_can_be_resumed(spark: SparkSession, tmp_path: Path) -> None:
     df = counting_rows(spark, ROWS)
     first = counter("averaging")
     first.train(df, callbacks=[StopAtClock(6)], checkpoint=tmp_path)
@@ -150,7 +152,7 @@ def test_a_round_does_not_hang_and_the_job_goes_on_later(spark: SparkSession, tm
     assert later.ledger.count() >= first.ledger.count() + 10
 
 
-def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
+def test_early_stopping_restores_the_best_center(spark: SparkSession) -> None:
     x, y = blobs(seed=1)
     trainer = Trainer(
         wrong_model(),
@@ -170,7 +172,7 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
     clocks = [values["clock"] for values in stopping.evaluations]
     assert clocks == sorted(set(clocks))
     assert stopping.best == max(values["accuracy"] for values in stopping.evaluations)
-    assert accuracy(trained, x, y) >= 0.9  # of all rows, where the stop looked at 200
+    assert accuracy(trained, x, y) >= 0.9  # over all rows; the callback evaluated 200 of them
     rows = present(stopping.validation_batch)
     assert trained.evaluate(rows.x[0], rows.y[0], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
         stopping.best
@@ -178,8 +180,8 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_ends_the_job_of_a_pruned_trial(spark: SparkSession) -> None:
-    """The first trial's loss falls a million times as fast; the second one would not end by itself."""
+def test_a_pruned_trial_ends_its_job(spark: SparkSession) -> None:
+    """The first trial's loss falls a million times as fast; without pruning the second trial would not end."""
     study = optuna.create_study(pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4))
     df = counting_rows(spark, ROWS).cache()
     trials = []
@@ -200,7 +202,7 @@ def test_a_search_ends_the_job_of_a_pruned_trial(spark: SparkSession) -> None:
 
 
 class Endings(Callback):
-    """Keeps what it gets at the end of a job."""
+    """A callback that keeps the arguments of its calls at the end of a job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +219,7 @@ class Endings(Callback):
         self.told.append(error)
 
 
-def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
+def test_callbacks_of_keras_work_in_a_spark_job(spark: SparkSession, tmp_path: Path) -> None:
     seen: list[Any] = []
     theirs = [
         keras.callbacks.EarlyStopping("val_loss", patience=100, restore_best_weights=True),
@@ -250,7 +252,7 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
     best = min((logs["val_loss"], epoch) for epoch, logs in seen[1:-1])[1]
     saved = keras.saving.load_model(tmp_path / f"{best + 1}.keras")
     for weights, others in zip(trained.get_weights(), saved.get_weights(), strict=True):
-        np.testing.assert_array_equal(weights, others)  # what `EarlyStopping` has restored
+        np.testing.assert_array_equal(weights, others)  # `EarlyStopping` restored these weights
     with (tmp_path / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["epoch"]) for row in rows] == epochs
@@ -265,8 +267,8 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_end_includes_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.training.run._STATUS_SECONDS", 1000.0)  # no news after the first
+def test_on_end_sees_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.training.run._STATUS_SECONDS", 1000.0)  # no status after the first one
     trainer = Trainer(
         wrong_model(),
         make("downpour", window=2),
@@ -295,7 +297,7 @@ class TestErrors:
         assert trainer.stopped is None
         assert sum(counts(trainer.model)) == trainer.history.toPandas().samples.sum()
 
-    def test_what_cannot_work_is_found_before_any_work(
+    def test_an_invalid_callback_is_refused_before_any_job(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*args: object, **options: Any) -> None:
@@ -313,10 +315,10 @@ class TestBadNumbers:
     @pytest.fixture(scope="class")
     @classmethod
     def rows(cls, spark: SparkSession) -> DataFrame:
-        """One-hot rows; the first one's label poisons every batch that it is in."""
+        """One-hot rows; the first row's label makes the loss of each mini-batch with this row NaN."""
         return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
 
-    def test_skipped(self, rows: DataFrame) -> None:
+    def test_commits_with_nan_are_skipped(self, rows: DataFrame) -> None:
         trainer = counter(epochs=3, max_skipped=100)
         model = trainer.train(rows)
         ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
@@ -325,9 +327,9 @@ class TestBadNumbers:
         assert skipped.worker.nunique() == 1
         assert history.samples.sum() == 3 * ROWS
         lost = (history.loss.isna() | np.isinf(history.loss)).sum()
-        assert 3 <= lost <= 6  # the poisoned mini-batch, and the rest of its window
+        assert 3 <= lost <= 6  # the mini-batch with NaN, and the rest of its window
         steps = (skipped.last_batch - skipped.first_batch + 1).sum()
-        # Rows of the skipped windows are the ones that are not counted.
+        # Exactly the rows of the skipped windows are not counted.
         assert 3 * ROWS - steps * BATCH <= sum(counts(model)) < 3 * ROWS
         assert counts(model)[0] == 0
         assert trainer.commits.count() == ledger.applied.sum()
@@ -337,7 +339,7 @@ class TestBadNumbers:
         assert "(1 of at most 100)" in events.text[0]
 
     @pytest.mark.slow
-    def test_too_many_name_the_layer(self, rows: DataFrame) -> None:
+    def test_the_error_for_too_many_skipped_commits_names_the_layer(self, rows: DataFrame) -> None:
         with pytest.raises(NonFiniteError, match=r"in dense\w*/kernel \(element \d+\).*after 1 commits") as caught:
             counter(epochs=3, max_skipped=1).train(rows)
         assert caught.value.worker in (0, 1)

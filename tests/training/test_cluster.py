@@ -1,4 +1,4 @@
-"""Two real executor JVMs. A process has one Spark context at most, so the driver runs as a process of its own."""
+"""Jobs on two executor JVMs. A process has at most one Spark context, so the driver runs in its own process."""
 
 from __future__ import annotations
 
@@ -112,35 +112,35 @@ def run(directory: Path, *names: str) -> list[dict[str, Any]]:
         timeout=patience(280),
     )
     assert done.returncode == 0, done.stderr[-8000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [one["name"] for one in told] == list(names)
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [result["name"] for result in results] == list(names)
     assert "ConfigurationError `df` must be of a running Spark session" in done.stdout
-    for one in told:
-        assert one["executors"] == 2
-        assert one["fired"]
-        assert one["counts"] == [3.0]
-        assert one["exact"]
-        assert one["samples"] == 3 * 240
+    for result in results:
+        assert result["executors"] == 2
+        assert result["fired"]
+        assert result["counts"] == [3.0]
+        assert result["exact"]
+        assert result["samples"] == 3 * 240
         if hasattr(os, "memfd_create"):
-            # The workers of two executors, and a successor, unless it finds everything done.
-            assert one["shared"] > (1 if one["name"] == "orphan" else 2)
-    return told
+            # The workers of two executors, and a next attempt unless the partition is already complete.
+            assert result["shared"] > (1 if result["name"] == "orphan" else 2)
+    return results
 
 
-def test_two_executors_and_one_that_is_killed(tmp_path: Path) -> None:
+def test_a_job_on_two_executors_survives_a_killed_executor(tmp_path: Path) -> None:
     (killed,) = run(tmp_path, "executor")
     assert (killed["lost"], killed["attempts"]) == (1, [1, 2])
 
 
 @pytest.mark.slow
-def test_an_executor_that_is_killed_with_the_blocks_that_it_holds(tmp_path: Path) -> None:
-    """Spark computes them again, in an order of its own; the rows of a worker and their order stay the same."""
-    (told,) = run(tmp_path, "blocks")
-    assert (told["cached"], told["lost"], told["attempts"]) == (4, 1, [1, 2])
+def test_a_job_survives_a_killed_executor_that_held_blocks(tmp_path: Path) -> None:
+    """Spark computes the blocks again in another order; each worker's rows and their order stay the same."""
+    (result,) = run(tmp_path, "blocks")
+    assert (result["cached"], result["lost"], result["attempts"]) == (4, 1, [1, 2])
 
 
 @pytest.mark.slow
-def test_a_worker_that_outlives_its_executor(tmp_path: Path) -> None:
-    """It holds the partition's lease until it ends; then its successor goes on, or finds everything done."""
+def test_only_one_attempt_counts_when_a_worker_outlives_its_executor(tmp_path: Path) -> None:
+    """The worker holds the partition's lease until it ends; then the next attempt continues, if anything is left."""
     (orphan,) = run(tmp_path, "orphan")
     assert orphan["lost"] == 1

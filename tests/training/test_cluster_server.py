@@ -1,4 +1,4 @@
-"""The driver's hold on a server in the cluster: one that stands still is replaced, and its requests are refused."""
+"""The driver's handle of a server in the cluster: a suspended server is replaced, and its requests are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from distkeras.training.server_task import ServerTask
 pytestmark = pytest.mark.timeout(120)
 START = np.arange(7, dtype=np.float32)
 TOKEN = "0000000a"
-#: Failures of a task for which Spark gives it up, on the tests' master.
+#: Number of failures after which Spark gives up a task on the tests' master.
 FAILURES = 2
 
 
@@ -53,7 +53,7 @@ def task(folder: Path) -> ServerTask:
 def stopped_server(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[ClusterServer, Events]]:
-    """A server whose process has stood still for as long as one may, by a clock that no later one is late by."""
+    """Yield a server whose process was suspended for the whole deadline, by a clock that is ahead for it alone."""
     events, world = Events(), LateWorld()
     monkeypatch.setattr(cluster_server, "time", world)
     with ClusterServer(spark.range(1), task(folder), events) as server:
@@ -74,7 +74,7 @@ def center(driver: DriverClient) -> list[float]:
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_while_it_is_asked_is_started_again(
+def test_a_server_that_is_suspended_during_a_request_is_restarted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stopped_server(spark, tmp_path, monkeypatch) as (server, events):
@@ -85,7 +85,7 @@ def test_one_that_stands_still_while_it_is_asked_is_started_again(
     assert kinds(events).count("standstill") == 1
 
 
-def test_one_that_stands_still_between_requests_is_started_again(
+def test_a_server_that_is_suspended_between_requests_is_restarted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stopped_server(spark, tmp_path, monkeypatch) as (server, _):
@@ -95,7 +95,7 @@ def test_one_that_stands_still_between_requests_is_started_again(
 
 
 @pytest.mark.slow
-def test_one_that_dies_more_often_than_spark_lets_a_task_fail_is_started_again(
+def test_a_server_that_dies_more_often_than_spark_retries_a_task_is_restarted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     events = Events()
@@ -116,22 +116,24 @@ def test_one_that_dies_more_often_than_spark_lets_a_task_fail_is_started_again(
             until(killed)
         assert server.ask(center) == START.tolist()
         assert server.restarts == 1
-        until(lambda: server.watch() or kinds(events).count("restart") == 2)  # that it is started, and that it is back
+        until(
+            lambda: server.watch() or kinds(events).count("restart") == 2
+        )  # one event when it is started, one when it has recovered
 
 
-def test_one_that_spark_has_given_up_ends_the_job_where_the_session_has_ended(
+def test_a_server_that_spark_has_given_up_ends_the_job_of_an_ended_session(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_server, "is_stopped", lambda session: True)  # the tests' session must live
+    monkeypatch.setattr(cluster_server, "is_stopped", lambda session: True)  # the tests' session must not end
     with ClusterServer(spark.range(1), task(tmp_path), Events()) as server:
-        present(server._action).cancel(60.0)  # noqa: SLF001 - as the end of a session does
+        present(server._action).cancel(60.0)  # noqa: SLF001 - the end of a session does the same
         with pytest.raises(ServerLostError, match="Spark has given up"):
             server.watch()
         assert server.restarts == 0
 
 
 @pytest.mark.slow
-def test_one_that_has_nothing_to_serve_has_not_started(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_server_of_an_ended_job_does_not_start(spark: SparkSession, tmp_path: Path) -> None:
     snapshots = SnapshotDirectory(str(tmp_path), token=TOKEN)
     snapshots.take_over()
     snapshots.announce({"host": "127.0.0.1", "port": 1, "report": "", "state": "ended"})

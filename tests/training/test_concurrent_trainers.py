@@ -1,4 +1,4 @@
-"""Several trainers in threads of one driver: each has a server of its own, and they do not meet."""
+"""Several trainers in threads of one driver: each has its own server, and they do not affect each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH, EPOCHS, TRAINERS = 4, 2, 5
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_five_trainers_at_a_time(spark: SparkSession) -> None:
+def test_five_trainers_train_concurrently(spark: SparkSession) -> None:
     outcomes: dict[int, Any] = {}
 
     def train(number: int) -> None:

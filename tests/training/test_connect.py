@@ -1,4 +1,4 @@
-"""Spark Connect: train, predict, save, load. A process has classic Spark or Connect: the client is one of its own."""
+"""Spark Connect: train, predict, save, load. A process has classic Spark or Connect, so the client has its own."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ report["stopped"] = said(lambda: trainer.train(df))
 
 TESTS = Path(__file__).parents[1]
 
-pytestmark = pytest.mark.slow  # a Spark server of its own
+pytestmark = pytest.mark.slow  # starts its own Spark server
 
 
 def predictions(stage: Any, df: DataFrame, column: str = "prediction") -> list[list[float]]:
@@ -116,7 +116,7 @@ def df(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, df: DataFrame) -> Path:
-    """Return the folder with what classic Spark and the client have saved, and with the client's report."""
+    """Return the folder with the files that classic Spark and the client saved, and with the client's report."""
     from pyspark.ml import Pipeline
 
     place = tmp_path_factory.mktemp("stages")
@@ -163,7 +163,7 @@ def trained(folder: Path) -> keras.Model:
     return keras.models.load_model(folder / "trained.keras")
 
 
-def test_a_job(report: dict[str, Any]) -> None:
+def test_a_client_trains_a_model(report: dict[str, Any]) -> None:
     assert report["accuracy"] > 0.9
     assert report["batches"] == report["history"]
     assert report["samples"] == 3 * 64
@@ -171,7 +171,7 @@ def test_a_job(report: dict[str, Any]) -> None:
     assert report["servers"] == []
 
 
-def test_what_it_hides_must_be_given(report: dict[str, Any]) -> None:
+def test_options_that_connect_cannot_derive_must_be_given(report: dict[str, Any]) -> None:
     assert report["no number of workers"].startswith(
         "ConfigurationError: `num_workers` must be given under Spark Connect"
     )
@@ -191,7 +191,7 @@ LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", ["predictor", "model"])
-def test_each_reads_what_the_other_has_written(
+def test_classic_spark_and_connect_read_each_others_files(
     name: str, folder: Path, df: DataFrame, report: dict[str, Any], trained: keras.Model
 ) -> None:
     load, column = LOADERS[name]
@@ -201,7 +201,7 @@ def test_each_reads_what_the_other_has_written(
         np.testing.assert_allclose(found, model.predict_on_batch(blobs(64)[0]), rtol=1e-5)
 
 
-def test_parameters_and_pipelines(folder: Path, df: DataFrame, report: dict[str, Any]) -> None:
+def test_parameters_and_pipelines_are_saved_and_loaded(folder: Path, df: DataFrame, report: dict[str, Any]) -> None:
     from pyspark.ml import PipelineModel
 
     for place, epochs, least in (("connect", 5, -1.0), ("classic", 7, -3.0)):
@@ -212,7 +212,7 @@ def test_parameters_and_pipelines(folder: Path, df: DataFrame, report: dict[str,
         assert found == report[place]["pipeline"] == report[place]["predictor"]
 
 
-def test_evaluators(report: dict[str, Any], trained: keras.Model) -> None:
+def test_evaluators_agree_with_keras(report: dict[str, Any], trained: keras.Model) -> None:
     x, y = blobs(64)
     scores = trained.predict_on_batch(x)
     loss = -np.log(scores[np.arange(64), y]).mean()
@@ -220,5 +220,5 @@ def test_evaluators(report: dict[str, Any], trained: keras.Model) -> None:
     assert report["evaluate"]["loss"] == pytest.approx(loss, rel=1e-4)
 
 
-def test_a_session_that_has_ended(report: dict[str, Any]) -> None:
+def test_an_ended_session_is_an_error(report: dict[str, Any]) -> None:
     assert report["stopped"].startswith("ConfigurationError: `df` must be of a running Spark session")

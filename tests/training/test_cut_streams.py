@@ -1,4 +1,4 @@
-"""A task whose input fails half-way sees fewer rows and no error; none of them may be lost for that."""
+"""A task whose input fails in the middle sees fewer rows and no error; even then, no row may be lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.training.spark_jobs import counting_rows, counts
 from distkeras.spark.record_stream import ROWS_SETTING
 
 
-def test_no_row_is_lost_where_reading_the_input_fails_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_no_row_is_lost_if_reading_the_input_fails_once(spark: SparkSession, tmp_path: Path) -> None:
     rows, failed = counting_rows(spark, ROWS).coalesce(1), tmp_path / "failed"
 
     def unreliable(part: Iterable[Row]) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""The page of a trainer that trains on Spark: it gets what the job's own tables have."""
+"""The page of a trainer that trains on Spark: it shows the same numbers as the job's tables."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def trainer_of(**options: Any) -> Trainer:
     return Trainer(wrong_model(), make("downpour", window=2), loss=SPARSE, **grouped(given | options))
 
 
-def told(trainer: Trainer) -> list[dict[str, Any]]:
+def messages(trainer: Trainer) -> list[dict[str, Any]]:
     return [json.loads(entry.data) for entry in read_since(watch_of(trainer).path)]
 
 
-def test_the_page_tells_what_the_tables_have(spark: SparkSession, clouds: DataFrame, tmp_path: Path) -> None:
+def test_the_page_shows_the_numbers_of_the_tables(spark: SparkSession, clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of()
     with trainer.dashboard() as dashboard:
-        assert told(trainer) == []
+        assert messages(trainer) == []
         stopping = EarlyStopping(clouds, "loss", every_commits=5)
         trainer.train(clouds, callbacks=[stopping])
-        whole = told(trainer)[-1]
+        whole = messages(trainer)[-1]
         history, commits = trainer.history.toPandas(), trainer.commits.toPandas()
         assert whole["now"]["state"] == "done"
         assert (whole["now"]["commits"], whole["now"]["samples"]) == (len(commits), history["samples"].sum())
@@ -87,35 +87,35 @@ def test_a_dashboard_is_a_callback(clouds: DataFrame, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_that_is_asked_for_afterwards_has_it_all(clouds: DataFrame, tmp_path: Path) -> None:
+def test_a_page_that_is_opened_after_training_shows_the_whole_job(clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of()
     trainer.train(clouds)
     dashboard = trainer.dashboard()
     assert trainer.dashboard() is dashboard
-    assert told(trainer)[-1]["now"]["commits"] == trainer.commits.count()
+    assert messages(trainer)[-1]["now"]["commits"] == trainer.commits.count()
     other = trainer_of()
     both = trainer.dashboard(other)
     assert dashboard.closed
     assert len(both.watches) == 2
     del trainer, dashboard
     gc.collect()
-    assert both.closed, "a page ends with its trainer"
+    assert both.closed, "the page was not closed with its trainer"
     assert_nothing_left()
 
 
 @pytest.mark.slow
-def test_a_second_job_takes_the_page_over(clouds: DataFrame) -> None:
+def test_a_second_job_of_a_trainer_has_the_same_page(clouds: DataFrame) -> None:
     trainer = trainer_of(num_epoch=1)
     with trainer.dashboard():
         trainer.train(clouds)
-        first = told(trainer)[-1]["now"]["commits"]
+        first = messages(trainer)[-1]["now"]["commits"]
         trainer.train(clouds)
-        assert told(trainer)[-1]["now"]["commits"] == first
-        assert told(trainer)[-1]["now"]["state"] == "done"
+        assert messages(trainer)[-1]["now"]["commits"] == first
+        assert messages(trainer)[-1]["now"]["state"] == "done"
 
 
 class _UntilShown(Callback):
-    """Ends the job once the page shows that it trains, and that a worker was replaced."""
+    """A callback that ends the job once the page has shown training and the takeover of a partition."""
 
     every_seconds = 0.1
 
@@ -129,8 +129,8 @@ class _UntilShown(Callback):
             context.stop("the page has shown it")
 
 
-def test_the_page_is_live_and_tells_of_a_worker_that_died(spark: SparkSession, tmp_path: Path) -> None:
-    """A browser's connection, open from before the training on, hears of the takeover before the end."""
+def test_an_open_page_shows_the_takeover_after_a_worker_died(spark: SparkSession, tmp_path: Path) -> None:
+    """A browser that connected before training receives the takeover event before training ends."""
     rows = 64
     hook = step_callback_layer(once_at_step(tmp_path / "killed", 5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     trainer = Trainer(
@@ -147,25 +147,25 @@ def test_the_page_is_live_and_tells_of_a_worker_that_died(spark: SparkSession, t
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(60))
         connection.request("GET", parts.path + "jobs/0")
         answer = connection.getresponse()
-        heard: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
 
         def listen() -> None:
             for line in iter(answer.readline, b""):
                 if line.startswith(b"data: "):
-                    heard.append(json.loads(line[6:]))
+                    received.append(json.loads(line[6:]))
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
-        trainer.train(counting_rows(spark, rows), callbacks=[_UntilShown(heard)])
-        until(lambda: heard and heard[-1]["now"]["state"] == "stopped")
-        assert heard[-1]["kinds"]["takeover"] == 1
-        assert sum(heard[-1]["workers"]["retries"]) == 1
+        trainer.train(counting_rows(spark, rows), callbacks=[_UntilShown(received)])
+        until(lambda: received and received[-1]["now"]["state"] == "stopped")
+        assert received[-1]["kinds"]["takeover"] == 1
+        assert sum(received[-1]["workers"]["retries"]) == 1
     listener.join(patience(10))
     connection.close()
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_says_why(clouds: DataFrame, spark: SparkSession) -> None:
+def test_the_page_shows_the_error_of_a_failed_job(clouds: DataFrame, spark: SparkSession) -> None:
     def fail(step: int) -> None:
         raise ValueError("<b>no</b> more")
 
@@ -175,6 +175,6 @@ def test_a_job_that_fails_says_why(clouds: DataFrame, spark: SparkSession) -> No
     with trainer.dashboard():
         with pytest.raises(WorkerError):
             trainer.train(counting_rows(spark, 8))
-        now = told(trainer)[-1]["now"]
+        now = messages(trainer)[-1]["now"]
         assert now["state"] == "failed"
         assert "<b>no</b> more" in now["why"]

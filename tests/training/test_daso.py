@@ -1,4 +1,4 @@
-"""DASO on Spark: its trace is the simulator's, and a death, or an option that cannot work, is one error."""
+"""DASO on Spark: it has the simulator's trace, repeats an epoch after a death, and refuses invalid options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from distkeras.ps.errors import ConfigurationError, EmptyDataError
 from distkeras.ps.rules.daso import Daso
 
 
-def test_its_trace_is_the_simulators_to_the_bit(spark: SparkSession) -> None:
+def test_daso_has_the_trace_of_the_simulator_to_the_bit(spark: SparkSession) -> None:
     trace = assert_as_simulated(spark, Daso(nodes=2, interval=2, patience=1, threshold=0.9), workers=2, epochs=5)
     assert trace.phase[[0, 3, -1]].tolist() == ["warm_up", "cycling", "cool_down"]
     assert set(trace.interval) == {1, 2}
@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("hyper", "options", "message"), REFUSED)
-def test_what_cannot_work_is_an_error_before_work_starts(
+def test_options_that_daso_excludes_are_refused_before_work_starts(
     spark: SparkSession, hyper: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     trainer = Trainer(linear_model(), Daso(**hyper), **{"num_workers": 2, "num_epoch": 2, **options})
@@ -75,7 +75,7 @@ def test_what_cannot_work_is_an_error_before_work_starts(
         ({"network": Network(overlap=True)}, "`overlap` must be False"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Trainer(linear_model(), "daso", **options)
 
@@ -89,7 +89,7 @@ def test_a_partition_without_rows_is_an_error(spark: SparkSession) -> None:
     assert_nothing_left()
 
 
-#: While cycling, an exchange is on its way at the end of each epoch.
+#: In the cycling phase, an exchange is in progress at the end of each epoch.
 DASO = Daso(nodes=2, interval=2, patience=1, threshold=0.9)
 
 
@@ -108,7 +108,7 @@ def test_a_member_killed_in_each_phase_changes_no_number(spark: SparkSession, tm
 
 
 class KillTheServer(Callback):
-    """Kills it once, after the first round."""
+    """A callback that kills the server once, after the first round."""
 
     def __init__(self) -> None:
         super().__init__(every_commits=1)
@@ -129,7 +129,7 @@ def test_a_killed_server_changes_no_number(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_workers(tmp_path: Path) -> None:
+def test_two_nodes_of_two_workers_train(tmp_path: Path) -> None:
     support = str(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-m", "support.training.daso_jobs", tmp_path],
@@ -146,7 +146,7 @@ def test_two_nodes_of_two_workers(tmp_path: Path) -> None:
 
 
 class StopAtOnce(Callback):
-    """Ends the job with its first commits."""
+    """A callback that ends the job with its first commits."""
 
     def __init__(self) -> None:
         super().__init__(every_commits=1)
@@ -156,7 +156,7 @@ class StopAtOnce(Callback):
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_early_ends_for_all_after_the_same_epoch(spark: SparkSession) -> None:
+def test_all_members_of_a_job_that_ends_early_end_after_the_same_epoch(spark: SparkSession) -> None:
     trainer = job(Daso(nodes=2, warm_up=1, cool_down=1), workers=2, epochs=500)
     trainer.train(partitions(spark, 2), callbacks=[StopAtOnce()])
     assert trainer.stopped == "enough"

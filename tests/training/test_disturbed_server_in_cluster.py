@@ -1,4 +1,4 @@
-"""The server as a task on executors of two hosts: Spark runs a second attempt of it; it stands still."""
+"""The server as a task on executors of two hosts: Spark runs a second attempt of it, or it is suspended."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ pytestmark = [
 
 
 def outcome(folder: Path, kind: str, standstill: float) -> dict[str, Any]:
-    """Of a job on executors of two hosts, which here are two loopback addresses."""
+    """Return the outcome of a job on executors of two hosts, which here are two loopback addresses."""
     support = str(Path(__file__).parents[1])
     script = folder / "driver.py"
     script.write_text(DRIVER)
@@ -130,13 +130,13 @@ def executors_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
-def test_a_second_attempt_by_speculation_does_no_harm(tmp_path: Path) -> None:
+def test_a_speculative_second_attempt_does_not_take_over(tmp_path: Path) -> None:
     found = outcome(tmp_path, "speculation", patience(60))
-    assert found["seconds_with_two"] > 2, "Spark has not speculated"
+    assert found["seconds_with_two"] > 2, "Spark ran no speculative attempt"
     assert found["incarnations"] == [1]
 
 
-def test_one_that_stands_still_is_started_again_and_every_mini_batch_counts_once(tmp_path: Path) -> None:
+def test_a_suspended_server_is_restarted_and_every_mini_batch_counts_once(tmp_path: Path) -> None:
     found = outcome(tmp_path, "standstill", brief(4))
     assert "standstill" in found["kinds"]
     assert len(found["incarnations"]) > 1

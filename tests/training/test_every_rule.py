@@ -18,23 +18,23 @@ from distkeras.ps.rules import all_rules, make
 
 BATCH, EPOCHS, WORKERS = 64, 6, 2
 SPARSE = "sparse_categorical_crossentropy"
-#: Of plain Keras: the best of 0.05, 0.1 and 0.2, give or take the noise of single runs.
+#: The best learning rate of plain Keras among 0.05, 0.1 and 0.2, within the noise of single runs.
 SGD_RATE = 0.1
-#: Accuracy that a rule may be behind.
+#: The accuracy by which a rule may be worse.
 POINTS = 0.03
 
-#: All else is each rule's documented default. What is not here takes the learning rate of plain SGD.
+#: Learning rates that differ from plain SGD's. All other hyperparameters are each rule's documented defaults.
 RATES = {
     # The window's movement is divided by its length, 10, so that the center moves by one mean step a window.
     "agn": 0.2,
     "adag": 0.2,
-    # Each payload is divided by its staleness and one: by 2, mostly, with two workers.
+    # Each payload is divided by 1 + staleness: mostly by 2, with two workers.
     "dynsgd": 0.2,
-    # Half the sum of a round's two gradients is one step: half as many steps as gradients, of twice the size.
+    # A step is the mean of a round's two gradients: half as many steps as gradients, each of twice the size.
     "ssgd": 0.2,
-    # Gradients of a window add up, taken at one point.
+    # All gradients of a window are taken at the same parameters and added.
     "zealous_downpour": 0.05,
-    # Momentum of 0.9 makes ten steps of one: eta / (1 - 0.9).
+    # Momentum of 0.9 multiplies a step by ten: eta / (1 - 0.9).
     **dict.fromkeys(
         (
             "asgdm",
@@ -52,17 +52,17 @@ RATES = {
         ),
         0.01,
     ),
-    # The same at the workers; and the elastic move needs eta rho < 1, which is 0.1 here.
+    # The same holds for momentum at the workers; the elastic move also needs eta rho < 1, and it is 0.1 here.
     "eamsgd": 0.02,
     "daso": 0.02,
-    # rho is 5 and n is 2: (n + 1) eta rho must be below 2, and is 1.5.
+    # With rho = 5 and n = 2, (n + 1) eta rho is 1.5; it must be below 2.
     "aeasgd": 0.1,
     "easgd": 0.1,
 }
 
-#: Epochs of rules that need more of them, and as many of plain SGD.
+#: Numbers of epochs, of a rule and of plain SGD, for rules that need more than `EPOCHS`.
 LONGER = {
-    # An epoch is one round, which moves a weight by about 0.01. After 6 of them it is 6 points behind; after 20, 1.5.
+    # An epoch is one round, which moves a weight by about 0.01: 6 points behind after 6 epochs, 1.5 after 20.
     "fedopt": 20,
 }
 
@@ -85,7 +85,7 @@ def train(
 
 @pytest.fixture(scope="module")
 def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> Callable[[int], float]:
-    """The accuracy of plain Keras after a number of epochs, with mini-batches of the same size."""
+    """Return a function: the accuracy of plain Keras after a number of epochs, with mini-batches of the same size."""
     x, y, x_test, y_test = data
 
     @cache
@@ -98,14 +98,14 @@ def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> C
     return accuracy_after
 
 
-#: What is not a default of the rule.
+#: Options that are not a rule's defaults.
 HYPER = {"daso": {"nodes": 2}}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", all_rules())
-def test_it_is_within_three_points_of_sgd(
+def test_a_rule_is_within_three_points_of_sgd(
     name: str,
     train: DataFrame,
     data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
@@ -125,7 +125,7 @@ def test_it_is_within_three_points_of_sgd(
     found = accuracy(trainer.train(train), data[2], data[3])
     assert_nothing_left()
     steps = present(trainer.commits.agg({"steps": "sum"}).first())[0]
-    # A partition's last mini-batch is short: at most one more an epoch for each worker but one.
+    # The last mini-batch of a partition may be short: per epoch, at most one more for each worker but one.
     expected = epochs * -(-len(data[0]) // BATCH)
     assert expected <= steps <= expected + epochs * (WORKERS - 1)
     behind = sequential(epochs) - found

@@ -1,4 +1,4 @@
-"""What goes wrong gives one typed error that says where, and leaves nothing behind."""
+"""Failures: each becomes one typed error that says where it occurred, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.training.progress import Progress
 
-# Nothing here takes longer than a worker's start; a hang is a failure.
+# No test here takes longer than the start of a worker; a test that hangs has failed.
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -57,7 +57,7 @@ def nothing_left(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("rule", ["downpour", pytest.param("averaging", marks=pytest.mark.slow)])
-def test_empty(spark: SparkSession, rule: str) -> None:
+def test_an_empty_dataframe_is_an_error(spark: SparkSession, rule: str) -> None:
     with pytest.raises(EmptyDataError, match="`df` must have rows"):
         train(frame(spark, []), rule=rule)
 
@@ -78,12 +78,12 @@ BAD_ROWS = {
 }
 
 
-#: The others differ from these in what the unit tests of columns and mini-batches show.
+#: The unit tests of columns and mini-batches contain the other kinds of bad rows.
 FIRST = {"label above"}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in FIRST else pytest.mark.slow) for k in BAD_ROWS])
-def test_one_bad_row(spark: SparkSession, kind: str) -> None:
+def test_a_bad_row_is_an_error_that_names_its_place(spark: SparkSession, kind: str) -> None:
     row, schema, error, column, text = BAD_ROWS[kind]
     good = [(x, float(y)) for x, y in GOOD] if "double" in schema else GOOD
     with pytest.raises(error, match=text) as caught:
@@ -97,7 +97,7 @@ def test_one_bad_row(spark: SparkSession, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_labels_of_another_shape_than_the_output(spark: SparkSession) -> None:
+def test_labels_of_another_shape_than_the_output_are_an_error(spark: SparkSession) -> None:
     rows = [(x, [0.0, 1.0, 0.0]) for x, _ in GOOD]
     with pytest.raises(ShapeError, match=r"2 values each.*3 values") as caught:
         train(frame(spark, rows, "features array<float>, label array<float>"), loss="mse")
@@ -105,8 +105,8 @@ def test_labels_of_another_shape_than_the_output(spark: SparkSession) -> None:
     assert "Traceback" in present(caught.value.remote_traceback)
 
 
-@pytest.mark.slow  # a bad row is above
-def test_features_of_another_shape_than_the_input(spark: SparkSession) -> None:
+@pytest.mark.slow  # a bad row is tested above
+def test_features_of_another_shape_than_the_input_are_an_error(spark: SparkSession) -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
     with pytest.raises(ShapeError, match=r"3 values each.*2 values") as caught:
         train(frame(spark, GOOD), model)
@@ -114,7 +114,7 @@ def test_features_of_another_shape_than_the_input(spark: SparkSession) -> None:
 
 
 class TestInsideATask:
-    def test_an_exception_at_some_step(self, spark: SparkSession) -> None:
+    def test_an_exception_in_a_step_is_an_error_that_names_the_step(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
             if step == 3:
                 raise RuntimeError("fails on purpose")
@@ -129,7 +129,7 @@ class TestInsideATask:
         assert "distkeras/training/task.py" in present(caught.value.remote_traceback)
 
     @pytest.mark.slow
-    def test_what_the_others_learned_before_is_left(self, spark: SparkSession) -> None:
+    def test_the_center_of_a_failed_job_is_available(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
             if step == 3:
                 raise RuntimeError("fails on purpose")
@@ -149,7 +149,7 @@ class TestInsideATask:
         assert trainer.commits.count() == 3
 
     @pytest.mark.slow
-    def test_a_loss_that_raises_on_the_worker_only(self, spark: SparkSession) -> None:
+    def test_a_loss_that_raises_only_on_the_worker_is_an_error(self, spark: SparkSession) -> None:
         driver = os.getpid()
 
         def picky(y_true: Any, y_pred: Any) -> Any:
@@ -166,11 +166,11 @@ class TestInsideATask:
         ("rule", "text"),
         [
             ("downpour", "a commit holds"),
-            # The server takes the steps: it finds the overflow in its own arithmetic, of gradients that are finite.
+            # The server makes the steps: its own arithmetic overflows, with gradients that are finite.
             pytest.param("asgd", "rule 'asgd' made the center non-finite", marks=pytest.mark.slow),
         ],
     )
-    def test_divergence(self, spark: SparkSession, rule: str, text: str) -> None:
+    def test_a_diverging_model_is_an_error(self, spark: SparkSession, rule: str, text: str) -> None:
         x, _ = blobs(64)
         rows = frame(spark, [(point, [1.0]) for point in x.tolist()], "features array<float>, label array<float>")
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -182,10 +182,10 @@ class TestInsideATask:
         assert "Traceback" in present(caught.value.remote_traceback)
 
     @pytest.mark.slow
-    def test_a_rule_that_fails_at_the_server(
+    def test_a_rule_that_raises_at_the_server_is_an_error(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """A mistake in a rule's file is reported as such, and not as a server that cannot be reached."""
+        """A defect in a rule is reported as such, and not as an unreachable server."""
         site = tmp_path / "sitecustomize.py"
         site.write_text(
             textwrap.dedent(
@@ -203,8 +203,8 @@ class TestInsideATask:
         assert caught.value.worker in (0, 1)
         assert "sitecustomize" in present(caught.value.remote_traceback)
 
-    def test_rows_that_spark_cannot_compute(self, spark: SparkSession) -> None:
-        """Spark tells why; what a worker sees is only the end of its stream."""
+    def test_rows_that_spark_cannot_compute_are_an_error(self, spark: SparkSession) -> None:
+        """Spark reports the reason; the worker sees only the end of its stream."""
         rows = spark.range(0, 24, 1, 2).selectExpr(
             "array(cast(id as float), 1f) as features",
             "if(id = 20, cast(raise_error('no such row') as int), 0) as label",
@@ -212,8 +212,10 @@ class TestInsideATask:
         with pytest.raises(WorkerError, match="no such row"):
             train(rows, partitioned_already=True)
 
-    def test_a_lost_server(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a snapshot the job cannot go on, and says so."""
+    def test_a_job_without_a_checkpoint_ends_when_its_server_is_lost(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without a snapshot the job cannot continue, and the error says so."""
         started: list[ServerProcess] = []
 
         class RecordedServerProcess(ServerProcess):

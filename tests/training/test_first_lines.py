@@ -1,4 +1,4 @@
-"""How much of an error is shown, and that its first line says it."""
+"""The text of an error as a user sees it: few lines, of which the first one states the problem."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(spark: SparkSession, rows: list[Any]) -> None:
 
 
 SPARSE = "sparse_categorical_crossentropy"
-#: What a user calls, on an argument in place of a DataFrame, and what the error names.
+#: Calls with an argument that is not a DataFrame, and what the error of each names.
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a transformer's constructor": (lambda df: OneHotTransformer(0), "output_dim"),
     "transform": (lambda df: MinMaxTransformer(0.0, 1.0, input_col="gone", output_col="x").transform(df), "gone"),
@@ -64,18 +64,18 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 class TestWhatIsShown:
     @pytest.mark.parametrize("name", CALLS)
-    def test_a_call_that_cannot_work(self, spark: SparkSession, name: str) -> None:
-        call, told = CALLS[name]
+    def test_the_error_of_an_invalid_call_is_short(self, spark: SparkSession, name: str) -> None:
+        call, argument = CALLS[name]
         df = spark.createDataFrame(GOOD, "features array<float>, label int").selectExpr("*", "double('nan') as nan")
         with pytest.raises(DistkerasError) as caught:
             call(df)
-        assert told in str(caught.value).partition("\n")[0]
+        assert argument in str(caught.value).partition("\n")[0]
         assert len(self.lines(caught.value)) <= 15
 
     def lines(self, error: BaseException) -> list[str]:
         return "".join(traceback.format_exception(error)).splitlines()
 
-    def test_a_bad_row(self, spark: SparkSession) -> None:
+    def test_the_error_of_a_bad_row_is_short(self, spark: SparkSession) -> None:
         with pytest.raises(BadValueError) as caught:
             train(spark, [*GOOD, (None, 0)])
         shown = self.lines(caught.value)
@@ -83,10 +83,10 @@ class TestWhatIsShown:
         assert shown[-1].startswith("distkeras.ps.errors.BadValueError: values must not be null.")
         assert "_flatten" in present(caught.value.remote_traceback)
 
-    def test_a_python_without_distkeras(
+    def test_the_error_of_a_python_without_distkeras_is_short(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """As where the interpreter of `PYSPARK_PYTHON` has nothing installed."""
+        """The interpreter of `PYSPARK_PYTHON` may have nothing installed."""
         bare = tmp_path / "bare-python"
         bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
         bare.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a job and leaves nothing."""
+"""Ctrl-C ends a job and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_ctrl_c(tmp_path: Path) -> None:
-    """A real SIGINT to a real driver: the Spark job ends, the port is free, and what was learned is there."""
+def test_ctrl_c_ends_the_job_and_keeps_the_center(tmp_path: Path) -> None:
+    """After a SIGINT to a driver's process, the Spark job ends, the port is free, and the center is available."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -75,16 +75,16 @@ def test_ctrl_c(tmp_path: Path) -> None:
     )
     try:
         until(lambda: select.select([reader], [], [], 0)[0] or driver.poll() is not None, 100)
-        assert driver.poll() is None, "no training"
+        assert driver.poll() is None, "the driver ended before training began"
         driver.send_signal(signal.SIGINT)
         output, _ = driver.communicate(timeout=patience(60))
     finally:
         os.close(reader)
         driver.kill()
         driver.wait()
-    told = json.loads(output.splitlines()[-1])
+    state = json.loads(output.splitlines()[-1])
     assert driver.returncode == 0
-    assert told["outcome"] == "interrupted"
-    assert told["active"] == []
-    assert min(told["counts"]) >= 5
-    assert set(told["counts"]) == {float(told["batches"])}
+    assert state["outcome"] == "interrupted"
+    assert state["active"] == []
+    assert min(state["counts"]) >= 5
+    assert set(state["counts"]) == {float(state["batches"])}

@@ -1,4 +1,4 @@
-"""The tables of a job: columns, rows and what they add up to."""
+"""The tables of a job: their columns, their rows and the sums of these."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestRecords:
         trainer.train(clouds)
         return trainer
 
-    def test_history_columns(self, trainer: Trainer) -> None:
+    def test_the_history_has_these_columns(self, trainer: Trainer) -> None:
         assert dict(trainer.history.dtypes) == {
             "worker": "int",
             "epoch": "int",
@@ -54,7 +54,7 @@ class TestRecords:
             "samples": "bigint",
         }
 
-    def test_commit_columns(self, trainer: Trainer) -> None:
+    def test_the_commits_have_these_columns(self, trainer: Trainer) -> None:
         assert trainer.commits.dtypes == [
             ("clock", "bigint"),
             ("worker", "int"),
@@ -77,12 +77,12 @@ class TestRecords:
             ("table_rows_back", "bigint"),
         ]
 
-    def test_ledger_columns(self, trainer: Trainer) -> None:
+    def test_the_ledger_has_these_columns(self, trainer: Trainer) -> None:
         assert set(trainer.ledger.columns) == {
             "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation", "applied",
         }  # fmt: skip
 
-    def test_one_history_row_a_mini_batch(self, trainer: Trainer, began: float) -> None:
+    def test_the_history_has_one_row_for_each_mini_batch(self, trainer: Trainer, began: float) -> None:
         history = trainer.history.toPandas()
         assert history.samples.sum() == 256 * 2
         assert set(history.samples.unique()) >= {20}
@@ -115,13 +115,13 @@ class TestRecords:
             assert own.sequence.tolist() == list(range(1, len(own) + 1))
             assert own.attempt.nunique() == 1
 
-    def test_ledger_is_exact(self, trainer: Trainer) -> None:
+    def test_the_ledger_contains_each_mini_batch_once(self, trainer: Trainer) -> None:
         history = trainer.history.toPandas()
         sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
         assert committed(trainer) == expected_ranges(sizes, 2, 20)
 
     @pytest.mark.slow
-    def test_gap_is_null_unless_measured(self, trainer: Trainer, ones: DataFrame) -> None:
+    def test_the_gap_is_null_unless_it_is_measured(self, trainer: Trainer, ones: DataFrame) -> None:
         assert trainer.commits.where("gap is not null").count() == 0
         measured = counter(measure_gap=True, num_epoch=1)
         measured.train(ones)
@@ -130,13 +130,13 @@ class TestRecords:
         assert (commits.gap[commits.staleness == 0] == 0).all()
         assert (commits.gap[commits.staleness > 0] > 0).all()
 
-    def test_they_need_a_training(self, ones: DataFrame) -> None:
+    def test_the_tables_are_an_error_before_training(self, ones: DataFrame) -> None:
         trainer = counter()
         for name in ("history", "commits", "ledger", "model"):
             with pytest.raises(LocalProtocolError, match="after `train`"):
                 getattr(trainer, name)
 
-    def test_timings(self, trainer: Trainer) -> None:
+    def test_the_timings_add_up(self, trainer: Trainer) -> None:
         parts = [trainer.timings[name] for name in ("start", "spark", "finish")]
         assert min(parts) > 0
         assert sum(parts) == pytest.approx(trainer.timings["total"], abs=2)

@@ -1,4 +1,4 @@
-"""A second job on rows that Spark keeps reads what the first one laid out."""
+"""Cached rows: a second job reads the layout that the first job wrote."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def nothing_left() -> Iterator[None]:
 
 
 def shuffles(spark: SparkSession, job: Callable[[], Any]) -> int:
-    """How many ``job`` begins: Spark numbers them."""
+    """Return the number of shuffles that ``job`` starts; Spark numbers them."""
     context: Any = spark.sparkContext
-    numbers = context._jsc.sc()  # noqa: SLF001 - PySpark has no other way to it
+    numbers = context._jsc.sc()  # noqa: SLF001 - PySpark has no public access to it
     first = numbers.newShuffleId()
     job()
     return int(numbers.newShuffleId()) - first - 1
@@ -38,7 +38,7 @@ def train(df: DataFrame, **options: Any) -> None:
     np.testing.assert_array_equal(counts(model), np.full(ROWS, EPOCHS))
 
 
-def test_rows_that_spark_keeps_are_laid_out_once(spark: SparkSession) -> None:
+def test_cached_rows_are_laid_out_once(spark: SparkSession) -> None:
     rows = counting_rows(spark, ROWS)
     train(rows)
     assert shuffles(spark, lambda: train(rows)) == 1
@@ -49,7 +49,7 @@ def test_rows_that_spark_keeps_are_laid_out_once(spark: SparkSession) -> None:
     assert shuffles(spark, lambda: train(rows)) == 1
 
 
-def test_validation_rows_that_spark_keeps_are_read_once_and_checked_each_time(spark: SparkSession) -> None:
+def test_cached_validation_rows_are_read_once_and_checked_each_time(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(float(number), number % 3) for number in range(20)], "x double, y int").persist()
 
     def read(classes: int | None = None, count_max: int = 10, **options: Any) -> Batch:
@@ -60,7 +60,7 @@ def test_validation_rows_that_spark_keeps_are_read_once_and_checked_each_time(sp
     expected = first.x[0].copy()
     assert shuffles(spark, read) == 0
     assert shuffles(spark, lambda: read(batch_size=7, epochs=3)) == 0
-    first.x[0][:] = -1.0  # of this caller only
+    first.x[0][:] = -1.0  # changes only this caller's copy
     np.testing.assert_array_equal(read().x[0], expected)
     assert (read(count_max=4).size, read(seed=3).size) == (4, 10)
     with pytest.raises(BadValueError):

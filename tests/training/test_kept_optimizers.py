@@ -1,4 +1,4 @@
-"""The state of a worker's optimizer outlives its worker, in real jobs of Spark."""
+"""Spark jobs in which the state of a worker's optimizer outlives the worker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def recording(folder: Path) -> Callable[[int], None]:
-    """An action at each step that writes down the optimizer's state, and kills the first worker that has sent one."""
-    # ruff: noqa: SLF001 - workers get it by value, and it looks at what they have
+    """Return an action for each step: record the optimizer's state, and kill the first worker that has sent one."""
+    # ruff: noqa: SLF001 - workers receive the action by value, and it reads their private state
 
     def action(step: int) -> None:
         from distkeras.keras_model.replica import read_state
@@ -70,7 +70,7 @@ def adam(model: keras.Model, **options: Any) -> Trainer:
     )
 
 
-def test_the_successor_of_a_killed_worker_begins_with_the_state_that_was_sent(
+def test_the_next_attempt_begins_with_the_optimizer_state_that_the_killed_worker_sent(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = 41
@@ -85,7 +85,7 @@ def test_the_successor_of_a_killed_worker_begins_with_the_state_that_was_sent(
         else:
             second = path.read_bytes()
     had = [first[at : at + size] for at in range(0, len(first), size)]
-    assert second[:size] in had[1:]  # the first one is that of a new optimizer
+    assert second[:size] in had[1:]  # the first state is a new optimizer's
     (event,) = trainer.events.where("kind = 'optimizer'").collect()
     numbers = re.match(
         r"attempt (\d+) continues after commit (\d+) with the optimizer of attempt (\d+) after commit (\d+)",
@@ -99,11 +99,11 @@ def test_the_successor_of_a_killed_worker_begins_with_the_state_that_was_sent(
     ledger = trainer.ledger.toPandas()
     taken = ledger[ledger.attempt == predecessor].sort_values("clock").head(after)
     steps = int((taken.last_batch - taken.first_batch + 1).sum())
-    assert had.index(second[:size]) == steps  # the state when its next step began
+    assert had.index(second[:size]) == steps  # the state at the start of the next step
 
 
 @pytest.mark.slow
-def test_an_undisturbed_job_is_the_same_to_the_bit_without_it(spark: SparkSession) -> None:
+def test_keeping_optimizers_does_not_change_an_undisturbed_job(spark: SparkSession) -> None:
     weights = []
     for keep in (True, False):
         keras.utils.set_random_seed(0)

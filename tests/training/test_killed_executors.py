@@ -1,4 +1,4 @@
-"""Executors, servers and workers that are killed in the middle of a job, on real executors; under Connect, too."""
+"""Executors, servers and workers that are killed during a job, on a cluster of executors and under Connect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 def run(folder: Path, kind: str, *names: str, executors: str = "local-cluster[2,2,1024]") -> dict[str, dict[str, Any]]:
-    """See `cluster_job.outcomes`."""
+    """Run `cluster_job.outcomes` in a process of its own and return the outcomes by name."""
     found = cluster_job.outcomes(cluster_job.start(folder, kind, executors, *names), patience(450))
     assert list(found) == list(names)
     return found
@@ -26,14 +26,14 @@ IN_CLUSTER = [f"{kill}@cluster" for kill in KILLS]
 
 
 @pytest.mark.parametrize("kind", ["classic", "connect"])
-def test_the_server_is_a_task_in_the_cluster(kind: str, tmp_path: Path) -> None:
+def test_a_job_with_its_server_in_the_cluster_survives(kind: str, tmp_path: Path) -> None:
     if kind == "connect":
         pytest.importorskip("grpc")
     require_survived(run(tmp_path, kind, *IN_CLUSTER))
 
 
-def test_the_server_is_a_task_on_a_standalone_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # of the executors, too
+def test_a_job_with_its_server_on_a_standalone_master_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # the executors use it as well
     folder = tmp_path / "job"
     folder.mkdir()
     with ExitStack() as stack:
@@ -45,17 +45,17 @@ def test_the_server_is_a_task_on_a_standalone_master(tmp_path: Path, monkeypatch
 
 
 def require_survived(found: dict[str, dict[str, Any]]) -> None:
-    """That the server's task was run again where it died, and workers were taken over."""
+    """Assert that a server's task that died ran again and that other attempts took over the workers' partitions."""
     assert (found["nothing@cluster"]["attempts"], found["nothing@cluster"]["incarnations"]) == ([1, 1], 1)
     assert max(found["worker@cluster"]["attempts"]) == 2
-    executor = found["executor@cluster"]  # which the server may have been in as well
+    executor = found["executor@cluster"]  # the server may have run in the killed executor as well
     assert max(executor["attempts"]) == 2 or ["server", "restart"] in executor["events"]
     for kill in ("server", "server_executor"):
         assert found[f"{kill}@cluster"]["incarnations"] == 2
         assert ["server", "restart"] in found[f"{kill}@cluster"]["events"]
 
 
-def test_connect_and_the_server_at_its_client(tmp_path: Path) -> None:
+def test_a_connect_job_with_its_server_at_the_client_survives(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     found = run(tmp_path, "connect", "worker@driver", "executor@driver", "worker@estimator", "executor@estimator")
     for one in found.values():

@@ -1,4 +1,4 @@
-"""A worker whose slot comes late."""
+"""A worker that gets its slot late."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def nothing_left() -> Iterator[None]:
     assert_nothing_left()
 
 
-def until_there(path: Path | str) -> Callable[..., None]:
-    """An action: waits for a file."""
-    path, looks = str(path), int(patience(600))  # workers know nothing of `support`
+def waits_for_file(path: Path | str) -> Callable[..., None]:
+    """Return an action that waits for a file."""
+    path, looks = str(path), int(patience(600))  # workers cannot import `support`
 
     def wait(*_: object) -> None:
         pause = threading.Event()
@@ -48,9 +48,9 @@ def until_there(path: Path | str) -> Callable[..., None]:
     return wait
 
 
-def holding_a_slot(spark: SparkSession, started: Path, go: str) -> threading.Thread:
-    """A thread with a Spark job of one task, which ends when the file ``go`` is there; returns when it runs."""
-    begin, wait = str(started), until_there(go)
+def occupy_a_slot(spark: SparkSession, started: Path, go: str) -> threading.Thread:
+    """Start a thread with a Spark job of one task; return when it runs. It ends when the file ``go`` exists."""
+    begin, wait = str(started), waits_for_file(go)
 
     def hold(_: int) -> None:
         Path(begin).touch()
@@ -58,20 +58,20 @@ def holding_a_slot(spark: SparkSession, started: Path, go: str) -> threading.Thr
 
     thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).foreach(hold), daemon=True)
     thread.start()
-    until_there(started)()
+    waits_for_file(started)()
     return thread
 
 
 @pytest.mark.slow
-def test_a_worker_whose_slot_comes_late(spark: SparkSession, tmp_path: Path) -> None:
-    """An asynchronous rule begins with who is there; the one who comes later has its own share to do, and does it."""
+def test_a_worker_that_gets_its_slot_late_trains_its_partition(spark: SparkSession, tmp_path: Path) -> None:
+    """An asynchronous rule begins with the workers that have a slot; a later worker trains its own partition."""
     go = str(tmp_path / "go")
 
     def release(step: int) -> None:
         if step == 5:
             Path(go).touch()
 
-    other = holding_a_slot(spark, tmp_path / "started", go)
+    other = occupy_a_slot(spark, tmp_path / "started", go)
     trainer = Trainer(
         counting_model(ROWS, step_callback_layer(release)),
         make("downpour", window=1),

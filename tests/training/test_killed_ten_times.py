@@ -1,4 +1,4 @@
-"""Adam, with its worker killed ten times in a job: a real server, client and model, and the loss at the end.
+"""Adam with a worker that is killed ten times: the final loss, with a server, a client and a model.
 
 `pytest -m slow -s` prints the figures.
 """
@@ -29,7 +29,7 @@ from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS, KILLS, WINDOW, SEEDS = 660, 10, 5, 6
-#: Seconds that a step is said to take: a state is sent each second, so each ten steps.
+#: Simulated seconds of a step: a state is sent each second, which is every ten steps.
 STEP_SECONDS = 0.1
 
 
@@ -38,7 +38,7 @@ class Killed(Exception):
 
 
 def data(seed: int) -> list[Batch]:
-    """Mini-batches of noisy labels, which a classifier does not learn by heart."""
+    """Return mini-batches with noisy labels, which a classifier does not memorize."""
     draw = np.random.default_rng(seed)
     teacher = draw.normal(size=(10, 4))
     batches = []
@@ -63,7 +63,7 @@ def packed(seed: int) -> tuple[Recipe, bytes, np.ndarray]:
 
 
 def train(seed: int, batches: Sequence[Batch], kills: Sequence[int], *, keep: bool) -> float:
-    """The loss on rows of its own, after a job whose worker is killed before these steps."""
+    """Return the loss on held-out rows after a job whose worker is killed before the steps ``kills``."""
     recipe, file, start = packed(seed)
     cache, steps = ReplicaCache(), [0]
     rule = make("downpour", window=WINDOW)
@@ -98,7 +98,7 @@ def train(seed: int, batches: Sequence[Batch], kills: Sequence[int], *, keep: bo
 
 
 def held_out(seed: int) -> Batch:
-    """Other rows of the same teacher."""
+    """Return other rows of the same teacher."""
     draw = np.random.default_rng(seed)
     teacher = draw.normal(size=(10, 4))
     draw = np.random.default_rng(10_000 + seed)
@@ -106,12 +106,12 @@ def held_out(seed: int) -> Batch:
     return mini((x,), ((x @ teacher + draw.gumbel(size=(4000, 4))).argmax(axis=1),))
 
 
-def tell(text: str) -> None:
+def show(text: str) -> None:
     """Show a figure with ``pytest -s``."""
     sys.stdout.write(f"{text}\n")
 
 
-def test_it_ends_where_an_undisturbed_job_ends() -> None:
+def test_the_loss_is_that_of_an_undisturbed_job() -> None:
     rows = []
     for seed in range(SEEDS):
         batches = data(seed)
@@ -119,12 +119,12 @@ def test_it_ends_where_an_undisturbed_job_ends() -> None:
         undisturbed = train(seed, batches, [], keep=True)
         kept, lost = (train(seed, batches, kills, keep=keep) for keep in (True, False))
         rows.append((undisturbed, kept, lost))
-        tell(f"seed {seed}: undisturbed {undisturbed:.4f}, kept {kept:.4f}, lost {lost:.4f}")
+        show(f"seed {seed}: undisturbed {undisturbed:.4f}, kept {kept:.4f}, lost {lost:.4f}")
     losses = np.array(rows)
     off = losses[:, 1:] - losses[:, :1]
     spread = losses[:, 0].std(ddof=1)
-    tell(f"mean difference: kept {off[:, 0].mean():+.4f}, lost {off[:, 1].mean():+.4f}")
-    tell(f"spread of a difference over seeds: kept {off[:, 0].std(ddof=1):.4f}, lost {off[:, 1].std(ddof=1):.4f}")
-    tell(f"spread of undisturbed jobs over seeds: {spread:.4f}")
+    show(f"mean difference: kept {off[:, 0].mean():+.4f}, lost {off[:, 1].mean():+.4f}")
+    show(f"spread of a difference over seeds: kept {off[:, 0].std(ddof=1):.4f}, lost {off[:, 1].std(ddof=1):.4f}")
+    show(f"spread of undisturbed jobs over seeds: {spread:.4f}")
     assert abs(off[:, 0].mean()) <= spread / 10
     assert np.abs(off[:, 0]).mean() < np.abs(off[:, 1]).mean() / 2

@@ -1,4 +1,4 @@
-"""Dynamic allocation: a job begins with the executors that there are, and later ones join it."""
+"""Dynamic allocation: a job begins with the available executors, and later executors join it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ CONF = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_host_that_comes_late_trains_with_the_one_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first worker is in the middle of its rows, and goes on only once the other one trains in another executor."""
-    monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # of the executors, too
+def test_a_late_executor_joins_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first worker waits in the middle of its rows until the second one trains in another executor."""
+    monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # the executors use it as well
     with ExitStack() as stack:
         url = stack.enter_context(master(tmp_path))
         stack.enter_context(worker(tmp_path / "first", url))

@@ -1,4 +1,4 @@
-"""Models, optimizers, losses and labels that a trainer takes."""
+"""Models, optimizers, losses and labels that a trainer accepts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestModels:
         assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
 
     @pytest.mark.slow
-    def test_what_the_model_is_compiled_with_is_the_default(self, clouds: DataFrame) -> None:
+    def test_the_models_compilation_is_the_default(self, clouds: DataFrame) -> None:
         model = wrong_model()
         model.compile(sgd(0.1), SPARSE, metrics=["accuracy"])
         trainer = Trainer(model, "downpour", num_workers=2)
@@ -54,8 +54,8 @@ class TestModels:
         assert accuracy(trainer.train(clouds), x, y) > 0.95
         assert "accuracy" in trainer.history.columns
 
-    def test_training_goes_on_from_the_optimizers_state(self, clouds: DataFrame) -> None:
-        """One worker does what Keras itself would have done next."""
+    def test_training_continues_from_the_optimizers_state(self, clouds: DataFrame) -> None:
+        """One worker makes the next steps that Keras itself would have made."""
         x, y = blobs(32)
         model = wrong_model()
         model.compile(keras.optimizers.Adam(0.01), SPARSE)
@@ -66,10 +66,10 @@ class TestModels:
             model.train_on_batch(batch.x[0], batch.y[0])
         for found, expected in zip(trained.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-        assert int(trained.optimizer.iterations) == 0  # each worker has a state of its own
+        assert int(trained.optimizer.iterations) == 0  # each worker has its own state
 
     @pytest.mark.parametrize("rule", ["downpour", pytest.param("averaging", marks=pytest.mark.slow)])
-    def test_moving_statistics_arrive(self, clouds: DataFrame, rule: str) -> None:
+    def test_moving_statistics_reach_the_trained_model(self, clouds: DataFrame, rule: str) -> None:
         inputs = keras.Input((2,))
         normalized = keras.layers.BatchNormalization(momentum=0.5)(inputs)
         model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(normalized))
@@ -82,7 +82,7 @@ class TestModels:
         assert accuracy(trained, x + 10, y) > 0.95
 
     @pytest.mark.slow
-    def test_frozen_layers_stay(self, clouds: DataFrame) -> None:
+    def test_frozen_layers_do_not_change(self, clouds: DataFrame) -> None:
         model = deep_model()
         model.layers[0].trainable = False
         before = model.layers[0].get_weights()
@@ -93,7 +93,7 @@ class TestModels:
         assert np.abs(trained.layers[1].get_weights()[0] - model.layers[1].get_weights()[0]).max() > 1e-3
 
     @pytest.mark.slow
-    def test_several_inputs_and_outputs(self, spark: SparkSession) -> None:
+    def test_a_model_of_several_inputs_and_outputs_trains(self, spark: SparkSession) -> None:
         x, y = blobs()
         df = spark.createDataFrame(
             [(float(a), [float(b)], int(c), [float(a + b)]) for (a, b), c in zip(x, y, strict=True)],
@@ -117,14 +117,14 @@ class TestModels:
         trained = trainer.train(df)
         classes, sums = trained.predict([x[:, :1], x[:, 1:]], verbose=0)
         assert (classes.argmax(-1) == y).mean() > 0.95
-        assert np.abs(sums.ravel() - x.sum(1)).mean() < 1.0  # 6 before it learns
+        assert np.abs(sums.ravel() - x.sum(1)).mean() < 1.0  # 6 before training
 
-    def test_sample_weights(self, spark: SparkSession) -> None:
+    def test_sample_weights_scale_the_loss(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
             [(np.eye(8)[number].tolist(), 0.0, float(number)) for number in range(8)],
             "features array<float>, label float, heft float",
         )
-        # Keras means over the batch of 8: the counting model's loss is the sum, so weigh by a plain output instead.
+        # Keras averages over the mini-batch of 8, but the counting model's loss is a sum: use a plain output instead.
         trainer = Trainer(
             counting_model(8),
             "downpour",
@@ -155,7 +155,7 @@ class TestModels:
             )
             assert counts(trainer.train(rows)) == [factor, 3 * factor] * 4
 
-    def test_a_registered_layer_of_the_users_own(self, clouds: DataFrame) -> None:
+    def test_a_registered_custom_layer_trains(self, clouds: DataFrame) -> None:
         @keras.saving.register_keras_serializable("notebook")
         class Double(keras.layers.Layer):
             def call(self, x: Any) -> Any:
@@ -180,7 +180,7 @@ class TestModels:
         with pytest.raises(ConfigurationError, match=r"frozen_weights=.*base\.weights\.h5"):
             trainer.train(clouds)
 
-    @pytest.mark.slow  # which types a label may have is in `data/test_schema`
+    @pytest.mark.slow  # `data/test_schema` tests the types that a label may have
     @pytest.mark.parametrize(
         ("label", "loss"),
         [
@@ -190,13 +190,13 @@ class TestModels:
             ("array(1 - label, label)", "mse"),
         ],
     )
-    def test_kinds_of_labels(self, clouds: DataFrame, label: str, loss: str) -> None:
+    def test_each_kind_of_label_trains(self, clouds: DataFrame, label: str, loss: str) -> None:
         x, y = blobs(seed=1)
         trained = self.train(clouds.selectExpr("features", f"{label} as label"), wrong_model(), loss=loss, num_epoch=2)
         assert accuracy(trained, x, y) > 0.95
 
     @pytest.mark.slow
-    def test_ml_vectors_and_a_boolean_label(self, spark: SparkSession) -> None:
+    def test_ml_vectors_and_a_boolean_label_train(self, spark: SparkSession) -> None:
         from pyspark.ml.linalg import Vectors
 
         x, y = blobs()
@@ -210,7 +210,7 @@ class TestModels:
 
 
 def each() -> Any:
-    """A loss of each row's own output."""
+    """Return a loss that is each row's own output."""
 
     def output(y_true: Any, y_pred: Any) -> Any:
         return y_pred[:, 0]

@@ -1,4 +1,4 @@
-"""Columns feed the inputs and outputs that their caller names, through every door, as plain Keras would."""
+"""Columns that are mapped to inputs and outputs by name: every entry point treats them as plain Keras does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkeras.ml.functions import register_function
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import ModelPredictor
 
-#: Named so that neither order, nor layers' names, is that of the keys.
+#: The names are chosen so that neither the declared order nor the layers' names have the order of the keys.
 INPUTS = {"user": "column_a", "item": "column_b"}
 OUTPUTS = {"price": "target_a", "amount": "target_b"}
 ROWS = np.arange(1.0, 9.0, dtype=np.float32)
@@ -32,7 +32,7 @@ def dense(name: str, value: float) -> layers.Dense:
 
 
 def named_model(**compilation: Any) -> keras.Model:
-    """Price = 10 user + item, amount = user - item."""
+    """Return a model with price = 10 user + item and amount = user - item."""
     user, item = keras.Input((1,), name="user"), keras.Input((1,), name="item")
     price = layers.Add(name="out_1")([dense("a", 10)(user), dense("b", 1)(item)])
     amount = layers.Add(name="out_0")([dense("c", 1)(user), dense("d", -1)(item)])
@@ -75,7 +75,7 @@ def options(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_mapping_trains_each_part_on_its_own_column(rows: DataFrame, loss: Any) -> None:
-    """Of a list of losses Keras itself takes the first for the output whose key is sorted first."""
+    """Keras itself applies the first loss of a list to the output with the first key in sorted order."""
     trained = Trainer(named_model(), "downpour", loss=loss, **options()).train(rows)
     found = weights(trained)
     for name, value in fitted_by_keras().items():
@@ -94,12 +94,14 @@ def test_a_mapping_trains_each_part_on_its_own_column(rows: DataFrame, loss: Any
         ({"label_col": {"price": "", "amount": "x"}}, "name of an input or output to column"),
     ],
 )
-def test_what_names_no_part_is_refused_before_any_work(rows: DataFrame, columns: dict[str, Any], text: str) -> None:
+def test_a_name_that_the_model_does_not_have_is_refused_before_any_work(
+    rows: DataFrame, columns: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigurationError, match=text):
         Trainer(named_model(), "downpour", **options(**columns)).train(rows)
 
 
-def test_predictors_read_and_write_by_name(rows: DataFrame) -> None:
+def test_predictors_read_and_write_columns_by_name(rows: DataFrame) -> None:
     expected = named_model().predict(keras_data()[0], verbose=0)
     predictor = ModelPredictor(named_model(), INPUTS, {"amount": "predicted_amount", "price": "predicted_price"})
     for row, price, amount in zip(
@@ -112,7 +114,7 @@ def test_predictors_read_and_write_by_name(rows: DataFrame) -> None:
             ModelPredictor(named_model(), **keywords).transform(rows)
 
 
-def test_an_estimator_and_its_model_go_by_name(spark: SparkSession, rows: DataFrame, tmp_path: Any) -> None:
+def test_an_estimator_and_its_model_use_names(spark: SparkSession, rows: DataFrame, tmp_path: Any) -> None:
     estimator = KerasEstimator(named_model(), "downpour", **options())
     fitted = estimator.fit(rows)
     for name, value in fitted_by_keras().items():
@@ -129,7 +131,7 @@ def test_an_estimator_and_its_model_go_by_name(spark: SparkSession, rows: DataFr
         assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_a_function_of_sql_takes_arguments_in_the_order_of_its_mapping(spark: SparkSession, rows: DataFrame) -> None:
+def test_an_sql_function_takes_arguments_in_the_order_of_its_mapping(spark: SparkSession, rows: DataFrame) -> None:
     expected = named_model().predict(keras_data()[0], verbose=0)
     register_function(spark, "by_name", KerasModel(named_model(), features_col=INPUTS))
     rows.createOrReplaceTempView("named_rows")
@@ -148,7 +150,7 @@ def test_callbacks_evaluate_by_name(rows: DataFrame) -> None:
     assert {name: last[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_declared_order_stays_where_inputs_are_a_list(rows: DataFrame) -> None:
+def test_a_list_of_inputs_keeps_its_declared_order(rows: DataFrame) -> None:
     user, item = keras.Input((1,), name="zz"), keras.Input((1,), name="aa")
     model = keras.Model([user, item], layers.Add()([dense("a", 10)(user), dense("b", 1)(item)]))
     expected = (10 * ROWS + 3 * ROWS).tolist()
@@ -157,13 +159,13 @@ def test_declared_order_stays_where_inputs_are_a_list(rows: DataFrame) -> None:
         assert [row["prediction"][0] for row in found] == expected
 
 
-# ---- integers
+# Integers
 
 ID = 2**24 + 1
 
 
-def of_ids(dtype: str) -> keras.Model:
-    """The sum of two numbers, each less 2**24."""
+def id_model(dtype: str) -> keras.Model:
+    """Return a model that adds two numbers, each minus 2**24."""
     inputs = keras.Input((2,), dtype=dtype)
     return keras.Model(inputs, keras.ops.sum(keras.ops.subtract(inputs, 2**24), axis=1, keepdims=True))
 
@@ -171,11 +173,11 @@ def of_ids(dtype: str) -> keras.Model:
 @pytest.mark.parametrize("kind", [pytest.param("int", marks=pytest.mark.slow), "bigint"])
 def test_integer_columns_for_one_input_stay_integers(spark: SparkSession, kind: str) -> None:
     ids = spark.createDataFrame([(ID, ID + 2)], f"first {kind}, second {kind}")
-    model = KerasModel(of_ids("int32"), features_col=["first", "second"])
+    model = KerasModel(id_model("int32"), features_col=["first", "second"])
     assert model.transform(ids).collect()[0]["prediction"] == 4
-    register_function(spark, "of_ids", model)
+    register_function(spark, "id_model", model)
     ids.createOrReplaceTempView("ids")
-    assert spark.sql("select of_ids(first, second) as found from ids").collect()[0]["found"] == 4
+    assert spark.sql("select id_model(first, second) as found from ids").collect()[0]["found"] == 4
 
 
 def test_vectors_of_integers_stay_integers_in_training(spark: SparkSession) -> None:
@@ -187,6 +189,6 @@ def test_vectors_of_integers_stay_integers_in_training(spark: SparkSession) -> N
 
 def test_an_integer_that_its_input_cannot_hold_is_an_error(spark: SparkSession) -> None:
     ids = spark.createDataFrame([(2**40, 1)], "first bigint, second bigint")
-    model = KerasModel(of_ids("int32"), features_col=["first", "second"])
+    model = KerasModel(id_model("int32"), features_col=["first", "second"])
     with pytest.raises(PythonException, match="must be exact as int32"):
         model.transform(ids).collect()

@@ -1,4 +1,4 @@
-"""A server whose machine has no memory for a while."""
+"""A server whose machine has no free memory for a while."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.training.supervisor import Supervisor
 
 SIZE = 30_000_000
-#: Bytes for the thread of a connection, but not for a vector.
+#: Bytes that are enough for a connection's thread and too few for a vector.
 ROOM = 64 << 20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sets another process' limits")
-def test_what_it_has_no_room_for_is_sent_again() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the test sets limits of another process")
+def test_a_center_that_the_server_has_no_memory_for_is_sent_again() -> None:
     start = np.zeros(SIZE, np.float32)
     failed: list[ServerLostError] = []
 

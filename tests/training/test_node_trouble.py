@@ -1,4 +1,4 @@
-"""A machine that has no room for a task: the attempt ends, and the job only when Spark has no other left."""
+"""A machine without memory or disk space: the attempt ends, and the job only when Spark has no attempt left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fill_the_memory() -> None:
     bytearray(1 << 62)
 
 
-# As what a notebook defines: they travel by value.
+# Functions of `__main__`, like those of a notebook, travel by value.
 fill_a_disk.__module__ = fill_the_memory.__module__ = "__main__"
 
 
@@ -56,9 +56,11 @@ def trainer(action: Callable[[int], None]) -> Trainer:
     )
 
 
-# Which errors are of the node is in `ps/test_errors`.
+# `ps/test_errors` tests which errors are a node's.
 @pytest.mark.parametrize("trouble", [fill_a_disk, pytest.param(fill_the_memory, marks=pytest.mark.slow)])
-def test_it_costs_an_attempt(spark: SparkSession, tmp_path: Path, trouble: Callable[[], None]) -> None:
+def test_an_error_of_the_node_ends_only_the_attempt(
+    spark: SparkSession, tmp_path: Path, trouble: Callable[[], None]
+) -> None:
     job = trainer(once_at_step(tmp_path / "done", 4, trouble))
     model = job.train(counting_rows(spark, ROWS))
     assert (tmp_path / "done").exists()
@@ -68,7 +70,7 @@ def test_it_costs_an_attempt(spark: SparkSession, tmp_path: Path, trouble: Calla
     assert event["attempt"] is not None
 
 
-def test_at_the_last_attempt_it_is_named(spark: SparkSession) -> None:
+def test_an_error_of_the_node_in_the_last_attempt_ends_the_job(spark: SparkSession) -> None:
     def always(step: int) -> None:
         if step == 3:
             fill_a_disk()
@@ -76,4 +78,6 @@ def test_at_the_last_attempt_it_is_named(spark: SparkSession) -> None:
     with pytest.raises(NodeError, match=r"Errno 28.*last attempt") as caught:
         trainer(always).train(counting_rows(spark, ROWS))
     assert caught.value.worker in (0, 1)
-    assert caught.value.step in range(6)  # the last attempt's fourth one, from where the one before it had come to
+    assert caught.value.step in range(
+        6
+    )  # the fourth step of the last attempt, which continues where the earlier one had ended

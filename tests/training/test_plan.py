@@ -1,4 +1,4 @@
-"""What is settled on the driver before any work starts."""
+"""Decisions of the driver before any work starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distkeras.training.plan import require_size
 
 
 def model_with(value: float, layer: str, index: int) -> keras.Model:
-    """A model of three layers, of which the one in the middle is frozen, with ``value`` among its weights."""
+    """Return a model of three layers, of which the second one is frozen, with ``value`` among its weights."""
     model = keras.Sequential(
         [
             keras.Input((2,)),
@@ -45,18 +45,16 @@ def trainer_of(model: keras.Model) -> Trainer:
         pytest.param(np.nan, "frozen", 0, "frozen/kernel", marks=pytest.mark.slow),
     ],
 )
-def test_a_model_with_a_nan_is_refused_by_the_name_of_its_variable(
-    value: float, layer: str, index: int, name: str
-) -> None:
+def test_the_error_for_a_model_with_a_nan_names_the_variable(value: float, layer: str, index: int, name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"`model` must have finite weights.*{value} in element .*{name}'"):
         trainer_of(model_with(value, layer, index))
 
 
-def test_an_infinity_that_is_never_trained_is_no_error() -> None:
+def test_an_infinity_in_a_frozen_weight_is_not_an_error() -> None:
     assert trainer_of(model_with(-np.inf, "frozen", 1))
 
 
-def test_the_error_for_a_model_that_no_server_takes_says_what_helps() -> None:
+def test_the_error_for_a_model_that_is_too_large_names_a_remedy() -> None:
     model = model_with(0.0, "first", 0)
     model.compile("sgd", "mse")
     server = ServerSettings(rule=make("downpour"), workers=1, max_body=3 << 20)

@@ -1,4 +1,4 @@
-"""The bar and the lines of the log: what they show, and when they are silent."""
+"""The progress bar and the lines of the log: what they show, and when nothing is shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def status(epochs: float, samples: int, joined: int = 2, finished: int = 0) -> S
 
 
 class Clock:
-    """Time as a test says."""
+    """A manual clock."""
 
     now = 100.0
 
@@ -47,16 +47,16 @@ def bar_text(captured: pytest.CaptureFixture[str]) -> str:
 
 
 class TestBar:
-    def test_it_shows_itself_at_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_bar_appears_at_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         with Progress(2, 2, True):
             assert re.search(r"training: +0%\|.*waiting for workers", capsys.readouterr().err)
 
-    def test_it_tells_who_is_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_bar_shows_how_many_workers_have_joined(self, capsys: pytest.CaptureFixture[str]) -> None:
         with Progress(2, 3, True) as progress:
             progress.update(BEGIN)
             assert "0 of 3 workers are there" in bar_text(capsys)
 
-    def test_it_has_a_total_a_percentage_and_a_time_left(
+    def test_the_bar_shows_a_total_a_percentage_and_the_time_left(
         self, capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "200")
@@ -69,15 +69,15 @@ class TestBar:
         assert re.search(r"training: +38%\|", text)
         assert "epoch 1.50 of 4, 160 samples/s, loss 0.1234, staleness 1.3, 2 workers, 0:00:50 left" in text
 
-    def test_workers_that_cannot_tell_how_far_they_are(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_bar_shows_no_time_left_if_the_progress_is_unknown(self, capsys: pytest.CaptureFixture[str]) -> None:
         with Progress(1, 2, True) as progress:
             progress.update(status(0.0, 64))
             progress.update(status(0.0, 128))
         assert " left" not in capsys.readouterr().err
 
     @pytest.mark.parametrize("shown", [False, None])
-    def test_silent_where_there_is_no_terminal(self, capsys: pytest.CaptureFixture[str], shown: bool | None) -> None:
-        """Under pytest, standard error is no terminal."""
+    def test_there_is_no_bar_without_a_terminal(self, capsys: pytest.CaptureFixture[str], shown: bool | None) -> None:
+        """Under pytest, standard error is not a terminal."""
         with Progress(1, 2, shown) as progress:
             progress.update(status(0.5, 64))
         captured = capsys.readouterr()
@@ -90,7 +90,7 @@ class TestBar:
 
 
 def on_a_terminal(program: str) -> str:
-    """What ``program`` writes to a terminal that is its standard error."""
+    """Return what ``program`` writes to its standard error, which is a terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     done = subprocess.run(
@@ -102,7 +102,7 @@ def on_a_terminal(program: str) -> str:
     while True:
         try:
             part = os.read(ours, 4096)
-        except OSError:  # all of it was read, and no process writes any more
+        except OSError:  # everything was read, and the writer has ended
             break
         if not part:
             break
@@ -111,8 +111,8 @@ def on_a_terminal(program: str) -> str:
     return written.decode()
 
 
-def test_it_leaves_sparks_bar_its_line() -> None:
-    """It is drawn a line below, and the cursor goes back to where Spark writes; alone, it is not."""
+def test_the_bar_is_below_sparks_own_bar() -> None:
+    """The bar is drawn one line below, and the cursor returns to Spark's line; without Spark's bar it is not."""
     program = """
         from distkeras.training.progress import Progress
         with Progress(1, 2, below={below}):
@@ -132,7 +132,9 @@ class TestLog:
     def at_info(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "distkeras")
 
-    def test_a_line_an_interval_and_one_at_the_end(self, caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    def test_one_line_is_logged_per_interval_and_one_at_the_end(
+        self, caplog: pytest.LogCaptureFixture, clock: Clock
+    ) -> None:
         with Progress(4, 2, every=30.0, clock=clock) as progress:
             progress.update(BEGIN)
             progress.tick()
@@ -152,12 +154,14 @@ class TestLog:
         )
         assert len(self.lines(caplog)) == 3
 
-    def test_none_with_a_bar(self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_line_is_logged_with_a_bar(
+        self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with Progress(1, 2, True, every=30.0) as progress:
             progress.update(status(0.5, 64))
         assert self.lines(caplog) == []
 
-    def test_none_where_none_are_wanted(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_no_line_is_logged_without_an_interval(self, caplog: pytest.LogCaptureFixture) -> None:
         with Progress(1, 2) as progress:
             progress.update(status(0.5, 64))
         assert self.lines(caplog) == []

@@ -1,4 +1,4 @@
-"""Commits that a rule refuses, in a real job: each row counts once an epoch all the same."""
+"""A Spark job whose rule refuses commits: each row still counts once per epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, EPOCHS, WORKERS = 61, 2, 2
 
 
 def together(folder: Path, seconds: float) -> Callable[[int], None]:
-    """An action at each step that waits until all workers are in a step: all have pulled, and none has committed."""
+    """Return an action for each step: wait until all workers are in a step, so all have pulled and none committed."""
 
     def action(step: int) -> None:
         (folder / str(os.getpid())).touch()
@@ -33,7 +33,7 @@ def together(folder: Path, seconds: float) -> Callable[[int], None]:
     return action
 
 
-def test_refused_mini_batches_are_taken_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_refused_mini_batches_are_trained_again(spark: SparkSession, tmp_path: Path) -> None:
     trainer = Trainer(
         counting_model(ROWS, step_callback_layer(together(tmp_path, patience(30)))),
         make("ringmaster", window=2, threshold=1, patience=None),

@@ -1,4 +1,4 @@
-"""Relays on Spark: the movements of a host's workers are one commit, and what cannot work is refused."""
+"""Relays on Spark: the workers of a host send one commit, and invalid combinations of options are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(spark: SparkSession, relays: str | int) -> tuple[np.ndarray, Trainer
     return trainer.train(partitions(spark, 2)).get_weights()[0], trainer
 
 
-def test_one_host_is_one_group_with_one_commit_a_round(spark: SparkSession) -> None:
+def test_the_workers_of_one_host_send_one_commit_per_round(spark: SparkSession) -> None:
     by_host, trainer = trained(spark, "host")
     commits = trainer.commits.orderBy("clock").toPandas()
     assert committed(trainer) == expected_ranges({0: ROWS, 1: ROWS}, 3, BATCH)
@@ -38,7 +38,7 @@ def test_one_host_is_one_group_with_one_commit_a_round(spark: SparkSession) -> N
     assert commits.worker.tolist() == [0, 1] * 6
     assert commits.staleness.tolist() == [0] * 12
     in_one, _ = trained(spark, 1)
-    np.testing.assert_array_equal(by_host, in_one)  # a group's sums do not depend on who came first
+    np.testing.assert_array_equal(by_host, in_one)  # a group's sums do not depend on the order of its workers
     assert_nothing_left()
 
 
@@ -55,7 +55,7 @@ REFUSED: list[tuple[Rule, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("rule", "network", "options", "message"), REFUSED, ids=str)
-def test_what_makes_no_sense_is_refused_at_once(
+def test_options_that_relays_exclude_are_refused_by_the_constructor(
     rule: Rule, network: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_refused_at_once(
         ({"relays": "host"}, {"tables": "embedding"}, "`relays` add up whole vectors"),
     ],
 )
-def test_what_does_not_fit_the_job_is_refused_before_work_starts(
+def test_options_that_do_not_fit_the_job_are_refused_before_work_starts(
     spark: SparkSession, network: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     trainer = Trainer(linear_model(), "downpour", network=Network(**network), **{"num_workers": 2, **options})

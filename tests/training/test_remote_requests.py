@@ -1,4 +1,4 @@
-"""Requests that travel in one task, to a real server: the tasks run in the test's own process."""
+"""Several requests in one Spark task, to a server; the tasks run in the test's own process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distkeras.training import remote_requests
 from distkeras.training.remote_requests import RemoteClient, RemoteRequest
 
 SHAPE = TableShape("table", 50, 4, 8)
-#: Rows of a block, and blocks of a task, with the sizes that `small_blocks` sets.
+#: Rows per block and blocks per task, with the sizes that `small_blocks` sets.
 BLOCK, TASK = 4, 5
 
 
@@ -43,16 +43,16 @@ def running(*, publish: bool = True, **partial: Any) -> Running:
 
 
 class OwnProcess(RemoteClient):
-    """The driver's connection, whose tasks are calls; it counts what each was given and has returned."""
+    """A remote client whose tasks are function calls; it counts the requests and the answers of each."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(cast("Any", SimpleNamespace()), address, PATIENT)
-        self.given = list[int]()
+        self.requested = list[int]()
         self.returned = list[int]()
 
     def _fetch(self, remote_request: RemoteRequest) -> list[tuple[bool, Message]]:
         answers = list(remote_request.fetch())
-        self.given.append(len(remote_request.requests))
+        self.requested.append(len(remote_request.requests))
         self.returned.append(len(answers))
         return answers
 
@@ -66,10 +66,10 @@ def test_the_blocks_of_a_table_share_a_task() -> None:
     with running() as server:
         client = OwnProcess(server.address)
         np.testing.assert_array_equal(client.table(0, SHAPE), server.driver.table(0, SHAPE))
-        assert client.given == client.returned == [TASK, TASK, 3]
+        assert client.requested == client.returned == [TASK, TASK, 3]
 
 
-def test_touched_rows_end_where_a_block_is_not_full() -> None:
+def test_touched_rows_end_with_a_block_that_is_not_full() -> None:
     ids = np.array([40, 2, 31, 7, 9, 11], np.int64)
     partial: dict[str, Any] = {"seed": 3, "scale": 0.5}
     shape = TableShape(SHAPE.name, SHAPE.rows, SHAPE.width, SHAPE.most, **partial)
@@ -81,10 +81,10 @@ def test_touched_rows_end_where_a_block_is_not_full() -> None:
         found = list(client.touched(0, shape))
     np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), ids)
     np.testing.assert_array_equal(np.concatenate([own for _, own in found]), rows)
-    assert client.given == [TASK * BLOCK * 4 * SHAPE.width // tables.block_bytes(shape)] == [3]
+    assert client.requested == [TASK * BLOCK * 4 * SHAPE.width // tables.block_bytes(shape)] == [3]
 
 
-def test_the_answers_end_before_a_request_that_has_none() -> None:
+def test_the_answers_end_before_an_unanswered_request() -> None:
     with running() as server:
         request = blocks(server.address, 0, 4, 8)
         answers = request.fetch()
@@ -100,8 +100,8 @@ def test_the_answers_end_before_a_request_that_has_none() -> None:
         assert isinstance(answer, Fault)
 
 
-def test_what_has_no_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row is read once, in its order, also where tasks bring less than they were asked for."""
+def test_unanswered_requests_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is read once and in order, even if a task answers only some of its requests."""
     with running() as server:
         client = OwnProcess(server.address)
         whole = RemoteRequest.fetch
@@ -121,7 +121,7 @@ def test_an_error_of_the_server_ends_the_answers() -> None:
             next(read)
 
 
-def test_a_server_that_is_not_there_is_lost() -> None:
+def test_an_unreachable_server_is_lost() -> None:
     with running() as server:
         client = OwnProcess(server.address)
         server.server.close()
@@ -129,7 +129,7 @@ def test_a_server_that_is_not_there_is_lost() -> None:
             client.exchange(InspectRows(0, 0, BLOCK), 0.01)
 
 
-def test_after_its_time_a_task_sends_no_further_request() -> None:
+def test_a_task_sends_no_request_after_its_deadline() -> None:
     world = LateWorld()
     with running() as server:
         answers = blocks(server.address, 0, 4, 8).fetch(world)

@@ -1,4 +1,4 @@
-"""Stage-level scheduling: what Spark gives to a worker's task."""
+"""Stage-level scheduling: the resources that Spark assigns to a worker's task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.training import cluster_job
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["classic", "connect"])
-def test_a_worker_that_takes_two_cores(kind: str, tmp_path: Path) -> None:
-    """Both cores of an executor, so that the two workers meet in two executors; each computes with two threads."""
+def test_a_worker_computes_on_two_cores(kind: str, tmp_path: Path) -> None:
+    """A task takes both cores of an executor: the two workers run in two executors, with two threads each."""
     if kind == "connect":
         pytest.importorskip("grpc")
     started = cluster_job.start(tmp_path, kind, "local-cluster[2,2,1024]", "meeting@resources")

@@ -1,4 +1,4 @@
-"""A job is continued only by the same job: same model, same compilation, same rows."""
+"""Resuming: only the same job, with the same model, compilation and rows, continues from a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def trainer_of(activation: str = "tanh", **options: Any) -> Trainer:
 
 @pytest.fixture(scope="module")
 def ended(clouds: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, Path]:
-    """The model of a job, and its checkpoint."""
+    """Return the trained model of a job, and the job's checkpoint."""
     folder = tmp_path_factory.mktemp("ended")
     return trainer_of().train(clouds, checkpoint=folder), folder
 
 
-def test_a_job_that_has_ended_is_no_other_jobs(
+def test_another_job_cannot_resume_a_completed_job(
     clouds: DataFrame, spark: SparkSession, tmp_path: Path, ended: tuple[keras.Model, Path]
 ) -> None:
     trained = ended[0]
@@ -56,7 +56,7 @@ def test_a_job_that_has_ended_is_no_other_jobs(
     assert again.resumed.exact
 
 
-def test_another_number_of_workers_finds_other_rows_before_any_work(
+def test_other_rows_are_found_before_any_work_with_another_number_of_workers(
     clouds: DataFrame, spark: SparkSession, tmp_path: Path, ended: tuple[keras.Model, Path]
 ) -> None:
     shutil.copytree(ended[1], tmp_path, dirs_exist_ok=True)
@@ -79,8 +79,8 @@ def test_another_number_of_workers_finds_other_rows_before_any_work(
 
 
 @pytest.mark.slow
-def test_an_empty_partition_hides_no_other_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """Equal rows share a partition: of four, two have none."""
+def test_other_rows_are_found_with_an_empty_partition(spark: SparkSession, tmp_path: Path) -> None:
+    """Equal rows share a partition, so two of the four partitions are empty."""
     x, y = np.repeat([[0.0, 1.0], [2.0, 3.0]], 16, axis=0).astype(np.float32), np.repeat([0, 1], 16).astype(np.int32)
     first = trainer_of(num_workers=4)
     first.train(table(spark, x, y), checkpoint=tmp_path)

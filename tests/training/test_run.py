@@ -1,4 +1,4 @@
-"""What a job begins before it is settled."""
+"""The server process that starts while the driver still plans the job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from distkeras.settings import TrainSettings
 from distkeras.training.run import server_ahead
 
 
-def test_a_server_that_no_job_needs_is_gone() -> None:
+def test_an_unused_server_process_ends() -> None:
     with server_ahead(TrainSettings()) as child:
         ahead = present(child)
         assert ahead.exit_code is None
     assert ahead.wait(patience(10))
 
 
-def test_a_server_in_the_cluster_has_none() -> None:
+def test_no_process_starts_for_a_server_in_the_cluster() -> None:
     with server_ahead(TrainSettings(server="cluster")) as child:
         assert child is None

@@ -1,4 +1,4 @@
-"""A search whose trials go on from their checkpoints, on real Spark tasks."""
+"""A search whose trials continue from their checkpoints, on Spark."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def trainer_of(rate: float, epochs: int) -> Trainer:
     )
 
 
-def test_a_trial_goes_on_as_if_it_had_never_stopped(clouds: DataFrame, tmp_path: Path) -> None:
-    """One worker, so that a job has the same numbers again; the moments of its optimizer go on as well."""
+def test_a_resumed_trial_equals_an_uninterrupted_one(clouds: DataFrame, tmp_path: Path) -> None:
+    """With one worker a job can be repeated to the bit; the moments of its optimizer continue as well."""
     weights, steps = {}, {}
     search = SuccessiveHalving([1e-6, 0.01], epochs=3, factor=2, mode="min")
     for rung in search:
@@ -45,7 +45,7 @@ def test_a_trial_goes_on_as_if_it_had_never_stopped(clouds: DataFrame, tmp_path:
             steps[trial.setting, trial.epochs] = trainer.history.count()
     assert set(weights) == {(1e-6, 1), (0.01, 1), (0.01, 3)}
     assert (search.best.setting, set(search.best.values)) == (0.01, {1, 3})
-    assert steps[0.01, 3] == 3 * steps[0.01, 1]  # those of the rung before are among them
+    assert steps[0.01, 3] == 3 * steps[0.01, 1]  # the steps of the earlier rung are included
     whole = trainer_of(0.01, 3).train(clouds).get_weights()
     for found, expected in zip(weights[0.01, 3], whole, strict=True):
         np.testing.assert_array_equal(found, expected)

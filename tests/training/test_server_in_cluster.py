@@ -1,4 +1,4 @@
-"""The parameter server as a task of its own, for drivers that executors cannot reach; and what is killed meanwhile."""
+"""The parameter server as a Spark task, for drivers that executors cannot reach."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         assert_no_jobs(spark)
 
 
-def test_every_mini_batch_once_and_no_server_at_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_with_its_server_in_the_cluster_trains_every_mini_batch_once(spark: SparkSession, tmp_path: Path) -> None:
     made = trainer()
     model = made.train(counting_rows(spark, ROWS), checkpoint=tmp_path / "new")
     assert counts(model) == [EPOCHS] * ROWS
@@ -53,7 +53,7 @@ def test_every_mini_batch_once_and_no_server_at_the_driver(spark: SparkSession, 
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_with_its_server_in_the_cluster_resumes(spark: SparkSession, tmp_path: Path) -> None:
     trainer(num_epoch=1).train(counting_rows(spark, ROWS), checkpoint=tmp_path)
     made = trainer()
     with pytest.raises(ConfigurationError, match="must be an empty directory"):
@@ -76,7 +76,7 @@ def test_a_worker_that_fails_ends_the_job_with_its_error(spark: SparkSession, tm
     assert failure.value.worker == 0
 
 
-def test_what_it_needs_is_said_before_any_work(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_any_work(spark: SparkSession, tmp_path: Path) -> None:
     rows = counting_rows(spark, ROWS)
     with pytest.raises(ConfigurationError, match=r"`checkpoint` must be a folder that every executor reaches.*None"):
         trainer().train(rows)

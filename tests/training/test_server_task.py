@@ -1,4 +1,4 @@
-"""The server's task, as a thread here: what it announces, what takes its place, how it ends."""
+"""The task of a server in the cluster, here in a thread: its announcement, its end, and its errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def task(
 
 
 class Running(threading.Thread):
-    """A task that runs."""
+    """A running server task."""
 
     def __init__(self, task: ServerTask) -> None:
         super().__init__(daemon=True)
@@ -61,7 +61,7 @@ class Running(threading.Thread):
     def run(self) -> None:
         try:
             self.batches = list(self.task.run(iter(())))
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except Exception as error:  # noqa: BLE001 - the test reads it
             self.error = error
 
     def rows(self) -> list[tuple[str, str]]:
@@ -80,12 +80,12 @@ def driver(folder: Path, certificate: str = "") -> Iterator[DriverClient]:
 
 
 def incarnation(folder: Path) -> int:
-    """Of the server that is announced; 0: none is."""
+    """Return the incarnation of the announced server; 0 if there is none."""
     names = filter(None, map(parsed, Store(str(folder)).names()))
     return max((name.claim.incarnation for name in names if name.kind == "server"), default=0)
 
 
-def test_it_serves_at_the_address_that_it_announces_until_goodbye(tmp_path: Path) -> None:
+def test_a_server_answers_at_its_announced_address_until_goodbye(tmp_path: Path) -> None:
     running = Running(task(tmp_path))
     until(lambda: incarnation(tmp_path) == 1)
     with driver(tmp_path) as client:
@@ -97,7 +97,7 @@ def test_it_serves_at_the_address_that_it_announces_until_goodbye(tmp_path: Path
             client.ping()
 
 
-def test_it_claims_nothing_once_sparks_driver_is_gone(tmp_path: Path) -> None:
+def test_a_server_does_not_claim_the_checkpoint_after_sparks_driver_has_ended(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as spark:
         address = spark.getsockname()
         running = Running(replace(task(tmp_path), driver=address))
@@ -112,7 +112,7 @@ def test_it_claims_nothing_once_sparks_driver_is_gone(tmp_path: Path) -> None:
     assert incarnation(tmp_path) == 1
 
 
-def test_it_encrypts(tmp_path: Path) -> None:
+def test_a_server_encrypts(tmp_path: Path) -> None:
     certificate = make_certificate()
     running = Running(task(tmp_path, certificate=certificate))
     until(lambda: incarnation(tmp_path) == 1)
@@ -123,8 +123,8 @@ def test_it_encrypts(tmp_path: Path) -> None:
     assert running.error is None
 
 
-def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
-    """Its server removes what the older job's had written there: that one, run again, has nothing to go by."""
+def test_a_server_cannot_take_the_folder_from_a_newer_job(tmp_path: Path) -> None:
+    """The newer job's server removes the files of the older job; a new attempt of the older one finds none."""
     SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
     running = Running(task(tmp_path, fresh=False))
     until(lambda: incarnation(tmp_path) > 1)
@@ -133,12 +133,12 @@ def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
     running.rows()
     for path in tmp_path.glob("*0000000b*"):
         path.unlink()
-    told = task(tmp_path, fresh=False, token="0000000b").serve(1)
-    assert told is not None
-    assert told.code == ERRORS.index(OwnershipLostError)
+    report = task(tmp_path, fresh=False, token="0000000b").serve(1)
+    assert report is not None
+    assert report.code == ERRORS.index(OwnershipLostError)
 
 
-def test_what_no_other_attempt_would_do_better_is_reported(tmp_path: Path) -> None:
+def test_an_error_that_another_attempt_would_repeat_is_reported(tmp_path: Path) -> None:
     running = Running(task(tmp_path, job={"batch_size": 1}))
     until(lambda: incarnation(tmp_path) == 1)
     with driver(tmp_path) as client:
@@ -148,11 +148,11 @@ def test_what_no_other_attempt_would_do_better_is_reported(tmp_path: Path) -> No
         (task(tmp_path, token="0000000b"), "must be an empty directory"),
         (task(tmp_path, fresh=False, job={"batch_size": 2}, token="0000000b"), "batch_size"),
     ):
-        told = [StartReport.from_json(said) for kind, said in Running(other).rows() if kind == REPORT]
-        assert text in told[0].error
+        report = [StartReport.from_json(said) for kind, said in Running(other).rows() if kind == REPORT]
+        assert text in report[0].error
 
 
-def test_no_server_is_found_where_none_is_announced(tmp_path: Path) -> None:
+def test_no_server_is_found_before_its_announcement(tmp_path: Path) -> None:
     with pytest.raises(ServerLostError, match="there is no server's claim"):
         find(str(tmp_path))
     snapshots = SnapshotDirectory(str(tmp_path), token="0000000a")

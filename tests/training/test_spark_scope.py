@@ -1,4 +1,4 @@
-"""Spark jobs of a training belong to the job group, the pool and the description that its caller has set."""
+"""Spark jobs of a training run in its caller's job group and pool, with the caller's description."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.errors import DistkerasError
 
 
-class LooksAtItsScope(Callback):
-    """Keeps what a Spark action of a callback would run under, and ends the job once it has."""
+class RecordsItsJobGroup(Callback):
+    """A callback that records the job group of its thread, and then ends the job."""
 
     every_commits = 1
 
@@ -26,7 +26,6 @@ class LooksAtItsScope(Callback):
         self.found: set[str | None] = set()
 
     def on_center(self, context: CallbackContext) -> None:
-        """Look at this thread's properties."""
         self.found.add(self._spark.sparkContext.getLocalProperty("spark.jobGroup.id"))
         context.stop("seen")
 
@@ -41,17 +40,17 @@ def job_group(spark: SparkSession, name: str, **properties: str) -> Any:
         yield
     finally:
         for key in (*properties, "spark.jobGroup.id", "spark.job.description"):
-            context.setLocalProperty(key, None)  # type: ignore[arg-type]  # that removes it
+            context.setLocalProperty(key, None)  # type: ignore[arg-type]  # None removes the property
 
 
-def test_a_trainings_jobs_have_its_callers_group(spark: SparkSession) -> None:
-    looks = LooksAtItsScope(spark)
+def test_the_jobs_of_a_training_have_its_callers_group(spark: SparkSession) -> None:
+    callback = RecordsItsJobGroup(spark)
     rows = counting_rows(spark, ROWS)
     with job_group(spark, "the user's group"):
-        counter(num_epoch=100_000).train(rows, callbacks=[looks])
+        counter(num_epoch=100_000).train(rows, callbacks=[callback])
     tracker = spark.sparkContext.statusTracker()
     until(lambda: len(tracker.getJobIdsForGroup("the user's group")) >= 1)  # another thread updates it
-    assert looks.found == {"the user's group"}
+    assert callback.found == {"the user's group"}
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
@@ -59,7 +58,7 @@ def test_a_cancelled_group_ends_the_training(spark: SparkSession) -> None:
     rows = counting_rows(spark, ROWS)
     begun = threading.Event()
 
-    class Tells(Callback):
+    class SetsBegun(Callback):
         every_commits = 1
 
         def on_center(self, context: CallbackContext) -> None:
@@ -72,6 +71,6 @@ def test_a_cancelled_group_ends_the_training(spark: SparkSession) -> None:
     canceler = threading.Thread(target=cancel)
     canceler.start()
     with job_group(spark, "to be cancelled"), pytest.raises(DistkerasError, match="cancel"):
-        counter(num_epoch=100_000).train(rows, callbacks=[Tells()])
+        counter(num_epoch=100_000).train(rows, callbacks=[SetsBegun()])
     canceler.join(patience(60))
     assert_nothing_left()

@@ -73,7 +73,7 @@ spark.stop()
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
 def test_the_first_attempt_keeps_its_partition_and_every_mini_batch_counts_once(tmp_path: Path) -> None:
-    """Spark speculates on another host only, which here is another loopback address."""
+    """Spark runs speculative attempts only on another host, which here is another loopback address."""
     support = str(Path(__file__).parents[1])
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
@@ -99,7 +99,7 @@ def test_the_first_attempt_keeps_its_partition_and_every_mini_batch_counts_once(
             timeout=patience(240),
         )
     assert done.returncode == 0, done.stderr[-8000:]
-    (told,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    assert told["counts"] == [2.0]
-    assert told["exact"]
-    assert len(told["attempts"]) > 2, "Spark has not speculated"
+    (result,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert result["counts"] == [2.0]
+    assert result["exact"]
+    assert len(result["attempts"]) > 2, "Spark ran no speculative attempt"

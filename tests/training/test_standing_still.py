@@ -1,4 +1,4 @@
-"""A server that stands still while a job runs: it is waited for, then replaced, and never reported as another error."""
+"""A server that is suspended during a job: the job waits for it, then replaces it, and reports no other error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def nothing_left(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture
 def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of the jobs' servers when they began."""
+    """Return a list to which each server that starts adds its process id."""
     started: list[int] = []
     start = ServerProcess.start
 
@@ -70,8 +70,8 @@ def trainer(epochs: int = EPOCHS, **deadlines: float) -> Trainer:
     )
 
 
-def on_first_news(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Has the driver call ``act`` when it hears of the first commits."""
+def on_first_status(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Make the driver call ``act`` when it receives the first status."""
     real = Progress.update
     done: list[object] = []
 
@@ -83,19 +83,19 @@ def on_first_news(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) ->
     monkeypatch.setattr(Progress, "update", update)
 
 
-def test_with_a_checkpoint_it_is_replaced_and_every_mini_batch_counts_once(
+def test_a_suspended_server_with_a_checkpoint_is_replaced_and_every_mini_batch_counts_once(
     spark: SparkSession, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver's clock is set ahead by a standstill while the first server is stopped, and only then."""
+    """The driver's clock is advanced by the standstill deadline only while the first server is suspended."""
     world = LateWorld()
     monkeypatch.setattr("distkeras.training.run.Supervisor", partial(Supervisor, world=world))
 
-    def stand_still() -> None:
+    def suspend() -> None:
         os.kill(pids[0], signal.SIGSTOP)
         until(lambda: psutil.Process(pids[0]).status() == psutil.STATUS_STOPPED)
         world.ahead = PATIENT.standstill
 
-    on_first_news(monkeypatch, stand_still)
+    on_first_status(monkeypatch, suspend)
     job = trainer()
     model = job.train(counting_rows(spark, ROWS), checkpoint=Checkpoint(str(tmp_path / "saved"), every=5))
     assert counts(model) == [EPOCHS] * ROWS
@@ -104,7 +104,7 @@ def test_with_a_checkpoint_it_is_replaced_and_every_mini_batch_counts_once(
     assert kinds.count("restart") == 1
 
 
-def test_the_error_is_what_ended_the_job_and_not_what_was_tried_after_it(spark: SparkSession, pids: list[int]) -> None:
+def test_the_error_of_a_job_is_the_one_that_ended_it_and_not_a_later_one(spark: SparkSession, pids: list[int]) -> None:
     class Picky(Callback):
         def on_center(self, context: CallbackContext) -> None:
             os.kill(pids[0], signal.SIGSTOP)

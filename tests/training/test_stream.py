@@ -1,4 +1,4 @@
-"""Training on a stream: each row of each micro-batch counts once, although processes die and Spark sends some again."""
+"""Training on a stream: each row counts once, even if processes die and Spark sends a micro-batch again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distkeras.training.stream import StreamTraining
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-#: Rows of a micro-batch, and of all of them.
+#: Rows of a micro-batch, and rows in total.
 EACH, ROWS = 12, 48
 
 
@@ -34,7 +34,7 @@ def rows_of(number: int) -> range:
     return range(number * EACH, (number + 1) * EACH)
 
 
-def train_what_is_there(trainer: Trainer, stream: DataFrame, checkpoint: Path) -> StreamTraining:
+def train_available(trainer: Trainer, stream: DataFrame, checkpoint: Path) -> StreamTraining:
     training = trainer.train_stream(stream, checkpoint=checkpoint, trigger={"availableNow": True})
     assert training.awaitTermination(patience(120))
     assert not training.isActive
@@ -51,7 +51,7 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
     for number in range(2):
         arrive(folder, number, rows_of(number), ROWS)
     stream, trainer = arriving(spark, folder), counter(rows=ROWS, num_epoch=1)
-    training = train_what_is_there(trainer, stream, checkpoint)
+    training = train_available(trainer, stream, checkpoint)
     assert counts(training.model()) == expected_counts(2) == counts(trainer.model)
     progress = training.lastProgress
     assert progress is not None
@@ -60,26 +60,26 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
     assert progress.lag is not None
     assert progress.lag > progress.seconds > 0.0
 
-    # The driver died before Spark noted that the micro-batch was done: its rows are compared, and no more.
+    # The driver died before Spark recorded the micro-batch as done: its rows are compared and not trained again.
     assert forget_last_commit(checkpoint) == 1
-    training = train_what_is_there(counter(rows=ROWS, num_epoch=1), stream, checkpoint)
+    training = train_available(counter(rows=ROWS, num_epoch=1), stream, checkpoint)
     assert counts(training.model()) == expected_counts(2)
     assert training.lastProgress is not None
     assert training.lastProgress.repeated
 
-    # A stream goes on while files arrive, until it is stopped; then with those that came meanwhile.
+    # A stream runs until it is stopped; the next one includes the files that arrived in between.
     arrive(folder, 2, rows_of(2), ROWS)
     training = counter(rows=ROWS, num_epoch=1).train_stream(stream, checkpoint=checkpoint, query_name="counting")
     while training.lastProgress is None:
         assert training.isActive
-        training.awaitTermination(1)  # a step of the waiting, not its limit: the test's own is
+        training.awaitTermination(1)  # one poll; the limit is the timeout of the test
     assert training.query.name == "counting"
     assert counts(training.model()) == expected_counts(3)
     training.stop()
     assert training.exception() is None
     assert counts(training.model()) == expected_counts(3)
 
-    # Another job does not begin, and another content of a micro-batch that has counted is found.
+    # Another job is refused, and so is a micro-batch with other rows than those that were counted.
     for other, difference in (
         (counter(rows=ROWS, num_epoch=1, workers=3), "`num_workers` must be 2.* Received: 3"),
         (counter(rows=ROWS, num_epoch=1, batch_size=4), "`batch_size` must be 8"),
@@ -106,8 +106,8 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_optimizers_state_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """A step a micro-batch, with momentum one half, over a restart: sums of halves, which are exact."""
+def test_the_optimizers_state_survives_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    """One step per micro-batch with momentum 1/2, over a restart: the sums of halves are exact."""
     size, folder = 3, tmp_path / "in"
 
     def trainer() -> Trainer:
@@ -117,14 +117,14 @@ def test_the_optimizers_state_goes_on(spark: SparkSession, tmp_path: Path) -> No
     arrive(folder, 0, [0], size)
     arrive(folder, 1, [1], size)
     stream = arriving(spark, folder)
-    train_what_is_there(trainer(), stream, tmp_path / "checkpoint")
+    train_available(trainer(), stream, tmp_path / "checkpoint")
     arrive(folder, 2, [2], size)
-    training = train_what_is_there(trainer(), stream, tmp_path / "checkpoint")
+    training = train_available(trainer(), stream, tmp_path / "checkpoint")
     *first, last = counts(training.model())
-    assert (sorted(first), last) == ([1.5, 1.75], 1.0)  # files of one moment come in any order
+    assert (sorted(first), last) == ([1.5, 1.75], 1.0)  # files with the same time arrive in any order
 
 
-def test_what_cannot_be_trained_on_is_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
     stream, trainer, checkpoint = arriving(spark, tmp_path), counter(rows=ROWS), tmp_path / "checkpoint"
     socket = spark.readStream.format("socket").option("host", "localhost").option("port", 9).load()
     refused: list[tuple[Callable[[], Any], str]] = [
@@ -165,7 +165,7 @@ def test_an_error_of_a_row_ends_the_stream_with_its_column(spark: SparkSession, 
 
 @contextmanager
 def driving(folder: Path, rows: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The program `stream_driver`, which is killed in the end, with the JVM and its workers."""
+    """Run the program `stream_driver`; kill it at the end, with the JVM and its workers."""
     program = Path(__file__).parents[1] / "support" / "training" / "stream_driver.py"
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths)}
@@ -195,7 +195,7 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
         assert driver.poll() is None
 
     def hold(name: str, driver: subprocess.Popen[bytes], after: int) -> int:
-        """Let the driver or a worker stand still once so many micro-batches are done; return its process."""
+        """Suspend the driver or a worker once ``after`` micro-batches are done; return its process id."""
         pid = tmp_path / f"pid-{name}"
         while_it_lives(lambda: done() >= after, driver)
         pid.unlink(missing_ok=True)

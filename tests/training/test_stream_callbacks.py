@@ -1,4 +1,4 @@
-"""Callbacks of a stream: they live as long as it, may stop it, and their errors end it."""
+"""Callbacks of a stream: they live as long as the stream, may stop it, and end it with their errors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from distkeras.training.stream import StreamTraining
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-#: Rows of a micro-batch, and of all of them.
+#: Rows of a micro-batch, and rows in total.
 EACH, ROWS = 12, 24
 
 
 class Hooks(Callback):
-    """Keeps what it is called with, in order."""
+    """A callback that records its calls, in order."""
 
     def __init__(self, **every: Any) -> None:
         super().__init__(**every)
@@ -54,8 +54,8 @@ class Hooks(Callback):
         self.calls.append(("failure", error))
 
 
-class Looks(Callback):
-    """Keeps the latest micro-batches."""
+class RecordsMicroBatches(Callback):
+    """A callback that records the latest micro-batch at each call."""
 
     def __init__(self) -> None:
         super().__init__(every_seconds=0.05)
@@ -69,7 +69,7 @@ class Looks(Callback):
 
 
 class Raises(Hooks):
-    """Raises in the first call for the center."""
+    """A callback that raises in its first call with a center."""
 
     def on_center(self, context: CallbackContext) -> None:
         raise ArithmeticError("of the callback")
@@ -80,11 +80,11 @@ def ends(training: StreamTraining) -> bool:
 
 
 def assert_all_report_the_same(
-    latest: MicroBatchProgress, looks: Looks, metrics: PrometheusMetrics, dashboard: Dashboard, log: str
+    latest: MicroBatchProgress, records: RecordsMicroBatches, metrics: PrometheusMetrics, dashboard: Dashboard, log: str
 ) -> None:
     assert latest.batch == 1
     assert latest.lag is not None
-    assert looks.seen[-1] == latest
+    assert records.seen[-1] == latest
     found = numbers(metrics)
     names = ("micro_batch", "micro_batch_rows", "micro_batch_seconds", "lag_seconds")
     assert [found[f"distkeras_{name}"] for name in names] == [1, EACH, latest.seconds, latest.lag]
@@ -96,14 +96,14 @@ def assert_all_report_the_same(
     assert f"at most {latest.lag:.1f} s behind" in log
 
 
-def test_what_waits_at_the_sources() -> None:
+def test_the_backlog_is_read_from_the_metrics_of_the_sources() -> None:
     offsets = {"avgOffsetsBehindLatest": "4.0", "maxOffsetsBehindLatest": "7", "minOffsetsBehindLatest": "1"}
     sources = [{"metrics": offsets}, {"metrics": {"maxOffsetsBehindLatest": "5", "numFilesOutstanding": "2"}}, {}]
     assert backlog_of(sources) == {"maxOffsetsBehindLatest": 7.0, "numFilesOutstanding": 2.0}
     assert backlog_of([{"metrics": None}]) == {}
 
 
-def test_they_live_as_long_as_the_stream_and_stop_it(
+def test_callbacks_live_as_long_as_the_stream_and_stop_it(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(2):
@@ -111,14 +111,14 @@ def test_they_live_as_long_as_the_stream_and_stop_it(
     stopping = EarlyStopping(counting_rows(spark, ROWS), target=0.5 - ROWS, every_commits=1)
     hooks, observer, trainer = Hooks(every_commits=1), Hooks(every_seconds=0.05), counter(rows=ROWS, num_epoch=1)
     trainer.observers.append(observer)
-    looks, metrics, dashboard = Looks(), PrometheusMetrics(), Dashboard()
-    callbacks = [hooks, stopping, looks, metrics, dashboard]
+    records, metrics, dashboard = RecordsMicroBatches(), PrometheusMetrics(), Dashboard()
+    callbacks = [hooks, stopping, records, metrics, dashboard]
     stream = arriving(spark, tmp_path / "in")
     with closing(metrics), dashboard, caplog.at_level("INFO", "distkeras.training.stream"):
         training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=callbacks)
-        assert ends(training)  # which the stream would not do: it waits for more files
+        assert ends(training)  # without the callback the stream would wait for more files
         assert training.callbacks == [*callbacks, observer]
-        assert_all_report_the_same(present(training.lastProgress), looks, metrics, dashboard, caplog.text)
+        assert_all_report_the_same(present(training.lastProgress), records, metrics, dashboard, caplog.text)
     assert counts(training.model()) == [1.0] * ROWS
     clock = present(training.lastProgress).clock
     assert stopping.evaluations[-1]["clock"] == clock  # of both micro-batches
@@ -132,7 +132,7 @@ def test_they_live_as_long_as_the_stream_and_stop_it(
 
 
 @pytest.mark.slow
-def test_their_errors_end_the_stream(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_error_of_a_callback_ends_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     stream = arriving(spark, tmp_path / "in")
     for name, options in (("idle", {"every_seconds": 0.001}), ("endless", {"every_commits": 1})):
@@ -144,10 +144,10 @@ def test_their_errors_end_the_stream(spark: SparkSession, tmp_path: Path) -> Non
         assert [call for call, _ in raises.calls] == ["begin", "failure"]
         assert raises.calls[-1][1] is training.exception()
         assert trainer.outcome.failure == "ArithmeticError: of the callback"
-        arrive(tmp_path / "in", 0, range(EACH), ROWS)  # a micro-batch without an end, which is canceled
+        arrive(tmp_path / "in", 0, range(EACH), ROWS)  # an endless micro-batch, which is canceled
 
 
-def test_what_counts_epochs_is_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_callback_that_counts_epochs_is_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
     stream, trainer = arriving(spark, tmp_path), counter(rows=ROWS)
     begun, df = Hooks(), counting_rows(spark, ROWS)
     kept = keras.callbacks.LambdaCallback()
@@ -161,7 +161,7 @@ def test_what_counts_epochs_is_refused_before_work(spark: SparkSession, tmp_path
 
 
 class Trial:
-    """Of no search."""
+    """A trial without a search."""
 
     def report(self, value: float, step: int) -> None:
         raise AssertionError

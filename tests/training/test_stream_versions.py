@@ -1,4 +1,4 @@
-"""A stream publishes its center at the end of micro-batches: each version once, with the weights that count."""
+"""Versions: a stream publishes its center after micro-batches, each version once and with the right weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkeras.ps.rules import make
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-#: Rows of a micro-batch, and of all of them.
+#: Rows of a micro-batch, and rows in total.
 EACH, ROWS = 6, 24
 
 
@@ -34,11 +34,11 @@ def train(trainer: Trainer, stream: DataFrame, checkpoint: Path, publish: Path |
 
 
 def files(folder: Path) -> dict[str, int]:
-    """When each version was written."""
+    """Return the time at which each version was written, by name."""
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("version-*.dks")}
 
 
-def test_each_version_has_the_weights_that_count(
+def test_each_version_is_published_once_with_the_right_weights(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, checkpoint, versions = (tmp_path / name for name in ("in", "checkpoint", "versions"))
@@ -54,9 +54,9 @@ def test_each_version_has_the_weights_that_count(
         if number == 1:
             monkeypatch.setattr(VersionFolder, "publish", publish)
             raise FullDiskError("the disk is full")
-        return publish(self, stream, number, *weights)  # type: ignore[arg-type]  # the two vectors
+        return publish(self, stream, number, *weights)  # type: ignore[arg-type]  # the weights are the two vectors
 
-    # The publisher dies after the snapshot that covers the second micro-batch.
+    # Publishing fails after the snapshot that covers the second micro-batch.
     monkeypatch.setattr(VersionFolder, "publish", fail_once)
     with pytest.raises(DistkerasError, match="the disk is full"):
         train(counter(rows=ROWS, num_epoch=1), stream, checkpoint, versions)
@@ -68,7 +68,7 @@ def test_each_version_has_the_weights_that_count(
         trained = EACH * (number + 1)
         assert counts(model.at(number).keras_model) == [1.0] * trained + [0.0] * (ROWS - trained)
 
-    # It dies before Spark notes that the micro-batch is done: the version is there, and stays as it is.
+    # The driver dies before Spark records the micro-batch as done: the version exists and is not written again.
     before = files(versions)
     forget_last_commit(checkpoint)
     arrive_files(folder, 2)
@@ -77,7 +77,7 @@ def test_each_version_has_the_weights_that_count(
     assert sum(counts(model.at(2).keras_model)) == 3 * EACH
     assert counts(model.at().keras_model) == counts(model.at(2).keras_model)
 
-    # Versions of another model are found before any work.
+    # Versions of another model are refused before any work.
     layers = counting_model(ROWS, keras.layers.Identity())
     with pytest.raises(DifferentJobError, match=r"must be .*, as in the job that .*versions' holds"):
         Trainer(layers, "downpour", worker_optimizer=sgd(), loss=total, num_workers=2).train_stream(
@@ -89,9 +89,7 @@ def test_each_version_has_the_weights_that_count(
 
 
 @pytest.mark.slow
-def test_what_a_rule_holds_back_is_in_a_version_and_the_last_one_is_published(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_version_contains_buffered_commits_and_the_last_one_is_published(spark: SparkSession, tmp_path: Path) -> None:
     folder, checkpoint, versions = (tmp_path / name for name in ("in", "checkpoint", "versions"))
     arrive_files(folder, 0, 1, 2, 3)
     stream = arriving(spark, folder)
@@ -104,7 +102,7 @@ def test_what_a_rule_holds_back_is_in_a_version_and_the_last_one_is_published(
     assert model.published == [0, 2, 3]
     before = files(versions)
     forget_last_commit(checkpoint)
-    train(trainer(), stream, checkpoint, Versions(str(versions), every=2))  # the same weights, or it were an error
+    train(trainer(), stream, checkpoint, Versions(str(versions), every=2))  # other weights would be an error
     assert files(versions) == before
     other = counter(rows=ROWS, num_epoch=1).train_stream(
         stream, checkpoint=tmp_path / "other", trigger={"availableNow": True}, publish=versions

@@ -1,4 +1,4 @@
-"""The driver's hold on the server: over broken connections, and over a server that dies while it comes back."""
+"""The supervisor: it survives broken connections, and servers that die while they restart."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def center(driver: DriverClient) -> list[float]:
 
 
 def stop(pid: int) -> None:
-    """A process stands still when this returns, and not only once its signal has reached it."""
+    """Suspend a process, and return once it is suspended and not only signaled."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 @pytest.mark.slow
-def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
-    """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
+def test_the_driver_reconnects_after_the_server_closed_an_idle_connection() -> None:
+    """The driver sends nothing while the workers train, which may take longer than the server's receive timeout."""
     with ServerProcess(
         ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, silence=brief(1.5)))
     ) as process:
         with Supervisor(process, publish) as server:
             peeked = server.ask(lambda driver: socket_of(present(driver.channel)).recv(1, socket.MSG_PEEK))
-            assert peeked == b""  # it has hung up
+            assert peeked == b""  # the server has closed the connection
             assert server.ask(center) == START.tolist()
         assert server.restarts == 0
 
 
-def test_a_server_that_does_not_answer_is_not_asked_forever() -> None:
-    """As long as a call may take passes with the second one: no other clock has a part in it."""
+def test_a_request_without_an_answer_is_repeated_only_until_its_deadline() -> None:
+    """The deadline of the call expires during the second attempt; no other clock is involved."""
     world = LateWorld()
     with (
         ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
@@ -77,11 +77,11 @@ def test_a_server_that_does_not_answer_is_not_asked_forever() -> None:
         assert len(calls) == 2
 
 
-def test_a_connection_that_is_cut_while_it_publishes_is_made_again() -> None:
-    """The server has the center, and its answer is lost: the same center comes once more."""
+def test_the_driver_reconnects_if_the_connection_breaks_while_it_publishes() -> None:
+    """The server has received the center, but its reply is lost: the driver sends the same center again."""
     cut: list[DriverClient] = []
 
-    def publish_over_a_line_that_breaks(driver: DriverClient) -> None:
+    def publish_over_a_breaking_connection(driver: DriverClient) -> None:
         driver.publish(START)
         if not cut:
             cut.append(driver)
@@ -90,15 +90,15 @@ def test_a_connection_that_is_cut_while_it_publishes_is_made_again() -> None:
 
     with (
         ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
-        Supervisor(process, publish_over_a_line_that_breaks) as server,
+        Supervisor(process, publish_over_a_breaking_connection) as server,
     ):
         assert cut
         assert server.ask(center) == START.tolist()
         assert server.restarts == 0
 
 
-class TestAServerThatStandsStill:
-    """SIGSTOP; a handshake's deadline passes, for the kernel takes connections in its stead."""
+class TestSuspendedServer:
+    """A server that is suspended by SIGSTOP: the kernel still accepts connections, so the handshake times out."""
 
     def process(self, checkpoint: Path | None, **deadlines: float) -> ServerProcess:
         settings = ServerSettings(
@@ -112,11 +112,13 @@ class TestAServerThatStandsStill:
     @pytest.mark.parametrize(
         "saving", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "with a checkpoint"]
     )
-    def test_it_is_asked_again_and_loses_nothing(self, saving: bool, tmp_path: Path) -> None:
-        """Only the handshake of the stopped server has a short deadline."""
+    def test_a_request_to_a_suspended_server_is_repeated_and_nothing_is_lost(
+        self, saving: bool, tmp_path: Path
+    ) -> None:
+        """Only the handshake of the suspended server has a short deadline."""
         failed: list[ServerLostError] = []
 
-        def publish_to_the_stopped(driver: DriverClient) -> None:
+        def publish_to_the_suspended(driver: DriverClient) -> None:
             driver.deadlines = PATIENT if failed else replace(PATIENT, handshake=brief(0.5))
             if not failed:
                 stop(process.pid)
@@ -129,19 +131,19 @@ class TestAServerThatStandsStill:
 
         with (
             self.process(tmp_path if saving else None) as process,
-            Supervisor(process, publish_to_the_stopped) as server,
+            Supervisor(process, publish_to_the_suspended) as server,
         ):
             assert len(failed) == 1
             assert server.ask(center) == START.tolist()
             assert server.restarts == 0
 
-    def test_with_a_checkpoint_it_is_killed_at_its_deadline_and_comes_back(self, tmp_path: Path) -> None:
-        """The deadline passes while the first process is asked, and not for the next one, however slow that is."""
+    def test_a_suspended_server_with_a_checkpoint_is_killed_at_its_deadline_and_restarted(self, tmp_path: Path) -> None:
+        """The deadline expires during the request to the first process; it does not apply to a slow second process."""
         world = LateWorld()
         with self.process(tmp_path, handshake=brief(0.5)) as process:
             first = process.pid
 
-            def asked(driver: DriverClient) -> list[float]:
+            def center_after_deadline(driver: DriverClient) -> list[float]:
                 try:
                     return center(driver)
                 except ServerLostError:
@@ -151,12 +153,12 @@ class TestAServerThatStandsStill:
             with Supervisor(process, publish, world=world) as server:
                 server.ask(lambda driver: driver.close())
                 stop(first)
-                assert server.ask(asked) == START.tolist()
+                assert server.ask(center_after_deadline) == START.tolist()
                 assert server.restarts == 1
                 assert not psutil.pid_exists(first)
 
     @pytest.mark.slow
-    def test_one_that_stands_still_between_requests_is_found(self, tmp_path: Path) -> None:
+    def test_a_server_that_is_suspended_between_requests_is_restarted(self, tmp_path: Path) -> None:
         world = LateWorld()
         deadlines = {"handshake": brief(0.5)}
         with self.process(tmp_path, **deadlines) as process, Supervisor(process, publish, world=world) as server:
@@ -165,8 +167,8 @@ class TestAServerThatStandsStill:
             until(lambda: server.watch() or server.restarts)
             assert server.ask(center) == START.tolist()
 
-    def test_one_that_is_only_not_listened_to_is_left_alone(self, tmp_path: Path) -> None:
-        """The driver stood still itself."""
+    def test_a_server_is_not_restarted_after_the_driver_was_suspended(self, tmp_path: Path) -> None:
+        """The driver itself was suspended, so it received nothing from the server."""
         with self.process(tmp_path, standstill=1e-6) as process, Supervisor(process, publish) as server:
             first = process.pid
             server.watch()
@@ -184,7 +186,7 @@ class TestAServerThatStandsStill:
                 os.kill(process.pid, signal.SIGCONT)
 
 
-def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> None:
+def test_a_server_that_dies_while_it_restarts_is_restarted(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), every=1)
     process = ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT, checkpoint=checkpoint))
     with process, Supervisor(process, publish) as server:
@@ -211,8 +213,8 @@ def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> No
         assert process.pid not in (first, *killed)
 
 
-def test_a_store_that_is_out_of_reach_for_a_moment_costs_a_restart_and_no_job(tmp_path: Path) -> None:
-    """The second server finds something else where the checkpoint was, and the third one finds it again."""
+def test_a_store_that_is_briefly_unreachable_costs_only_a_restart(tmp_path: Path) -> None:
+    """The second server finds a file in place of the checkpoint; the third server finds the checkpoint."""
     place, real, other = (tmp_path / name for name in ("place", "real", "other"))
     real.mkdir()
     other.write_text("")
@@ -243,7 +245,7 @@ def test_a_store_that_is_out_of_reach_for_a_moment_costs_a_restart_and_no_job(tm
         assert process.resumed is not None
 
 
-def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) -> None:
+def test_a_server_that_dies_before_it_was_ready_is_restarted(tmp_path: Path) -> None:
     killed: list[int] = []
     over = threading.Event()
 
@@ -269,7 +271,7 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) ->
     assert len(killed) == 1
 
 
-def test_without_a_checkpoint_a_dead_server_stays_dead() -> None:
+def test_a_dead_server_without_a_checkpoint_is_an_error() -> None:
     with (
         ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
         Supervisor(process, publish) as server,

@@ -1,4 +1,4 @@
-"""Which tables travel by rows by themselves, and why others stay dense: nothing else changes for them."""
+"""Automatic choice of tables: which travel by rows, and the reasons why others stay dense."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.training.table_choice import TableChoice
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="elsewhere, tables stay dense")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="with other backends, tables stay dense"
+)
 
 BOTH = ["narrow", "wide"]
 IDS = 4
@@ -61,7 +63,7 @@ def chosen(
         stream=stream,
         resumed=None if resumed is None else str(resumed),
     )
-    build = trainer._build_replica  # noqa: SLF001 - as `train` does
+    build = trainer._build_replica  # noqa: SLF001 - `train` does the same
     return choice.cut(build().model, lambda: build(to_train=True).model)
 
 
@@ -74,15 +76,15 @@ def save_job(folder: Path, job: dict[str, Any], clock: int = 7) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
-def test_tables_travel_without_being_asked_for(optimizer: Any) -> None:
+def test_tables_travel_by_rows_by_default(optimizer: Any) -> None:
     cut = chosen(two_tables(optimizer(0.1)))
     assert (names(cut), cut.kept_dense) == (BOTH, {})
 
 
-def test_what_is_built_next_has_the_seeds_that_it_would_have_otherwise() -> None:
+def test_the_choice_does_not_change_the_seeds_of_later_layers() -> None:
     states = []
     for tables in ("auto", "dense"):
-        chosen(two_tables(), tables=tables)  # which begins with a seed
+        chosen(two_tables(), tables=tables)  # building a model sets a seed first
         states.append(random.getstate())
     assert states[0] == states[1]
 
@@ -104,7 +106,7 @@ def test_what_is_built_next_has_the_seeds_that_it_would_have_otherwise() -> None
         ("downpour", {"tables": ["wide"], "worker_optimizer": "LazyAdam"}, None),
     ],
 )
-def test_what_does_not_allow_it_keeps_tables_dense_and_says_why(
+def test_options_that_exclude_rows_keep_tables_dense_with_a_reason(
     rule: Any, options: dict[str, Any], reason: str | None
 ) -> None:
     cut = chosen(two_tables(), rule, **options)
@@ -115,7 +117,7 @@ def test_what_does_not_allow_it_keeps_tables_dense_and_says_why(
     assert all(reason in text for text in cut.kept_dense.values())
 
 
-def test_another_backend_may_add_up_in_another_order() -> None:
+def test_tables_stay_dense_with_a_backend_that_may_add_in_another_order() -> None:
     cut = chosen(one_table(), backend="jax")
     assert cut.kept_dense == {"table": "jax may add up their rows in another order"}
     assert names(chosen(one_table(), backend="jax", tables=["table"])) == ["table"]
@@ -135,7 +137,7 @@ def test_a_model_that_cannot_be_cut_is_trained_whole() -> None:
         chosen(one_table())
 
 
-def test_a_model_without_a_table_is_not_looked_at() -> None:
+def test_a_model_without_a_table_is_not_cut() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with mock.patch("distkeras.training.table_choice.cut", side_effect=AssertionError):
@@ -143,16 +145,16 @@ def test_a_model_without_a_table_is_not_looked_at() -> None:
 
 
 class TestResumedJob:
-    """It goes on as it was saved."""
+    """A resumed job continues with the choice that was saved."""
 
     @pytest.mark.parametrize("job", [{}, {"tables": None}])
-    def test_of_dense_tables(self, tmp_path: Path, job: dict[str, Any]) -> None:
+    def test_dense_tables_stay_dense(self, tmp_path: Path, job: dict[str, Any]) -> None:
         save_job(tmp_path, job)
         assert chosen(two_tables(), resumed=tmp_path).kept_dense == dict.fromkeys(
             BOTH, "they are dense in the job that is resumed"
         )
 
-    def test_of_some_tables(self, tmp_path: Path) -> None:
+    def test_the_same_tables_travel_by_rows(self, tmp_path: Path) -> None:
         save_job(tmp_path, {"tables": BOTH}, 6)
         save_job(tmp_path, {"tables": ["wide"]})
         assert names(chosen(two_tables(), resumed=tmp_path)) == ["wide"]
@@ -164,12 +166,12 @@ class TestResumedJob:
         latest.write_bytes(latest.read_bytes()[:20])
         assert names(chosen(two_tables(), resumed=tmp_path)) == ["wide"]
 
-    def test_of_which_nothing_is_saved(self, tmp_path: Path) -> None:
+    def test_a_job_without_a_snapshot_chooses_as_a_new_one(self, tmp_path: Path) -> None:
         assert names(chosen(two_tables(), resumed=tmp_path)) == BOTH
         assert names(chosen(two_tables(), resumed=tmp_path / "elsewhere")) == BOTH
         assert not (tmp_path / "elsewhere").exists()
 
-    def test_with_options_that_it_cannot_go_on_with(self, tmp_path: Path) -> None:
+    def test_options_that_exclude_the_saved_choice_are_refused(self, tmp_path: Path) -> None:
         save_job(tmp_path, {"tables": BOTH})
         with pytest.raises(
             ConfigurationError, match=r"`checkpoint` must hold .*`overlap`.*one whose \['narrow', 'wide'\]"
@@ -177,7 +179,7 @@ class TestResumedJob:
             chosen(two_tables(), resumed=tmp_path, network=Network(overlap=True))
 
 
-def test_names_are_an_error_where_rows_cannot_travel() -> None:
+def test_names_are_an_error_if_rows_cannot_travel() -> None:
     with pytest.raises(ConfigurationError, match=r'`tables` must be "auto" or "dense": .*`overlap`'):
         chosen(one_table(), tables="table", network=Network(overlap=True))
     np.testing.assert_equal(names(chosen(one_table(), tables="dense")), [])

@@ -1,4 +1,4 @@
-"""Embeddings whose rows travel, in real jobs of Spark: the numbers of dense ones, and exact counts under faults."""
+"""Spark jobs with tables by rows: the numbers of dense tables, and exact counts under faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS, BATCH, EPOCHS = 61, 4, 3
 
 
 def counted(rows: int, *hooks: keras.layers.Layer) -> keras.Model:
-    """A model whose table has -1 for each time that the row with this id was trained on."""
+    """Return a model whose table subtracts 1 from a row each time its id is trained on."""
     inputs = keras.Input((1,), dtype="int32")
     hidden: Any = keras.layers.Embedding(rows, 1, embeddings_initializer="zeros", name="counts")(inputs)
     for hook in hooks:
@@ -54,7 +54,7 @@ def assert_exact(model: keras.Model) -> None:
 
 
 def two_towers(optimizer: keras.optimizers.Optimizer) -> keras.Model:
-    """Two tables, one of which is looked up twice, and a dense input."""
+    """Return a model of two tables, one of which is looked up twice, and a dense input."""
     keras.utils.set_random_seed(3)
     layers = keras.layers
     user, items = keras.Input((1,), dtype="int32", name="user"), keras.Input((2,), dtype="int32", name="items")
@@ -85,7 +85,7 @@ def interactions(spark: SparkSession) -> DataFrame:
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adagrad": lambda: keras.optimizers.Adagrad(0.1)}
 
 
-# With a state that belongs to rows; the counts below are trained with SGD.
+# Optimizers with a state for each row; the counts below are trained with SGD.
 @pytest.mark.parametrize("optimizer", ["adagrad", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_the_trajectory_is_that_of_the_dense_exchange_to_the_bit(spark: SparkSession, optimizer: str) -> None:
     df, weights, losses = interactions(spark), [], []
@@ -110,12 +110,12 @@ def test_the_trajectory_is_that_of_the_dense_exchange_to_the_bit(spark: SparkSes
 
 
 def area(scores: np.ndarray, liked: np.ndarray) -> float:
-    """The area under the ROC curve: the share of pairs of a liked row and another that are in the right order."""
+    """Return the area under the ROC curve: the share of pairs of a liked and another row in the right order."""
     ranks, count = np.argsort(np.argsort(scores)) + 1, int(liked.sum())
     return float((ranks[liked].sum() - count * (count + 1) / 2) / (count * (len(liked) - count)))
 
 
-#: Optimizers of tables by rows, and of the same tables as a part of the center: lazy ones are other algorithms.
+#: Optimizers of tables by rows, and of the same tables in the center; a lazy optimizer is another algorithm.
 PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "adagrad": (lambda: keras.optimizers.Adagrad(0.2, 1e-5), lambda: keras.optimizers.Adagrad(0.2, 1e-5)),
     "adam": (lambda: LazyAdam(0.01), lambda: keras.optimizers.Adam(0.01)),
@@ -126,9 +126,9 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_workers_learn_a_planted_factorization_by_rows_as_well_as_dense(spark: SparkSession, pair: str) -> None:
-    """The order of two workers' commits differs from run to run, and so do the areas: by about 0.004, of 0.79.
+    """The order of two workers' commits differs from run to run, which changes the area of 0.79 by about 0.004.
 
-    Those of the lazy optimizers were 0.008 above Adam's, and 0.012 below momentum's.
+    The area was 0.008 above Adam's with LazyAdam, and 0.012 below momentum's with LazyMomentum.
     """
     users, items, count = 300, 1000, 60_000
     draw, layers = np.random.default_rng(4), keras.layers
@@ -171,7 +171,7 @@ def test_each_row_counts_as_often_as_it_was_trained_on(spark: SparkSession, rule
 
 
 @pytest.mark.slow
-def test_the_best_center_of_early_stopping_comes_back_with_its_tables(spark: SparkSession) -> None:
+def test_early_stopping_restores_the_tables_of_the_best_center(spark: SparkSession) -> None:
     df = interactions(spark)
     stopping = EarlyStopping(df, "mae", every_commits=1, restore_best_weights=True)
     trainer = Trainer(
@@ -197,11 +197,11 @@ def test_the_best_center_of_early_stopping_comes_back_with_its_tables(spark: Spa
     assert error == pytest.approx(stopping.best, rel=1e-5)
 
 
-def test_the_records_say_how_many_rows_and_bytes_of_tables_traveled(spark: SparkSession) -> None:
+def test_the_records_contain_the_rows_and_bytes_of_tables(spark: SparkSession) -> None:
     trainer = counter(counted(ROWS), num_workers=1, num_epoch=1)
     trainer.train(ids(spark, ROWS))
     commits = trainer.commits.orderBy("clock").toPandas()
-    expected = np.diff([*range(0, ROWS, 2 * BATCH), ROWS])  # each row is in one window
+    expected = np.diff([*range(0, ROWS, 2 * BATCH), ROWS])  # each row is in exactly one window
     np.testing.assert_array_equal(commits.table_rows, expected)
     np.testing.assert_array_equal(commits.table_rows_back, [*expected[1:], 0])
     np.testing.assert_array_equal(commits.table_bytes, (8 + 4) * expected)
@@ -209,7 +209,7 @@ def test_the_records_say_how_many_rows_and_bytes_of_tables_traveled(spark: Spark
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_row_counts_once_if_a_worker_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     hook = step_callback_layer(once_at_step(tmp_path / "killed", 5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     trainer = counter(counted(ROWS, hook))
     assert_exact(trainer.train(ids(spark, ROWS)))
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
 
 
 class KillServer(Callback):
-    """Kills the server once, when some commits are applied."""
+    """A callback that kills the server once, after some commits."""
 
     def __init__(self, marker: Path) -> None:
         super().__init__(every_commits=3)
@@ -232,20 +232,20 @@ class KillServer(Callback):
             self._marker.touch()
 
 
-def test_a_server_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_row_counts_once_if_the_server_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     callback, checkpoint = KillServer(tmp_path / "killed"), Checkpoint(str(tmp_path / "saved"), every=5)
-    hook = step_callback_layer(wait_at_step(20, tmp_path / "killed"))  # each worker has made ten commits
+    hook = step_callback_layer(wait_at_step(20, tmp_path / "killed"))  # each worker has sent ten commits
     trained = counter(counted(ROWS, hook)).train(ids(spark, ROWS), callbacks=[callback], checkpoint=checkpoint)
     assert callback.killed
     assert_exact(trained)
 
 
 @pytest.mark.slow
-def test_a_server_in_the_cluster_that_is_killed(
+def test_each_row_counts_once_if_the_server_in_the_cluster_is_killed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
-    monkeypatch.setattr(table_shapes, "_BLOCK_BYTES", 16)  # of the driver's requests
+    monkeypatch.setattr(table_shapes, "_BLOCK_BYTES", 16)  # the size of the driver's requests
     jobs, init = list[int](), RemoteRequest.__init__
 
     def counted_init(self: RemoteRequest, *fields: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_server_in_the_cluster_that_is_killed(
     monkeypatch.setattr(RemoteRequest, "__init__", counted_init)
 
     def kill_server() -> None:
-        """Kill the server once a snapshot has commits; executors get this by value."""
+        """Kill the server once a snapshot contains commits; executors receive this function by value."""
         from distkeras.ps.checkpoint.ownership import parsed
         from distkeras.ps.checkpoint.store import Store
 
@@ -273,7 +273,7 @@ def test_a_server_in_the_cluster_that_is_killed(
     trainer = counter(counted(ROWS, hook), num_workers=1, network=Network(server="cluster"))
     assert_exact(trainer.train(ids(spark, ROWS), checkpoint=Checkpoint(checkpoint, every=2)))
     assert trainer.ledger.select("incarnation").distinct().count() == 2
-    assert max(jobs) == -(-ROWS // 4)  # one job brings all blocks of the table
+    assert max(jobs) == -(-ROWS // 4)  # one job fetches all blocks of the table
 
 
 class StopAt(Callback):
@@ -283,21 +283,21 @@ class StopAt(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])  # 3: other rows at each worker, too
-def test_a_job_that_is_resumed(spark: SparkSession, tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("workers", [2, 3])  # with 3, the workers also get other rows
+def test_each_row_counts_once_if_a_job_is_resumed(spark: SparkSession, tmp_path: Path, workers: int) -> None:
     df, place = ids(spark, ROWS), str(tmp_path)
     counter(counted(ROWS)).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
     trainer = counter(counted(ROWS), num_workers=workers)
     trained = trainer.train(df, checkpoint=place, resume=True)
     if workers == 2:
         assert_exact(trained)
-    else:  # the first epoch that was not ended counts once more
+    else:  # the first incomplete epoch is repeated
         passed = -trained.get_weights()[0].ravel()
         assert passed.min() >= EPOCHS
         assert trainer.resumed is not None
 
 
-# Of its own, the job would decide otherwise.
+# By default, the job would choose differently.
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", ["dense", ["counts"]])
 def test_a_job_is_resumed_with_its_tables_as_they_were(spark: SparkSession, tmp_path: Path, saved: Any) -> None:
@@ -312,14 +312,14 @@ def test_a_job_is_resumed_with_its_tables_as_they_were(spark: SparkSession, tmp_
 
 
 class TestErrors:
-    """Before any work starts, except for what only the rows show."""
+    """Errors, all of them before any work starts except for those that only the rows show."""
 
-    def test_an_id_that_is_no_row(self, spark: SparkSession) -> None:
+    def test_an_id_outside_the_table_is_an_error(self, spark: SparkSession) -> None:
         df = spark.createDataFrame([([1], 0.0), ([ROWS], 0.0)], "features array<int>, label float")
         with pytest.raises(BadValueError, match=rf"ids of 'counts' must be in \[0, {ROWS}\).*Received: {ROWS}"):
             counter(counted(ROWS), num_workers=1).train(df)
 
-    def test_a_layer_that_is_not_there(self, spark: SparkSession) -> None:
+    def test_the_name_of_a_missing_layer_is_refused(self, spark: SparkSession) -> None:
         with pytest.raises(ConfigurationError, match=r"`tables` must .*'counts'.*Received: \['others'\]"):
             counter(counted(ROWS), tables=["others"]).train(ids(spark, ROWS))
 
@@ -331,22 +331,24 @@ class TestErrors:
             ("downpour", {"network": Network(overlap=True)}, "`overlap`"),
         ],
     )
-    def test_what_does_not_allow_it(self, spark: SparkSession, rule: str, options: dict[str, Any], why: str) -> None:
+    def test_options_that_exclude_tables_by_rows_are_refused(
+        self, spark: SparkSession, rule: str, options: dict[str, Any], why: str
+    ) -> None:
         with pytest.raises(ConfigurationError, match=why):
             counter(counted(ROWS), rule, **options).train(ids(spark, ROWS))
 
-    def test_an_optimizer_that_moves_rows_that_were_not_touched(self, spark: SparkSession) -> None:
+    def test_an_optimizer_that_moves_untouched_rows_is_refused(self, spark: SparkSession) -> None:
         trainer = Trainer(counted(ROWS), "downpour", worker_optimizer="adam", loss=total, tables="counts")
         with pytest.raises(ConfigurationError, match=r"'counts', which stays dense: Adam may move rows"):
             trainer.train(ids(spark, ROWS))
 
-    def test_what_is_no_choice(self) -> None:
+    def test_an_invalid_choice_of_tables_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`tables` must be"):
             counter(counted(ROWS), tables=3)
 
 
 @pytest.mark.slow
-def test_by_itself_only_tables_with_enough_rows_travel(spark: SparkSession) -> None:
+def test_only_tables_with_enough_rows_travel_by_rows_by_default(spark: SparkSession) -> None:
     for rows, expected in ((4000, "too few"), (300_000, "by rows: 'counts' (300000 rows of 1)")):
         trainer = counter(counted(rows), tables="auto")
         trainer.train(ids(spark, 10))

@@ -1,4 +1,4 @@
-"""What a task does before its threads begin."""
+"""The preparation of a task's process, before its threads start."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from support.patience import patience
 
 
-def test_what_two_threads_need_is_imported_before_there_are_two() -> None:
-    """The prefetch thread's PyArrow and the training thread's Keras both import pandas, which is circular in itself."""
+def test_pandas_is_imported_before_the_threads_start() -> None:
+    """The prefetch thread's PyArrow and the training thread's Keras both import pandas, which imports itself."""
     program = (
         "import sys\nfrom distkeras.training.task import prepare_process\nprepare_process(1, None)\n"
         "assert 'pandas' in sys.modules and 'keras' not in sys.modules\n"

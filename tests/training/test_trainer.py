@@ -1,4 +1,4 @@
-"""The trainer on real Spark tasks, against plain Keras and against exact counts."""
+"""The trainer on Spark, compared with plain Keras and with exact counts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class TestEqualToPlainKeras:
-    """One worker sees the batches that the data plane gives, in their order, and makes the steps that Keras makes.
+    """One worker trains on the mini-batches of the data plane in their order, with the steps that Keras makes.
 
-    Tolerance: float32 rounding of some 50 steps, as each commit rounds the center once more; measured below 1e-6.
+    Tolerance: each commit rounds the center to float32; over about 50 steps the difference was below 1e-6.
     """
 
     SPEC = DataSpec(
@@ -81,30 +81,30 @@ class TestEqualToPlainKeras:
         start = deep_model().get_weights()
         for got, expected, before in zip(weights, model.get_weights(), start, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-            assert np.abs(got - before).max() > 1e-3  # it went somewhere
+            assert np.abs(got - before).max() > 1e-3  # the weights have moved
 
-    def test_downpour_with_an_optimizer_that_has_state(self, clouds: DataFrame) -> None:
+    def test_downpour_equals_keras_with_an_optimizer_that_has_state(self, clouds: DataFrame) -> None:
         adam = keras.optimizers.Adam
         self.assert_close(self.trained(clouds, "downpour", adam(0.01)), self.plain(clouds, adam(0.01)))
 
     @pytest.mark.slow
-    def test_gradients_applied_at_the_server(self, clouds: DataFrame) -> None:
+    def test_gradients_that_the_server_applies_equal_keras(self, clouds: DataFrame) -> None:
         self.assert_close(self.trained(clouds, "asgd", learning_rate=0.1), self.plain(clouds, sgd(0.1)))
 
-    @pytest.mark.slow  # `ps/worker/test_overlap` has the steps, a count below the job
-    def test_downpour_that_computes_while_commits_travel(self, clouds: DataFrame) -> None:
-        # A lone worker knows what is in progress: it is missing in no step.
+    @pytest.mark.slow  # `ps/worker/test_overlap` tests the steps, a test below the counts of a job
+    def test_overlapped_downpour_equals_keras(self, clouds: DataFrame) -> None:
+        # A single worker adds its own commit in progress, so no step lacks it.
         overlapped = self.trained(clouds, make("downpour", window=1), sgd(0.1), overlap=True)
         self.assert_close(overlapped, self.plain(clouds, sgd(0.1)))
 
-    @pytest.mark.slow  # `ps/rules/test_identities` has it, and a count below that of two workers with AGN
+    @pytest.mark.slow  # `ps/rules/test_identities` tests the identity, a test below the counts of two workers
     def test_agn_of_window_1_is_downpour_to_the_bit(self, clouds: DataFrame) -> None:
         weights = [self.trained(clouds, make(name, window=1), sgd(0.1)) for name in ("agn", "downpour")]
         for one, other in zip(*weights, strict=True):
             np.testing.assert_array_equal(one, other)
 
     def test_another_order_gives_other_weights(self, clouds: DataFrame) -> None:
-        """What the tests above compare is not the same for every order."""
+        """The weights that the tests above compare depend on the order of the mini-batches."""
         model = deep_model()
         model.compile(sgd(0.1), SPARSE)
         for batch in reversed(list(batches_of(clouds, self.SPEC))):
@@ -115,12 +115,12 @@ class TestEqualToPlainKeras:
 
 class TestEveryRowOnce:
     @pytest.mark.parametrize(("workers", "window"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3)])
-    def test_downpour_counts(self, ones: DataFrame, workers: int, window: int) -> None:
+    def test_downpour_trains_each_row_once_per_epoch(self, ones: DataFrame, workers: int, window: int) -> None:
         assert counts(counter(make("downpour", window=window), workers=workers).train(ones)) == [EPOCHS] * ROWS
 
     @pytest.mark.slow
-    def test_agn_of_window_1_counts_with_two_workers_as_downpour_does(self, ones: DataFrame) -> None:
-        # The numbers are exact in float32, so that the workers' turns, which cannot be repeated, play no part.
+    def test_agn_of_window_1_trains_each_row_once_per_epoch(self, ones: DataFrame) -> None:
+        # The numbers are exact in float32, so the order of the workers' commits, which varies, has no effect.
         assert counts(counter(make("agn", window=1)).train(ones)) == [EPOCHS] * ROWS
 
     def test_more_workers_than_slots_train_in_waves(self, ones: DataFrame) -> None:
@@ -133,12 +133,12 @@ class TestEveryRowOnce:
         trainer = counter(rows=3, workers=2, batch_size=64, num_epoch=2)
         assert counts(trainer.train(counting_rows(spark, 3))) == [2, 2, 2]
 
-    def test_a_worker_without_rows_is_no_trouble(self, spark: SparkSession) -> None:
+    def test_workers_without_rows_are_accepted(self, spark: SparkSession) -> None:
         trainer = counter(rows=2, workers=4, num_epoch=2)
         assert counts(trainer.train(counting_rows(spark, 2))) == [2, 2]
 
     @pytest.mark.parametrize("bound", [0, pytest.param(2, marks=pytest.mark.slow)])
-    def test_bounded_staleness(self, ones: DataFrame, bound: int) -> None:
+    def test_bounded_staleness_limits_the_lead_of_a_worker(self, ones: DataFrame, bound: int) -> None:
         trainer = counter(staleness_bound=bound)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
         started: dict[int, int] = {0: 0, 1: 0}
@@ -151,22 +151,22 @@ class TestEveryRowOnce:
                 assert started[worker] - started[1 - worker] <= bound + 1
 
     @pytest.mark.slow
-    def test_partitioned_already(self, ones: DataFrame) -> None:
+    def test_rows_that_are_partitioned_already_train_once_per_epoch(self, ones: DataFrame) -> None:
         spec = DataSpec(features=(Column("features", (ROWS,)),), labels=(Column("label"),), batch_size=BATCH)
         laid_out = partitioned(ones, spec, 2).cache()
         assert counts(counter(partitioned_already=True).train(laid_out)) == [EPOCHS] * ROWS
 
-    def test_commits_that_overlap_with_compute(self, ones: DataFrame) -> None:
+    def test_overlapped_commits_train_each_row_once_per_epoch(self, ones: DataFrame) -> None:
         trainer = counter(make("downpour", window=2), overlap=True)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
 
-    def test_a_window_that_is_measured(self, ones: DataFrame) -> None:
+    def test_a_window_of_auto_is_measured_and_used(self, ones: DataFrame) -> None:
         trainer = counter(make("agn", window="auto"), num_epoch=12, overlap=True)
         trainer.train(ones)
         assert trainer.history.count() == 12 * 2 * 4
         rows = trainer.events.where("kind = 'window'").collect()
         assert len(rows) == 2
-        # After six windows of the rule's 10 steps come the chosen ones; epochs of four batches cut them all.
+        # The chosen windows follow six windows of the rule's 10 steps; epochs of four mini-batches limit all of them.
         chosen = [int(row["text"].split()[-2]) for row in sorted(rows, key=lambda row: row["text"])]
         for worker, window in enumerate(chosen):
             commits = trainer.commits.where(f"worker = {worker}").orderBy("sequence").collect()
@@ -175,7 +175,7 @@ class TestEveryRowOnce:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("overlap", [False, True])
-    def test_windows_that_follow_the_workers_speeds(self, ones: DataFrame, overlap: bool) -> None:
+    def test_windows_by_speed_train_each_row_once_per_epoch(self, ones: DataFrame, overlap: bool) -> None:
         rule = make("downpour", window="by_speed", window_max=3)
         trainer = counter(rule, num_epoch=6, overlap=overlap)
         assert counts(trainer.train(ones)) == [6] * ROWS
@@ -186,15 +186,15 @@ class TestEveryRowOnce:
             assert steps[0] == 3
             assert set(steps) <= {1, 2, 3}
 
-    @pytest.mark.slow  # `data/test_spool` has the file
-    def test_spooled_to_a_file(self, ones: DataFrame) -> None:
+    @pytest.mark.slow  # `data/test_spool` tests the file
+    def test_rows_that_are_spooled_to_a_file_train_once_per_epoch(self, ones: DataFrame) -> None:
         assert counts(counter(spool_bytes=0).train(ones)) == [EPOCHS] * ROWS
 
 
-#: Of rules whose step at the server is as long as its rate, however far the workers move; there are few steps here.
+#: Rates of rules whose steps at the server are as long as their rate; the tests have few steps.
 SERVER_RATES = {"fadas": {"server_rate": 0.5}, "fedopt": {"server_rate": 0.5}}
-#: One for each way in which a rule takes part in a job: its workers send gradients; they keep their own parameters;
-#: they meet in rounds; the server keeps something for each worker. Most tests here send the sum of the steps.
+#: One rule for each kind: workers that send gradients, workers that keep their own parameters, rounds, and a
+#: server with a state for each worker. In most other tests here, workers send the sum of their steps.
 FEW = ("asgdm", "eamsgd", "easgd", "dana_dc")
 
 
@@ -202,7 +202,7 @@ FEW = ("asgdm", "eamsgd", "easgd", "dana_dc")
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in all_rules()]
 )
 def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
-    # Gradients below 1: delay compensation with its default weight diverges on steep losses.
+    # Scale gradients below 1: delay compensation with its default weight diverges on steep losses.
     clouds = clouds.selectExpr("transform(features, x -> x / 6) as features", "label")
     x, y = blobs(seed=1)
     x = x / 6
@@ -213,7 +213,7 @@ def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
     trained = trainer.train(clouds)
     assert accuracy(trained, x, y) > 0.95
     history = trainer.history.orderBy("worker", "iteration").toPandas()
-    first = history.sort_values("timestamp").loss.iloc[0]  # a worker that starts later finds a model that has learned
+    first = history.sort_values("timestamp").loss.iloc[0]  # a worker that starts later pulls a trained center
     assert history.groupby("worker").loss.last().max() < first
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert sum(sizes.values()) == 256
@@ -221,10 +221,10 @@ def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(
+def test_the_error_for_too_few_slots_names_the_missing_workers(
     ones: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the slots are not known before the job. The second worker may come too late for the first."""
+    """The number of slots is not known before the job; the second worker may join too late for the first."""
     monkeypatch.setattr(SparkFacts, "slots", lambda *_: None)
     trainer = counter("averaging", workers=3, deadlines=dataclasses.replace(PATIENT, gather=brief(3)))
     with pytest.raises(DeadlineError, match=r"[12] of 3 got a slot; missing: ") as caught:
@@ -248,13 +248,13 @@ class TestSeveralTrainers:
         for _ in range(2):
             assert counts(trainer.train(ones, callbacks=[AnotherCall(every_commits=1)])) == [1] * ROWS
         with socket.create_server(("127.0.0.1", port)):
-            pass  # free again
+            pass  # the port is free again
 
     def test_a_taken_port_is_an_error(self, ones: DataFrame) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
             counter(port=taken.getsockname()[1]).train(ones)
 
-    def test_two_at_once_do_not_meet(self, spark: SparkSession) -> None:
+    def test_two_concurrent_trainers_do_not_affect_each_other(self, spark: SparkSession) -> None:
         frames = [table(spark, *blobs(rows, seed=rows)).cache() for rows in (120, 200)]
 
         def train(df: DataFrame, results: dict[int, Any], number: int) -> keras.Model:
@@ -262,7 +262,7 @@ class TestSeveralTrainers:
             trainer = Trainer(model, "downpour", worker_optimizer=sgd(0.1), loss=SPARSE, num_workers=1, num_epoch=2)
             results[number] = trainer.train(df).get_weights(), trainer.history.count()
 
-        models = [deep_model(), deep_model()]  # seeding is global: not in two threads
+        models = [deep_model(), deep_model()]  # the seed is global, so it is not set in two threads
 
         def deep_model_of(number: int) -> keras.Model:
             return models[number]
@@ -282,7 +282,7 @@ class TestSeveralTrainers:
                 np.testing.assert_array_equal(one, other)
         assert np.abs(together[0][0][0] - together[1][0][0]).max() > 1e-3
 
-    def test_workers_keep_no_thread(self, spark: SparkSession, ones: DataFrame) -> None:
+    def test_workers_leave_no_thread_behind(self, spark: SparkSession, ones: DataFrame) -> None:
         counter(num_epoch=1).train(ones)
 
         def look(batches: Iterator[Any]) -> Iterator[Any]:
@@ -312,7 +312,7 @@ def test_a_job_over_tls_trains_every_row_and_shows_no_secret(
     made: list[bytes] = []
 
     def token(size: int) -> bytes:
-        made.append(bytes(range(48, 48 + size)))  # printable: it would show as it is
+        made.append(bytes(range(48, 48 + size)))  # printable, so a leak would be readable
         return made[-1]
 
     monkeypatch.setattr("distkeras.ps.world.world.World.token", staticmethod(token))

@@ -1,4 +1,4 @@
-"""dist-keras' classes over the same trainer: which rule they run, and that they train."""
+"""The trainer classes of dist-keras: the rule that each uses, and that each trains."""
 
 from __future__ import annotations
 
@@ -69,26 +69,26 @@ def sgd(rate: float = 0.1) -> keras.optimizers.Optimizer:
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_rule_and_window(kind: type[Any]) -> None:
+def test_a_class_has_its_rule_and_window(kind: type[Any]) -> None:
     name, window = NAMED[kind]
-    known = {"form": "4.7"} if kind is ADAG else {}  # who names it does not mean dist-keras' ADAG
+    known = {"form": "4.7"} if kind is ADAG else {}  # the name alone does not select dist-keras' ADAG
     trainer = kind(wrong_model(), sgd(), SPARSE, **known)
     assert (trainer.rule.name, trainer.rule.window) == (name, window)
     assert kind(wrong_model(), sgd(), SPARSE, communication_window=3, **known).rule.window == 3
 
 
-def test_hyper_parameters_are_keywords() -> None:
+def test_hyperparameters_are_keywords() -> None:
     trainer = EAMSGD(wrong_model(), sgd(), SPARSE, rho=2.0, learning_rate=0.05, momentum=0.5, communication_window=4)
     assert trainer.rule.config() == {"window": 4, "rho": 2.0, "learning_rate": 0.05, "momentum": 0.5}
     assert ADAG(wrong_model(), sgd(), SPARSE, form="4.1").rule.config()["form"] == "4.1"
 
 
-def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
+def test_a_hyperparameter_of_another_rule_is_refused() -> None:
     with pytest.raises(TypeError, match="rho"):
         DOWNPOUR(wrong_model(), sgd(), SPARSE, rho=1.0)
 
 
-def test_it_learns(clouds: DataFrame) -> None:
+def test_each_trainer_learns(clouds: DataFrame) -> None:
     trainer = DOWNPOUR(wrong_model(), sgd(), SPARSE, batch_size=16, num_epoch=2)
     trainer.train(clouds)
     x, y = blobs(seed=1)
@@ -97,7 +97,7 @@ def test_it_learns(clouds: DataFrame) -> None:
 
 
 def test_single_trainer_is_plain_keras(clouds: DataFrame) -> None:
-    """Float32 rounding of some 16 commits apart."""
+    """The difference is the float32 rounding of about 16 commits."""
     spec = DataSpec((Column("features", (2,)),), (Column("label", (), "int32"),), batch_size=48, epochs=3, seed=5)
     plain = wrong_model()
     plain.compile(sgd(), SPARSE)
@@ -123,7 +123,7 @@ def test_shuffle_of_train_overrides_the_constructors(clouds: DataFrame) -> None:
 
 @pytest.mark.slow
 def test_averaging_trainer_is_the_mean_of_the_workers(spark: SparkSession) -> None:
-    # Each row moves its own weight by 1 at its worker only; the mean of two workers' moves is a half.
+    # Each row moves its own weight by 1 at one worker; the mean over two workers is 1/2.
     rows = 40
     trainer = AveragingTrainer(counting_model(rows), sgd(1.0), total, None, batch_size=8)
     df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
@@ -157,10 +157,10 @@ class TestEnsemble:
         assert caught.value.column == "features"
 
     @pytest.mark.parametrize("number", [0, -1, 1.5, True])
-    def test_number(self, number: int) -> None:
+    def test_an_invalid_number_of_models_is_refused(self, number: int) -> None:
         with pytest.raises(ConfigurationError, match="`num_ensembles` must be"):
             EnsembleTrainer(wrong_model(), sgd(), SPARSE, num_ensembles=number)
 
 
-def test_all_are_trainers() -> None:
+def test_all_classes_are_trainers() -> None:
     assert all(issubclass(kind, Trainer) for kind in NAMED)

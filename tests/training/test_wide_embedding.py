@@ -1,4 +1,4 @@
-"""A table that no process holds, in real jobs: the numbers of an ordinary one, its files, and predictions from them."""
+"""Spark jobs with a table that no process holds completely: its numbers, its files and predictions from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS, WIDTH = 50, 4
 
 
 def scored(table: keras.Layer, *hooks: keras.Layer, optimizer: Any = None) -> keras.Model:
-    """A table that is looked up twice, an input of its own, and a dense head."""
+    """Return a model of a table that is looked up twice, an extra input, and a dense head."""
     keras.utils.set_random_seed(3)
     layers = keras.layers
     user, others = keras.Input((1,), dtype="int64", name="user"), keras.Input((2,), dtype="int64", name="others")
@@ -67,7 +67,7 @@ def wide(folder: Path, rows: int = ROWS, **options: Any) -> WideEmbedding:
 
 
 def trained_rows(layer: WideEmbedding) -> dict[int, np.ndarray]:
-    """The rows next to a trained model, by their numbers."""
+    """Return the rows in the folder of a trained model, by id."""
     assert layer.rows is not None
     blocks = list(load_rows(layer.rows, layer.table()))
     found = {int(row): vector for ids, vectors in blocks for row, vector in zip(ids, vectors, strict=True)}
@@ -98,7 +98,7 @@ def test_the_numbers_are_those_of_an_ordinary_table(spark: SparkSession, tmp_pat
         np.testing.assert_array_equal(vector, expected_rows[row])
     inputs = inputs_of(df)
     np.testing.assert_array_equal(model.predict_on_batch(inputs), whole.predict_on_batch(inputs))
-    # Training goes on from these rows; the optimizers' accumulators begin again in both.
+    # Training continues from these rows; the optimizers' accumulators start from zero in both.
     again = trainer(model).train(df)
     np.testing.assert_array_equal(
         again.predict_on_batch(inputs), trainer(whole, tables=["table"]).train(df).predict_on_batch(inputs)
@@ -109,7 +109,7 @@ def test_the_numbers_are_those_of_an_ordinary_table(spark: SparkSession, tmp_pat
 
 
 class Held(EarlyStopping):
-    """Evaluates the center after two commits, and lets the worker go on then."""
+    """A callback that evaluates the center after two commits; the worker waits for that."""
 
     def __init__(self, df: DataFrame, evaluated: Path) -> None:
         super().__init__(df, every_commits=1)
@@ -125,13 +125,13 @@ class Held(EarlyStopping):
         return {found["clock"]: found["loss"] for found in self.evaluations if found["clock"] >= 2}
 
 
-class AsksForMore(Held):
-    """Asks, at the end, for what there is not."""
+class UsesMissingValues(Held):
+    """A callback that uses the model and other rows at the end, which are not available."""
 
     def on_end(self, context: CallbackContext) -> None:
         super().on_end(context)
         with pytest.raises(ConfigurationError, match=r"`context\.model` and `context\.restore_model` must not be used"):
-            context.model  # noqa: B018 - it is asked for
+            context.model  # noqa: B018 - reading it raises
         assert self.validation_batch is not None
         arrays = self.validation_batch.x
         others = replace(self.validation_batch, x=(np.arange(len(arrays[0]))[:, None], *arrays[1:]))
@@ -140,12 +140,12 @@ class AsksForMore(Held):
 
 
 def test_a_center_is_evaluated_with_the_rows_of_its_clock(spark: SparkSession, tmp_path: Path) -> None:
-    """The losses on validation rows are those of an ordinary table, which the driver has as a whole."""
+    """The validation losses are those of an ordinary table, which the driver holds completely."""
     df, validation = ratings(spark), ratings(spark, count=9)
     table = keras.layers.Embedding(ROWS, WIDTH, name="table")
     dense = scored(table, step_callback_layer(wait_at_step(8, tmp_path / "dense")))
     table.set_weights([initial_rows(wide(tmp_path).table(), np.arange(ROWS))])
-    expected, found = Held(validation, tmp_path / "dense"), AsksForMore(validation, tmp_path / "wide")
+    expected, found = Held(validation, tmp_path / "dense"), UsesMissingValues(validation, tmp_path / "wide")
     trainer(dense, tables=["table"]).train(df, callbacks=[expected])
     hook = step_callback_layer(wait_at_step(8, tmp_path / "wide"))
     model = trainer(scored(wide(tmp_path), hook)).train(df, callbacks=[found])
@@ -154,12 +154,12 @@ def test_a_center_is_evaluated_with_the_rows_of_its_clock(spark: SparkSession, t
     for clock in (2, last):
         assert found.losses[clock] == pytest.approx(expected.losses[clock], rel=1e-5)
     assert found.losses[2] != found.losses[last]
-    # Nothing is lent any more: the model that comes back looks up any row.
+    # The returned model is not limited to the rows of an evaluation: it looks up any row.
     np.testing.assert_array_equal(model.get_layer("table")(np.arange(ROWS)).shape, (ROWS, WIDTH))
 
 
 @pytest.mark.slow
-def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_wide_table_trains_with_its_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
     df, inputs = ratings(spark), inputs_of(ratings(spark))
     expected = trainer(scored(wide(tmp_path / "rows"))).train(df)
     made = trainer(scored(wide(tmp_path / "rows")), network=Network(server="cluster"))
@@ -172,7 +172,7 @@ def test_a_server_in_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
         trainer(model, network=Network(server="cluster")).train(df, checkpoint=tmp_path / "other")
 
 
-def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_estimator_trains_in_a_pipeline_that_hashes_strings(spark: SparkSession, tmp_path: Path) -> None:
     rows = 2**40
     names = spark.createDataFrame(
         [(f"user {number % 17}", float(number % 3), number >= 51) for number in range(60)],
@@ -181,7 +181,7 @@ def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Pa
     df = names.withColumn("user", hashed_ids("name", rows))
     user = keras.Input((1,), dtype="int64")
     layer = WideEmbedding(rows, 1, str(tmp_path / "rows"), name="table")
-    model = keras.Model(user, keras.layers.Flatten()(layer(user)))  # it has no other weights
+    model = keras.Model(user, keras.layers.Flatten()(layer(user)))  # the model has no other weights
     estimator = KerasEstimator(
         model, make("downpour", window=2), worker_optimizer=keras.optimizers.SGD(0.1), loss="mse", features_col="user",
         label_col="label", num_workers=2, batch_size=8, num_epoch=2, validation_indicator_col="held",
@@ -210,7 +210,7 @@ def test_an_estimator_in_a_pipeline_of_strings(spark: SparkSession, tmp_path: Pa
         loaded.transform(spark.createDataFrame([("x", 0.0, False, -3)], df.schema)).collect()
 
 
-def test_a_hash_is_what_it_was(spark: SparkSession) -> None:
+def test_hashes_do_not_change(spark: SparkSession) -> None:
     df = spark.createDataFrame([("7", 7), ("user", 2**40), (None, None)], "text string, number bigint")
     texts = [row[0] for row in df.select(hashed_ids("text", 2**40)).collect()]
     numbers = [row[0] for row in df.select(hashed_ids(df.number, 2**40)).collect()]
@@ -219,12 +219,12 @@ def test_a_hash_is_what_it_was(spark: SparkSession) -> None:
     assert texts[:2] == [613285906913, 13176444250]
 
 
-#: Bytes that a worker may use in addition to what it has after its first step; its rows are of `LONG` elements.
+#: Bytes that a worker may use in addition to those after its first step; a row has `LONG` elements.
 SPARE, LONG, MANY, BATCH = 96 << 20, 1024, 48_000, 120
 
 
 def limited_layer() -> keras.Layer:
-    """A layer that bounds the memory of a worker's process while it trains; executors get the function by value."""
+    """Return a layer that limits the memory of a worker's process; executors receive the function by value."""
     spare, array, steps = SPARE, 4 * MANY * LONG, MANY // BATCH
 
     def limit(step: int) -> None:
@@ -244,7 +244,7 @@ def limited_layer() -> keras.Layer:
 
 
 @pytest.mark.slow
-def test_a_table_of_more_touched_rows_than_a_worker_has_memory_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_more_rows_may_be_touched_than_fit_a_workers_memory(spark: SparkSession, tmp_path: Path) -> None:
     assert 4 * LONG * MANY > 3 * SPARE / 2
     user = keras.Input((1,), dtype="int64")
     layer = WideEmbedding(2**50, LONG, str(tmp_path), scale=0.0, name="table")
@@ -269,10 +269,10 @@ def test_a_table_of_more_touched_rows_than_a_worker_has_memory_for(spark: SparkS
 
 
 class TestErrors:
-    """Before any work starts, except for what only the rows show."""
+    """Errors, all of them before any work starts except for those that only the rows show."""
 
     @pytest.mark.parametrize("bad", [-1, pytest.param(ROWS, marks=pytest.mark.slow)])
-    def test_an_id_that_is_no_row(self, spark: SparkSession, tmp_path: Path, bad: int) -> None:
+    def test_an_id_outside_the_table_is_an_error(self, spark: SparkSession, tmp_path: Path, bad: int) -> None:
         df = ratings(spark, count=3).union(
             spark.createDataFrame([(bad, [0, 1], [0.0, 0.0, 0.0], 0.0)], ratings(spark, count=1).schema)
         )
@@ -284,7 +284,7 @@ class TestErrors:
         ("options", "why"),
         [
             ({"worker_optimizer": "adam"}, "'table' must travel by rows.*Adam may move rows"),
-            # Which options a table by rows excludes is in `test_tables` and `test_table_choice`.
+            # `test_tables` and `test_table_choice` test which options a table by rows excludes.
             pytest.param({"network": Network(overlap=True)}, "cannot travel: .*`overlap`", marks=pytest.mark.slow),
             pytest.param({"network": Network(wire_format="int8")}, "cannot travel: .*int8", marks=pytest.mark.slow),
             pytest.param(
@@ -294,23 +294,23 @@ class TestErrors:
             ),
         ],
     )
-    def test_what_does_not_go_with_it(
+    def test_options_that_exclude_tables_by_rows_are_refused(
         self, spark: SparkSession, tmp_path: Path, options: dict[str, Any], why: str
     ) -> None:
         with pytest.raises(ConfigurationError, match=why):
             trainer(scored(wide(tmp_path)), **options).train(ratings(spark))
 
-    def test_a_rule_that_moves_all_rows(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_rule_that_moves_all_rows_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         made = Trainer(scored(wide(tmp_path)), "easgd", features_col=["user", "others", "extra"])
         with pytest.raises(ConfigurationError, match="cannot travel: rule 'easgd'"):
             made.train(ratings(spark))
 
-    def test_a_folder_that_cannot_be_written_to(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_written_to_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigurationError, match="the `folder` of 'table' must be"):
             trainer(scored(wide(tmp_path / "file"))).train(ratings(spark))
 
-    def test_groups_streams_and_keras_itself(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_train_groups_and_fit_refuse_a_wide_table(self, spark: SparkSession, tmp_path: Path) -> None:
         df, model = ratings(spark), scored(wide(tmp_path))
         with pytest.raises(ConfigurationError, match="no WideEmbedding for `train_groups`"):
             trainer(model).train_groups(df, by="user", path=str(tmp_path))
@@ -322,7 +322,7 @@ class TestErrors:
         [lambda df: EarlyStopping(df, restore_best_weights=True), lambda df: KerasCallbacks([], df)],
         ids=["restores", "uses the model"],
     )
-    def test_a_callback_that_needs_the_whole_model(
+    def test_a_callback_that_needs_the_whole_model_is_refused(
         self, spark: SparkSession, tmp_path: Path, callback: Callable[[DataFrame], Callback]
     ) -> None:
         begun = []
@@ -334,16 +334,18 @@ class TestErrors:
         df = ratings(spark)
         with pytest.raises(ConfigurationError, match=r"a callback that restores a center, or uses `context\.model`"):
             trainer(scored(wide(tmp_path))).train(df, callbacks=[callback(df), Next()])
-        assert not begun  # the error is from before any work
+        assert not begun  # the error occurs before any work
 
-    def test_a_validation_row_with_an_id_that_is_no_row(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_validation_row_with_an_id_outside_the_table_is_an_error(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         bad = spark.createDataFrame([(3, [0, ROWS], [0.0, 0.0, 0.0], 0.0)], ratings(spark, count=1).schema)
         with pytest.raises(BadValueError, match=rf"ids of 'table' must be .*Received: {ROWS} in row 0") as caught:
             trainer(scored(wide(tmp_path))).train(ratings(spark), callbacks=[EarlyStopping(bad)])
         assert caught.value.column == "others"
 
     @pytest.mark.slow
-    def test_a_callback_that_restores_weights_of_another_moment(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_callback_that_restores_other_weights_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         class First(Callback):
             def on_end(self, context: CallbackContext) -> None:
                 weights = context.center

@@ -1,4 +1,4 @@
-"""Vectors that are rounded on the wire, in real jobs."""
+"""Spark jobs with vectors that are rounded on the wire."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distkeras.settings import grouped
 ROWS = 61
 BATCH, EPOCHS, WORKERS, SEEDS = 64, 3, 2, (0, 1)
 SPARSE = "sparse_categorical_crossentropy"
-#: Accuracy that a mean over `SEEDS` may be behind that of float32.
+#: The accuracy by which a mean over `SEEDS` may be below that of float32.
 POINTS = 0.005
 
 
@@ -40,8 +40,8 @@ def counter(rule: str, **options: Any) -> Trainer:
     )
 
 
-def test_every_row_still_counts_once_an_epoch(spark: SparkSession) -> None:
-    """A movement of 1 is 127 steps of 1/127; float32 rounds in between."""
+def test_every_row_counts_once_per_epoch(spark: SparkSession) -> None:
+    """A payload of 1 is sent as 127 steps of 1/127, with float32 rounding in between."""
     trainer = counter("downpour", num_epoch=3, wire_format="int8")
     np.testing.assert_allclose(counts(trainer.train(counting_rows(spark, ROWS))), 3, rtol=0, atol=1e-4)
     assert {row["bytes"] for row in trainer.commits.collect()} == {ROWS + 4}
@@ -49,7 +49,7 @@ def test_every_row_still_counts_once_an_epoch(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(("rule", "wire_format"), [("aeasgd", "bfloat16"), ("adag", "int8"), ("agn", "float16")])
-def test_refused_before_any_work(rule: str, wire_format: str) -> None:
+def test_a_wire_format_that_a_rule_excludes_is_refused_before_any_work(rule: str, wire_format: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`wire_format` must be .*wire_format='{wire_format}'"):
         counter(rule, wire_format=wire_format)
 
@@ -57,7 +57,7 @@ def test_refused_before_any_work(rule: str, wire_format: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "window", "rate"), [("agn", 10, 0.3), ("downpour", 1, 0.1)])
-def test_it_learns_as_well(
+def test_a_rounded_job_is_as_accurate_as_float32(
     name: str,
     window: int,
     rate: float,
@@ -65,7 +65,7 @@ def test_it_learns_as_well(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The rate falls to zero, so that what is compared is not the noise of the last steps."""
+    """The learning rate falls to zero, so that the comparison does not depend on the noise of the last steps."""
     (x, y), (x_test, y_test) = datasets.fashion_mnist()
     x_test = x_test.astype(np.float32) / 255
     train = spark.read.parquet(datasets.write_parquet(tmp_path / "train", x, y, files=WORKERS))
