@@ -25,11 +25,11 @@ def test_rows_of_the_spool_become_blocks_without_a_copy() -> None:
             assert np.shares_memory(got, kept)
 
 
-def test_rows_that_are_no_neighbors_are_joined_by_a_copy() -> None:
-    numbers = np.arange(24.0).reshape(12, 2).copy()  # owns its memory
+def test_rows_that_are_not_adjacent_are_joined_by_a_copy() -> None:
+    numbers = np.arange(24.0).reshape(12, 2).copy()  # the array owns its memory
     for parts in ([numbers[:3], numbers[4:6]], [numbers[3:5], numbers[:3]], [numbers[:2], numbers[2:4].copy()]):
         (block,) = in_blocks([(part,) for part in parts], 10)
         np.testing.assert_array_equal(block[0], np.concatenate(parts))
-    flat = np.arange(24.0)  # views of another shape than what they look into
+    flat = np.arange(24.0)  # views whose shape differs from that of their base
     (block,) = in_blocks([(flat[:4].reshape(2, 2),), (flat[4:8].reshape(2, 2),)], 10)
     np.testing.assert_array_equal(block[0], flat[:8].reshape(4, 2))

@@ -1,4 +1,4 @@
-"""Ten times the memory that a worker may take, in every epoch: what does not fit lies in files."""
+"""Partitions of ten times the memory that a worker may use: in every epoch, the rest is read from files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.patience import patience
 
-#: Its argument is the spool's bytes; the kernel allows the process 40 MiB more than it began with.
+#: Its argument is the memory of the spool in bytes; the kernel allows the process 40 MiB more than at its start.
 PROGRAM = """
 import resource, sys, zlib
 import numpy as np
@@ -47,7 +47,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (now + ALLOWED, now + ALLOWED))
 drain(TIMES * ALLOWED // (4 * WIDTH))
 """
 
-#: What an array had goes back to the system with it: else it depends on their order how much the heap keeps.
+#: The memory of a freed array returns to the system; otherwise the heap's size depends on the order of the arrays.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
@@ -61,8 +61,10 @@ def drained(spool_bytes: int, folder: object) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no limit is held")
-def test_ten_times_the_memory(tmp_path: object) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
+def test_ten_times_the_memory_is_read_from_files(tmp_path: object) -> None:
     done = drained(1 << 20, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "MemoryError" in drained(1 << 40, tmp_path).stderr  # the limit holds: without files it is not enough
+    assert (
+        "MemoryError" in drained(1 << 40, tmp_path).stderr
+    )  # the limit is enforced: without files, the memory does not suffice

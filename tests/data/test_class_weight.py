@@ -1,4 +1,4 @@
-"""Class weights: which labels they go with, and the weight of each row."""
+"""Class weights: the labels that they are allowed for, and the weight of each row."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ def spec(*labels: Column, classes: int | None = None) -> DataSpec:
         ([Column("y", (2,))], None, r"classes in \[0, 2\).*Received: \[2\]"),
     ],
 )
-def test_labels_that_are_not_one_class_a_row(labels: list[Column], classes: int | None, text: str) -> None:
+def test_class_weights_are_refused_for_labels_that_are_not_one_class_per_row(
+    labels: list[Column], classes: int | None, text: str
+) -> None:
     with pytest.raises(ConfigurationError, match=rf"`class_weight`.*{text}"):
         require_classes({0: 1.0, 2: 3.0}, spec(*labels, classes=classes))
 
 
 @pytest.mark.parametrize(("label", "classes"), [(Column("y"), 3), (Column("y", (3,)), None), (Column("y", (1,)), None)])
-def test_labels_that_are(label: Column, classes: int | None) -> None:
+def test_class_weights_are_accepted_for_labels_of_one_class_per_row(label: Column, classes: int | None) -> None:
     require_classes({0: 1.0, 2: 3.0}, spec(label, classes=classes))
 
 
-def test_weights_of_numpys_keys_are_those_of_python() -> None:
+def test_keys_may_be_numpy_integers() -> None:
     assert require_class_weight({np.int64(1): np.float32(2)}) == {1: 2.0}
 
 
-def test_each_kind_of_label_finds_its_weight(spark: SparkSession) -> None:
+def test_each_kind_of_label_has_its_weight(spark: SparkSession) -> None:
     schema = T.StructType().add("class", "integer").add("double", "double").add("bit", "boolean")
     schema = schema.add("hot", T.ArrayType(T.FloatType())).add("vector", VectorUDT())
     schema = schema.add("nested", T.ArrayType(T.ArrayType(T.IntegerType())))
@@ -71,6 +73,6 @@ def test_a_label_and_a_weight_may_have_any_name(spark: SparkSession, name: str) 
     assert sorted(row[CLASS_WEIGHT] for row in found) == [2.0, 30.0]
 
 
-def test_no_column_of_the_callers_is_overwritten(spark: SparkSession) -> None:
+def test_no_column_of_the_caller_is_overwritten(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match=f"no column may have the name '{CLASS_WEIGHT}'"):
         weighted(spark.createDataFrame([(0, 1.0)], ["y", CLASS_WEIGHT]), "y", {1: 5.0}, None)

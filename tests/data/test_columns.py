@@ -73,7 +73,7 @@ def test_values_keep_order_and_take_shape_and_dtype(
         (pa.array([1.0, 2.5]), (), "int32", BadValueError, 1, "2.5"),
         (pa.array([Decimal("1.00"), Decimal("2.50")]), (), "int32", BadValueError, 1, "2.50"),
         (pa.array([Decimal(1), Decimal(2**63)]), (), "int64", BadValueError, 1, str(2**63)),
-        # Spark, or who made the rows, may have rounded these: 2**53 + 1 has the same double.
+        # These may have been rounded before: 2**53 + 1 has the same double.
         (pa.array([2.0**53 - 1, 2.0**53]), (), "int64", BadValueError, 1, str(2.0**53)),
         (pa.array([2.0**24 - 1, -(2.0**24)], F32), (), "int64", BadValueError, 1, str(-(2.0**24))),
         (pa.array([1.0, 2.0**63]), (), "int64", BadValueError, 1, str(2.0**63)),
@@ -122,7 +122,7 @@ def test_types_without_numbers_are_refused(values: Any) -> None:
         to_numpy(values, Column("c"))
 
 
-def test_no_copy_where_the_type_fits() -> None:
+def test_values_of_the_right_type_are_not_copied() -> None:
     flat = pa.array(np.arange(12, dtype="float32"))
     got = to_numpy(pa.ListArray.from_arrays(pa.array([0, 3, 6, 9, 12], pa.int32()), flat), Column("c", (3,)))
     assert np.shares_memory(got, flat.to_numpy())
@@ -135,7 +135,7 @@ def test_no_copy_where_the_type_fits() -> None:
     length=st.integers(0, 20),
     kind=st.sampled_from([pa.list_(F32), pa.large_list(F32), pa.list_(F32, 3)]),
 )
-def test_a_slice_of_an_array_is_that_slice(
+def test_a_slice_of_an_array_is_converted_alone(
     rows: list[list[float]], first: int, length: int, kind: pa.FixedSizeListType | pa.LargeListType | pa.ListType
 ) -> None:
     got = to_numpy(pa.array(rows, kind).slice(min(first, len(rows)), length), Column("c", (3,)))
@@ -155,7 +155,7 @@ def test_a_slice_of_an_array_is_that_slice(
         {"name": "c", "dtype": "complex64"},
     ],
 )
-def test_columns_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None:
+def test_invalid_columns_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Received: "):
         Column(**arguments)
 

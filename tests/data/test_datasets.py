@@ -21,7 +21,9 @@ def idx(array: np.ndarray, code: int) -> bytes:
 
 @pytest.mark.parametrize(("dtype", "code"), [("u1", 0x08), ("i1", 0x09), ("i2", 0x0B), ("i4", 0x0C), ("f4", 0x0D)])
 @pytest.mark.parametrize("pack", [gzip.compress, bytes])
-def test_idx_round_trip(tmp_path: Path, dtype: str, code: int, pack: Callable[..., Any] | type[bytes]) -> None:
+def test_an_idx_file_is_read_as_it_was_written(
+    tmp_path: Path, dtype: str, code: int, pack: Callable[..., Any] | type[bytes]
+) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     (tmp_path / "a.idx").write_bytes(pack(idx(array, code)))
     back = datasets.read_idx(tmp_path / "a.idx")
@@ -29,7 +31,7 @@ def test_idx_round_trip(tmp_path: Path, dtype: str, code: int, pack: Callable[..
     np.testing.assert_array_equal(back, array)
 
 
-def test_idx_refuses_other_files(tmp_path: Path) -> None:
+def test_a_file_that_is_not_idx_is_refused(tmp_path: Path) -> None:
     good = idx(np.arange(6, dtype="u1"), 0x08)
     for bad in (b"", b"\x89PNG\r\n", b"\0\0\x42\x01\0\0\0\x01a", good[:6]):
         (tmp_path / "bad").write_bytes(bad)
@@ -41,7 +43,7 @@ def test_idx_refuses_other_files(tmp_path: Path) -> None:
             datasets.read_idx(tmp_path / "bad")
 
 
-def test_fashion_mnist_from_a_folder(tmp_path: Path) -> None:
+def test_fashion_mnist_is_read_from_a_folder(tmp_path: Path) -> None:
     for split, rows in (("train", 5), ("t10k", 3)):
         pictures, labels = datasets.idx_names(split)
         (tmp_path / pictures).write_bytes(gzip.compress(idx(np.full((rows, 28, 28), rows, "u1"), 0x08)))
@@ -53,7 +55,7 @@ def test_fashion_mnist_from_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path(datasets.FASHION_MNIST).is_dir(), reason="dataset-fashion-mnist is not installed")
-def test_fashion_mnist_itself() -> None:
+def test_the_installed_fashion_mnist_is_read() -> None:
     (x_train, y_train), (x_test, y_test) = datasets.fashion_mnist()
     assert x_train.shape == (60000, 784)
     assert x_test.shape == (10000, 784)
@@ -62,7 +64,9 @@ def test_fashion_mnist_itself() -> None:
     assert x_train.max() == 255
 
 
-def test_fashion_mnist_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_fashion_mnist_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import keras
 
     def offline() -> None:

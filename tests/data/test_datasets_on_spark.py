@@ -25,7 +25,7 @@ def test_to_dataframe_and_parquet_agree(spark: SparkSession, tmp_path: Path) -> 
     assert stored.exceptAll(frame).isEmpty()
 
 
-def test_float_labels_and_other_names(spark: SparkSession) -> None:
+def test_labels_may_be_floats_and_columns_may_have_other_names(spark: SparkSession) -> None:
     frame = datasets.to_dataframe(
         spark, np.full((3, 2), 7, np.int64), np.array([0.5, 1, 2]), features_col="x", label_col="y"
     )
@@ -33,7 +33,7 @@ def test_float_labels_and_other_names(spark: SparkSession) -> None:
     assert present(frame.first()).x == [7.0, 7.0]
 
 
-def test_metrics_take_spark_dataframes(spark: SparkSession) -> None:
+def test_metrics_accept_spark_dataframes(spark: SparkSession) -> None:
     columns = "worker int, epoch int, iteration long, timestamp timestamp, loss double, accuracy double, samples long"
     run = spark.sql("SELECT * FROM VALUES (1), (2), (4)").selectExpr(
         "0 worker",

@@ -1,4 +1,4 @@
-"""Columns whose values executors decode."""
+"""Columns whose values are decoded on the executors."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_values_become_arrays_of_the_shape(shape: tuple[int, ...], dtype: str) -
     assert to_numpy(encoded()[:0], column()).shape == (0, 2, 3)
 
 
-def test_values_of_any_type() -> None:
+def test_values_of_any_type_are_decoded() -> None:
     texts = column(lambda text: [float(part) for part in text.split(",")], (2,))
     np.testing.assert_array_equal(to_numpy(pa.array(["1,2", "3,4"]), texts), [[1, 2], [3, 4]])
 
 
 @pytest.mark.parametrize(
-    ("decode", "error", "told"),
+    ("decode", "error", "message"),
     [
         (lambda data: np.zeros((3, 2)), ShapeError, r"shape \(3, 2\) in row 7"),
         (lambda data: np.full((2, 3), np.nan), BadValueError, "nan in row 7"),
@@ -53,8 +53,10 @@ def test_values_of_any_type() -> None:
         (lambda data: {"k": 1}["key"], BadValueError, r"KeyError: 'key' in row 7 .*column 'content'"),
     ],
 )
-def test_what_cannot_be_decoded_is_named(decode: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_the_error_for_a_value_that_cannot_be_decoded_names_it(
+    decode: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         to_numpy(encoded(), column(decode), first_row=7)
 
 
@@ -63,7 +65,7 @@ def test_a_null_is_refused() -> None:
         to_numpy(pa.array([IMAGES[0].tobytes(), None], pa.binary()), column())
 
 
-def test_the_thread_that_reads_ahead_decodes_a_batch_at_a_time() -> None:
+def test_the_prefetch_thread_decodes_each_value_once() -> None:
     threads, calls = set(), []
 
     def watched(data: bytes) -> np.ndarray:
@@ -81,7 +83,7 @@ def test_the_thread_that_reads_ahead_decodes_a_batch_at_a_time() -> None:
     assert len(calls) == len(IMAGES)  # once for all epochs
 
 
-def test_the_argument() -> None:
+def test_decode_is_a_function_or_a_mapping_of_columns() -> None:
     settings: Any = TrainSettings
     assert settings(decode=pixels).decode == {"features": pixels}
     assert TrainSettings(features_col=("a", "b"), decode={"b": pixels}).row_settings["decode"] == {"b": "pixels"}

@@ -27,13 +27,13 @@ SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64", 
 
 
 def arrow_ready(df: DataFrame, names: list[str]) -> DataFrame:
-    """Return columns as training reads them."""
+    """Return the columns in the form that training reads."""
     return df.select(*ready_columns(df.schema.fields, DataSpec(features=tuple(map(Column, names)))))
 
 
 @pytest.fixture(scope="module")
 def parquet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """1200 rows in six files, one in four of them a duplicate of another."""
+    """Return a folder of six files with 1200 rows, of which one in four is a duplicate."""
     path = str(tmp_path_factory.mktemp("rows") / "parquet")
     numbers = F.col("id") % 900
     rows = spark.range(0, 1200, numPartitions=6).select(
@@ -46,7 +46,7 @@ def parquet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> st
 
 
 def rows_by_partition(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
-    """What each partition's task sees, in the order in which it sees it."""
+    """Return the rows of each partition, in the order in which its task reads them."""
 
     def label(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -72,7 +72,7 @@ def read(df: DataFrame, spec: DataSpec) -> list[Any]:
         return list(source)
 
 
-def test_every_row_lands_once_and_only_the_named_columns_travel(spark: SparkSession, parquet: str) -> None:
+def test_every_row_is_in_one_partition_and_only_the_named_columns_are_sent(spark: SparkSession, parquet: str) -> None:
     df = spark.read.parquet(parquet)
     laid_out = partitioned(df, SPEC, 3)
     assert laid_out.columns == ["x", "y", ROW_HASH]
@@ -83,15 +83,15 @@ def test_every_row_lands_once_and_only_the_named_columns_travel(spark: SparkSess
     assert sorted(chain(*partitions.values())) == sorted(expected)
 
 
-def test_order_is_that_of_the_values_and_not_of_the_run(spark: SparkSession, parquet: str, tmp_path: Path) -> None:
+def test_the_order_depends_only_on_the_values(spark: SparkSession, parquet: str, tmp_path: Path) -> None:
     first, second = (rows_by_partition(partitioned(spark.read.parquet(parquet), SPEC, 2)) for _ in range(2))
     assert first == second
-    # The same rows in other files, other places and other splits.
+    # The same rows in other files, at other positions and in other splits.
     spark.read.parquet(parquet).repartition(3).orderBy(F.rand(1)).write.parquet(str(tmp_path / "again"))
     assert rows_by_partition(partitioned(spark.read.parquet(str(tmp_path / "again")), SPEC, 2)) == first
 
 
-def test_the_seed_enters_the_layout(spark: SparkSession, parquet: str) -> None:
+def test_the_layout_depends_on_the_seed(spark: SparkSession, parquet: str) -> None:
     df = spark.read.parquet(parquet)
     seeds = [
         rows_by_partition(partitioned(df, DataSpec(features=SPEC.features, labels=SPEC.labels, seed=n), 2))
@@ -141,7 +141,7 @@ def test_few_distinct_rows_may_leave_partitions_empty(spark: SparkSession) -> No
     assert rows_by_partition(partitioned(df.limit(0), SPEC, 3)) == {}
 
 
-def test_partitioned_already_leaves_rows_where_they_are(spark: SparkSession) -> None:
+def test_partitioned_already_keeps_the_partitions(spark: SparkSession) -> None:
     df = spark.range(0, 100, numPartitions=4).select(
         F.array(*[F.col("id").cast("float")] * 3).alias("x"), F.col("id").alias("y")
     )
@@ -151,7 +151,7 @@ def test_partitioned_already_leaves_rows_where_they_are(spark: SparkSession) -> 
     }
 
 
-def test_no_name_of_a_column_is_in_the_way(spark: SparkSession) -> None:
+def test_a_column_may_have_any_name(spark: SparkSession) -> None:
     df = spark.createDataFrame([(1.0, 2.0, 3.0, 4, 5)], ["a.b", "a`b", "Hash", "hash_", "with space"])
     spec = DataSpec(features=tuple(map(Column, df.columns)))
     (batch,) = read(df, spec)
@@ -159,7 +159,7 @@ def test_no_name_of_a_column_is_in_the_way(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
-def test_a_quoted_name_is_one_column_wherever_spark_parses_names(spark: SparkSession, name: str) -> None:
+def test_a_quoted_name_is_parsed_as_one_column(spark: SparkSession, name: str) -> None:
     df = spark.createDataFrame([(1.0,), (2.0,)], [name])
     assert [row[0] for row in df.where(f"{quoted(name)} > 1").selectExpr(quoted(name)).collect()] == [2.0]
     assert [row[0] for row in df.groupBy().mean(quoted(name)).collect()] == [1.5]
@@ -171,7 +171,7 @@ def test_a_worker_count_below_one_is_refused(spark: SparkSession) -> None:
         partitioned(spark.range(1), DataSpec(features=(Column("id"),)), 0)
 
 
-def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark: SparkSession) -> None:
+def test_numbers_of_every_type_and_both_kinds_of_vectors_are_read(spark: SparkSession) -> None:
     df = spark.createDataFrame(
         [
             (Vectors.dense(1, 2, 3), True, Decimal("1.5"), [Decimal("2.5")], [[True], [False]], 7),
@@ -195,7 +195,7 @@ def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark: SparkSe
     assert to_numpy(table["n"], Column("n", (), "int32")).tolist() == [7, 8]
 
 
-def test_decimals_beyond_what_a_double_holds_stay_the_ids_that_they_are(spark: SparkSession) -> None:
+def test_decimals_that_a_double_cannot_represent_stay_exact(spark: SparkSession) -> None:
     ids = [2**53 + 1, 2**63 - 1]
     df = spark.createDataFrame([(Decimal(i), [Decimal(i)]) for i in ids], "id decimal(20,0), ids array<decimal(20,0)>")
     columns = Column("id", (), "int64"), Column("ids", (1,), "int64")
@@ -217,7 +217,7 @@ def test_decimals_beyond_what_a_double_holds_stay_the_ids_that_they_are(spark: S
         (T.DoubleType(), [1.0], ShapeError, "a single number"),
     ],
 )
-def test_bad_rows_come_through_spark_to_their_typed_error(
+def test_bad_rows_raise_their_typed_error_through_spark(
     spark: SparkSession, kind: Any, values: list[Any], error: type[BadValueError] | type[ShapeError], text: str
 ) -> None:
     df = spark.createDataFrame([(v, 1) for v in values], T.StructType().add("x", kind).add("y", "long"))
@@ -226,7 +226,7 @@ def test_bad_rows_come_through_spark_to_their_typed_error(
     assert (caught.value.column, caught.value.worker) == ("x", 0)
 
 
-def test_a_missing_column_is_named_with_the_ones_there_are(spark: SparkSession) -> None:
+def test_the_error_for_a_missing_column_names_the_existing_columns(spark: SparkSession) -> None:
     df = spark.createDataFrame([(1, 2)], ["features", "label"])
     with pytest.raises(
         MissingColumnError, match=r"'Features' \(or is it 'features'\?\). Received: columns=\['features', 'label'\]"
@@ -249,7 +249,7 @@ def test_an_ambiguous_name_is_refused(spark: SparkSession) -> None:
         arrow_ready(df, ["a"])
 
 
-def test_older_vectors_convert_too(spark: SparkSession) -> None:
+def test_vectors_of_mllib_are_converted(spark: SparkSession) -> None:
     from pyspark.mllib.linalg import Vectors as OlderVectors
 
     df = spark.createDataFrame([(OlderVectors.dense(1, 2),), (OlderVectors.sparse(2, [1], [3.0]),)], ["v"])

@@ -1,4 +1,4 @@
-"""How far an epoch is, before anybody knows how many rows there are."""
+"""The completed share of an epoch while the number of rows is still unknown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS, BATCH = 400, 4
 
 
 def shares(hashes: np.ndarray | None, epochs: int = 1) -> list[float]:
-    """What a source tells with each of its mini-batches."""
+    """Return the completed share that a source reports with each of its mini-batches."""
     columns = {"x": pa.array(np.arange(ROWS))} | ({} if hashes is None else {ROW_HASH: pa.array(hashes)})
     rows = pa.table(columns).to_batches(max_chunksize=100)
     spec = DataSpec((Column("x"),), batch_size=BATCH, epochs=epochs, shuffle=False)
@@ -27,14 +27,14 @@ def random_hashes() -> np.ndarray:
     return np.random.default_rng(0).integers(-(2**63), 2**63 - 1, ROWS)
 
 
-def test_hashes_in_order_tell_it() -> None:
+def test_sorted_hashes_give_the_share() -> None:
     found = shares(np.sort(random_hashes()))
     assert np.abs(np.array(found) - np.arange(1, 101) / 100).max() < 0.1
     assert found[-1] == 1.0
 
 
 @pytest.mark.parametrize("hashes", [None, random_hashes()])
-def test_without_their_order_the_first_epoch_does_not_tell(hashes: np.ndarray | None) -> None:
+def test_the_share_of_the_first_epoch_is_unknown_without_sorted_hashes(hashes: np.ndarray | None) -> None:
     found = shares(hashes, epochs=2)
     assert found[0] == 0.0
     assert found[99] == 1.0

@@ -14,7 +14,7 @@ from distkeras.ps.errors import ConfigurationError, DeadlineError, JobStoppedErr
 SECONDS = patience(20)
 
 
-def test_items_come_in_order_and_the_end_stays_the_end() -> None:
+def test_items_arrive_in_order_and_the_end_is_final() -> None:
     prefetcher = Prefetcher(range(100), 3)
     prefetcher.start()
     assert list(prefetcher) == list(range(100))
@@ -34,11 +34,11 @@ def test_the_thread_is_never_more_than_its_depth_ahead() -> None:
     prefetcher.start()
     for _ in prefetcher:
         consumed += 1
-    # 4 wait in the queue, one may be just taken and not counted yet.
+    # Four items wait in the queue, and one may have been taken and not counted yet.
     assert max(ahead) <= 5
 
 
-def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised() -> None:
+def test_an_error_follows_the_items_before_it_and_shows_its_origin() -> None:
     def failing_items() -> Iterator[int]:
         yield 1
         raise OSError("gone")
@@ -52,7 +52,7 @@ def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised(
     assert "failing_items" in "".join(traceback.format_tb(caught.value.__traceback__))
 
 
-def test_closing_frees_a_thread_that_waits_for_room() -> None:
+def test_closing_ends_a_thread_that_waits_for_a_free_place() -> None:
     prefetcher = Prefetcher(iter(int, 1), 2, name="endless")
     prefetcher.start()
     next(prefetcher)

@@ -1,4 +1,4 @@
-"""Columns for a model, settled before any job."""
+"""The columns of a model, which are chosen before any job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPARSE = "sparse_categorical_crossentropy"
 
 
 def frame(**columns: Any) -> Any:
-    """All that is asked of a DataFrame here is its schema."""
+    """Return an object with the only attribute of a DataFrame that is read here, its schema."""
     return SimpleNamespace(schema=T.StructType([T.StructField(name, kind) for name, kind in columns.items()]))
 
 
@@ -60,12 +60,12 @@ def spec(
 
 
 class TestNames:
-    def test_one_or_several(self) -> None:
+    def test_one_or_several_names_are_accepted(self) -> None:
         assert names_of("a", "label_col") == ("a",)
         assert names_of(["a", "b"], "label_col") == ("a", "b")
 
     @pytest.mark.parametrize("bad", ["", [], [""], [1], ["a", None]])
-    def test_anything_else(self, bad: str | list[Any]) -> None:
+    def test_other_values_are_refused(self, bad: str | list[Any]) -> None:
         with pytest.raises(ConfigurationError, match="`label_col` must be a column name"):
             names_of(bad, "label_col")
 
@@ -73,51 +73,51 @@ class TestNames:
 class TestLabels:
     @pytest.mark.parametrize("loss", [SPARSE, keras.losses.SparseCategoricalCrossentropy(from_logits=True)])
     @pytest.mark.parametrize("kind", [T.IntegerType(), T.LongType(), T.DoubleType(), T.BooleanType()])
-    def test_classes(self, loss: keras.losses.Loss | str, kind: Any) -> None:
+    def test_sparse_labels_are_classes(self, loss: keras.losses.Loss | str, kind: Any) -> None:
         found = spec(compiled(loss), frame(x=FLOATS, y=kind))
         assert found.labels == (Column("y", (), "int32"),)
         assert found.labels[0].classes == 3
 
-    def test_classes_of_a_sequence(self) -> None:
+    def test_sparse_labels_of_a_sequence_are_arrays_of_classes(self) -> None:
         model = keras.Sequential([keras.Input((5, 2)), keras.layers.Dense(3, "softmax")])
         model.compile("sgd", SPARSE)
         found = spec(model, frame(x=FLOATS, y=T.ArrayType(T.IntegerType())))
         assert found.labels == (Column("y", (5,), "int32"),)
 
-    def test_one_hot(self) -> None:
+    def test_one_hot_labels_are_arrays(self) -> None:
         found = spec(compiled("categorical_crossentropy"), frame(x=FLOATS, y=FLOATS))
         assert found.labels == (Column("y", (3,), "float32"),)
         assert found.labels[0].classes is None
 
-    def test_one_number(self) -> None:
+    def test_labels_of_one_output_are_numbers(self) -> None:
         found = spec(compiled("mse", outputs=1), frame(x=FLOATS, y=T.DoubleType()))
         assert found.labels == (Column("y", (1,), "float32"),)
 
     @pytest.mark.parametrize("loss", ["mse", "categorical_crossentropy", keras.losses.MeanSquaredError()])
-    def test_a_scalar_for_several_outputs(self, loss: keras.losses.Loss | str) -> None:
+    def test_scalar_labels_are_refused_for_several_numbers(self, loss: keras.losses.Loss | str) -> None:
         with pytest.raises(ShapeError, match=r"arrays of shape \(3,\).*Received: int") as caught:
             spec(compiled(loss), frame(x=FLOATS, y=T.IntegerType()))
         assert caught.value.column == "y"
 
     @pytest.mark.parametrize("loss", [SPARSE, "categorical_crossentropy", keras.losses.CategoricalCrossentropy()])
-    def test_classes_of_one_number(self, loss: keras.losses.Loss | str) -> None:
+    def test_a_loss_of_classes_is_refused_for_one_number(self, loss: keras.losses.Loss | str) -> None:
         with pytest.raises(ConfigurationError, match=r"a number for each class.*'binary_crossentropy'"):
             spec(compiled(loss, outputs=1), frame(x=FLOATS, y=T.IntegerType()))
 
-    def test_one_class_for_a_sequence(self) -> None:
+    def test_one_class_is_refused_for_a_sequence(self) -> None:
         model = keras.Sequential([keras.Input((5, 2)), keras.layers.Dense(3, "softmax")])
         model.compile("sgd", SPARSE)
         with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(5, 3\)"):
             spec(model, frame(x=FLOATS, y=T.IntegerType()))
 
-    def test_a_loss_of_the_users_own_may_take_a_scalar(self) -> None:
+    def test_a_custom_loss_may_have_scalar_labels(self) -> None:
         def mine(y_true: Any, y_pred: Any) -> Any:
             return keras.ops.mean(y_pred)
 
         found = spec(compiled(mine), frame(x=FLOATS, y=T.IntegerType()))
         assert found.labels == (Column("y", (), "float32"),)
 
-    def test_several_outputs_each_with_its_loss(self) -> None:
+    def test_each_output_has_the_labels_of_its_loss(self) -> None:
         inputs = keras.Input((4,))
         heads = [keras.layers.Dense(3, "softmax", name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
         model = keras.Model(inputs, heads)
@@ -131,7 +131,7 @@ class TestLabels:
 
 class TestFeatures:
     @pytest.mark.parametrize("kind", [FLOATS, VectorUDT(), T.ArrayType(T.DoubleType())])
-    def test_take_the_shape_of_the_input(self, kind: Any) -> None:
+    def test_features_have_the_shape_of_the_input(self, kind: Any) -> None:
         found = spec(compiled(SPARSE, inputs=(2, 3)), frame(x=kind, y=T.IntegerType()))
         assert found.features == (Column("x", (2, 3), "float32"),)
 
@@ -151,7 +151,7 @@ class TestFeatures:
         assert found.features[0].dtype == "float64"
         assert (sorted(found.doubles), sorted(found.whole)) == (["x", "y"], ["y"])
 
-    def test_an_open_shape(self) -> None:
+    def test_an_input_without_a_fixed_shape_is_refused(self) -> None:
         model = keras.Sequential([keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)])
         model.compile("sgd", SPARSE)
         with pytest.raises(ConfigurationError, match="must have a fixed shape") as caught:
@@ -165,7 +165,7 @@ class TestFeatures:
             ({"labels": ["x", "y"]}, "`label_col` must name a column for each of the 1 outputs"),
         ],
     )
-    def test_another_number_of_columns(self, columns: dict[str, Any], text: str) -> None:
+    def test_another_number_of_columns_is_refused(self, columns: dict[str, Any], text: str) -> None:
         with pytest.raises(ConfigurationError, match=text):
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType()), **columns)
 
@@ -182,16 +182,16 @@ class TestFeatures:
             ({"features": "s"}, T.StructType([T.StructField("a", T.IntegerType())]), "select its fields"),
         ],
     )
-    def test_a_type_without_numbers(self, columns: dict[str, Any], kind: Any, way: str) -> None:
+    def test_a_type_without_numbers_is_refused(self, columns: dict[str, Any], kind: Any, way: str) -> None:
         with pytest.raises(ColumnTypeError, match=rf"must hold numbers.*{way}.*Received: type=") as caught:
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType(), s=kind), **columns)
         assert caught.value.column == "s"
 
-    def test_numbers_for_an_input_of_several(self) -> None:
+    def test_scalars_are_refused_for_an_input_of_several_numbers(self) -> None:
         with pytest.raises(ShapeError, match=r"fill the input's shape \(4,\).*VectorAssembler.*Received: double"):
             spec(compiled(SPARSE), frame(x=T.DoubleType(), y=T.IntegerType()))
 
-    def test_vectors_that_spark_knows_the_size_of(self) -> None:
+    def test_vectors_of_a_wrong_size_are_refused_by_their_metadata(self) -> None:
         df = SimpleNamespace(
             schema=T.StructType()
             .add("x", VectorUDT(), metadata={"ml_attr": {"num_attrs": 3}})
@@ -201,7 +201,7 @@ class TestFeatures:
             spec(compiled(SPARSE), df)
         assert caught.value.column == "x"
 
-    def test_an_input_of_text(self) -> None:
+    def test_an_input_of_text_is_refused(self) -> None:
         inputs = keras.Input((1,), dtype="string")
         hidden = keras.layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")(inputs)
         model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(hidden))
@@ -210,19 +210,19 @@ class TestFeatures:
             spec(model, frame(x=T.IntegerType(), y=T.IntegerType()))
 
     @pytest.mark.parametrize("missing", [{"features": "gone"}, {"labels": "gone"}, {"weight": "gone"}])
-    def test_a_missing_column(self, missing: dict[str, str]) -> None:
+    def test_a_missing_column_is_refused(self, missing: dict[str, str]) -> None:
         with pytest.raises(MissingColumnError, match=r"'gone'.*Received: columns=\['x', 'y'\]") as caught:
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType()), **missing)
         assert caught.value.column == "gone"
 
 
-def test_the_rest_is_handed_on() -> None:
+def test_the_other_settings_are_passed_on() -> None:
     found = spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType(), w=T.DoubleType()), weight="w")
     assert found.sample_weight == Column("w")
     assert (found.batch_size, found.epochs, found.seed, found.shuffle, found.spool_bytes) == (8, 2, 3, True, 100)
 
 
-def test_example_has_one_row_of_each() -> None:
+def test_an_example_has_one_row_of_each_column() -> None:
     found = spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType(), w=T.DoubleType()), weight="w")
     batch = example(found)
     assert batch.size == 1

@@ -1,4 +1,4 @@
-"""Where mini-batches lie: side by side, in memory that a backend can take over."""
+"""The memory of mini-batches: adjacent, and aligned so that a backend can use it without a copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cut(data: ColumnArrays, spec: DataSpec = SPEC, window: int = 1) -> list[Batc
 
 
 def require_stacks_hold(got: list[Batch]) -> None:
-    """What a batch says of the stack that it lies in."""
+    """Assert that each batch's stack is aligned and contains the batch at its place."""
     for batch in got:
         if batch.stack is None:
             continue
@@ -42,9 +42,7 @@ def require_stacks_hold(got: list[Batch]) -> None:
 
 
 @pytest.mark.parametrize(("window", "together"), [(1, 40), (8, 40), (7, 35), (41, 40)])
-def test_shuffled_batches_lie_side_by_side_in_whole_windows(
-    monkeypatch: pytest.MonkeyPatch, window: int, together: int
-) -> None:
+def test_shuffled_batches_of_a_window_are_adjacent(monkeypatch: pytest.MonkeyPatch, window: int, together: int) -> None:
     batch_bytes = SPEC.batch_size * (8 + 8 + 4)
     monkeypatch.setattr("distkeras.data.shuffling.GATHER_BYTES", 40 * batch_bytes)
     got = cut(columns(100 * SPEC.batch_size), window=window)
@@ -56,19 +54,19 @@ def test_shuffled_batches_lie_side_by_side_in_whole_windows(
 
 
 @pytest.mark.parametrize("rows", [3, 4, 5, 30])
-def test_a_short_batch_lies_alone(rows: int) -> None:
+def test_a_short_batch_has_no_stack(rows: int) -> None:
     got = cut(columns(rows))
     assert [batch.stack is None for batch in got] == [*[False] * (rows // 4), *[True] * (rows % 4 > 0)]
     require_stacks_hold(got)
 
 
-def where_a_backend_can_take_it(array: np.ndarray) -> np.ndarray:
+def aligned_copy(array: np.ndarray) -> np.ndarray:
     whole = aligned(array.shape, array.dtype)
     whole[...] = array
     return whole
 
 
-def elsewhere(array: np.ndarray) -> np.ndarray:
+def misaligned_copy(array: np.ndarray) -> np.ndarray:
     longer = aligned((len(array) + 1, *array.shape[1:]), array.dtype)
     longer[1:] = array
     return longer[1:]
@@ -76,9 +74,9 @@ def elsewhere(array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("place", "rows", "stacked"),
-    [(where_a_backend_can_take_it, 30, 7), (where_a_backend_can_take_it, 4, 0), (elsewhere, 30, 0)],
+    [(aligned_copy, 30, 7), (aligned_copy, 4, 0), (misaligned_copy, 30, 0)],
 )
-def test_unshuffled_batches_lie_in_one_stack_where_their_rows_are_aligned(
+def test_unshuffled_batches_are_in_one_stack_if_their_rows_are_aligned(
     place: Callable[[np.ndarray], np.ndarray], rows: int, stacked: int
 ) -> None:
     got = cut(tuple(map(place, columns(rows))), replace(SPEC, shuffle=False))
@@ -87,7 +85,7 @@ def test_unshuffled_batches_lie_in_one_stack_where_their_rows_are_aligned(
     require_stacks_hold(got)
 
 
-def test_a_batch_that_is_changed_lies_alone() -> None:
+def test_a_changed_batch_has_no_stack() -> None:
     batch = cut(columns(8))[0]
     assert batch.stack is not None
     assert replace(batch, weight=None).stack is None

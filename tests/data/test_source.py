@@ -39,7 +39,7 @@ SPEC = DataSpec(features=(X,), labels=(Y,), sample_weight=W, batch_size=4)
 
 
 def records(rows: int, size: int = 5, **changed: Any) -> list[pa.RecordBatch]:
-    """`rows` rows that all columns identify, in record batches of `size`."""
+    """Return ``rows`` rows, each of which any column identifies, in record batches of ``size`` rows."""
     numbers = np.arange(rows)
     columns = {
         "y": pa.array(numbers),
@@ -95,7 +95,7 @@ specs = st.builds(
     depth=st.integers(1, 5),
     data=st.data(),
 )
-def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
+def test_every_epoch_has_every_row_once_and_every_attempt_has_the_same_batches(
     spec: DataSpec, rows: int, sizes: tuple[int, int], worker: int, block_rows: int, depth: int, data: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +118,7 @@ def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
             assert sorted(order) == list(range(rows))
             assert spec.shuffle or order == list(range(rows))
 
-        # Another attempt gets record batches cut elsewhere, and another budget, and goes on at any place.
+        # Another attempt, with other record batches and another memory budget, continues at any mini-batch.
         position = data.draw(st.integers(0, len(places)), label="resumed at")
         start = [*places, (spec.epochs, 0)][position]
         before = whole[position - 1].checksum if position else None
@@ -127,7 +127,7 @@ def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
         assert contents(again) == contents(whole)[position:]
         assert [b.checksum for b in again] == [b.checksum for b in whole[position:]]
 
-        # Having come some way from there, the same source goes back, or on, to any other place.
+        # The same source can then be moved back or forward to any other mini-batch.
         target = data.draw(st.integers(0, len(places)), label="rewound to")
         with BatchSource(
             iter(records(rows, sizes[1], **hashes)), other, worker=worker, start=start, depth=depth
@@ -135,7 +135,7 @@ def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
             deque(islice(source, data.draw(st.integers(0, len(places)), label="batches seen")), maxlen=0)
             source.rewind([*places, (spec.epochs, 0)][target], whole[target - 1].checksum if target else None)
             assert contents(list(source)) == contents(whole)[target:]
-        if rows and start[1] == 0 and start[0] > 0:  # "after the last batch" of the epoch before is the same place
+        if rows and start[1] == 0 and start[0] > 0:  # the same place as after the last mini-batch of the previous epoch
             end = (start[0] - 1, per_epoch)
             assert contents(read(records(rows), spec, worker=worker, start=end)) == contents(whole)[position:]
 
@@ -150,7 +150,7 @@ def test_seed_worker_and_epoch_each_change_the_order(spool_bytes: int) -> None:
     assert len(set(orders)) == 9
 
 
-def test_memory_and_files_replay_the_same_order(tmp_path: Path) -> None:
+def test_memory_and_files_return_the_same_order(tmp_path: Path) -> None:
     spec = replace(SPEC, epochs=4)
     in_memory, in_files = (
         contents(read(records(300), replace(spec, spool_bytes=n), directory=str(tmp_path))) for n in (1 << 20, 100)
@@ -213,7 +213,7 @@ def test_rows_that_are_kept_in_memory_are_not_kept_by_arrow_as_well() -> None:
         return [np.shares_memory(batch.y[0], arrow) for batch in read(given, spec)]
 
     spec = replace(SPEC, shuffle=False)
-    assert all(of_arrow(spec))  # what is read once is not copied
+    assert all(of_arrow(spec))  # a single epoch needs no copy
     assert not any(of_arrow(replace(spec, epochs=2)))
 
 
@@ -255,7 +255,7 @@ VECTORS = [[0.0, 1.0]] * 20
     ],
 )
 @pytest.mark.parametrize("start", [(0, 0), (1, 0)])
-def test_bad_rows_raise_one_typed_error_that_says_where(
+def test_bad_rows_raise_one_typed_error_that_names_the_place(
     changed: dict[str, Any], error: type[DistkerasError], name: str, text: str, start: tuple[int, int]
 ) -> None:
     spec = replace(SPEC, labels=(replace(Y, classes=10),), epochs=2, batch_size=5)
@@ -267,7 +267,7 @@ def test_bad_rows_raise_one_typed_error_that_says_where(
         assert caught.value.step == 2
 
 
-def test_labels_of_floating_dtype_must_be_whole_to_be_classes() -> None:
+def test_floating_labels_of_classes_must_be_whole() -> None:
     spec = replace(SPEC, labels=(Column("y", classes=20),))
     assert len(read(records(20), spec)) == 5
     with pytest.raises(BadValueError, match=r"Received: 0\.5 in row 7"):
@@ -294,7 +294,9 @@ def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(mon
         BatchSource(broken_input(), SPEC, worker=0) as source,
     ):
         got.extend(source)
-    assert [b.last for b in got] == [False]  # the second full batch might have been the last: it was held back
+    assert [b.last for b in got] == [
+        False
+    ]  # the second full mini-batch might be the last one, so it is not returned yet
     assert "broken_input" in "".join(traceback.format_tb(caught.value.__traceback__))
 
 
@@ -309,7 +311,7 @@ def test_stopping_early_ends_the_thread_and_leaves_no_file(tmp_path: Path, epoch
         next(source)
 
 
-def test_closing_ends_a_first_pass_that_yields_nothing_yet() -> None:
+def test_closing_ends_a_first_pass_that_has_yielded_nothing_yet() -> None:
     reached = threading.Event()
 
     def endless() -> Iterator[pa.RecordBatch]:
@@ -323,7 +325,7 @@ def test_closing_ends_a_first_pass_that_yields_nothing_yet() -> None:
 
 
 @pytest.mark.parametrize("start", [(0, 4), (1, 4), (1, 1000)])
-def test_a_start_beyond_the_data_says_that_the_rows_changed(start: tuple[int, int]) -> None:
+def test_the_error_for_a_start_beyond_the_data_says_that_the_rows_changed(start: tuple[int, int]) -> None:
     with pytest.raises(LedgerError, match="the same rows as before: 3 mini-batches in epoch") as caught:
         read(records(10), replace(SPEC, epochs=2), worker=5, start=start)
     assert (caught.value.worker, caught.value.step) == (5, start[1])
@@ -331,7 +333,9 @@ def test_a_start_beyond_the_data_says_that_the_rows_changed(start: tuple[int, in
 
 @pytest.mark.parametrize("start", [(0, 1), (0, 2), (1, 0), (1, 2)])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start: tuple[int, int], shuffle: bool) -> None:
+def test_rows_other_than_those_of_the_earlier_attempt_are_found_by_their_hashes(
+    start: tuple[int, int], shuffle: bool
+) -> None:
     spec = replace(SPEC, epochs=2, shuffle=shuffle)
     hashes = np.arange(12)
     whole = read(records(12, **{ROW_HASH: pa.array(hashes)}), spec)
@@ -342,7 +346,7 @@ def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start: tu
     assert (caught.value.worker, caught.value.step) == (5, start[1])
 
 
-def test_rows_that_were_not_kept_cannot_be_gone_back_to() -> None:
+def test_a_source_cannot_go_back_to_rows_that_were_not_kept() -> None:
     with (
         BatchSource(iter(records(10)), SPEC, worker=0) as source,
         pytest.raises(ConfigurationError, match="Received: one epoch"),
@@ -359,7 +363,7 @@ def test_nothing_is_read_before_the_context_is_entered() -> None:
     assert next(rows).num_rows == 5
 
 
-def test_at_the_very_end_nothing_is_read() -> None:
+def test_a_start_at_the_end_reads_nothing() -> None:
     def untouchable() -> Iterator[None]:
         raise AssertionError
         yield
@@ -371,13 +375,13 @@ def test_at_the_very_end_nothing_is_read() -> None:
     "arguments",
     [{"worker": -1}, {"start": (0, -1)}, {"start": (-1, 0)}, {"start": (1, 1)}, {"depth": 0}, {"window": 0}],
 )
-def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Received: "):
         read([], **arguments)
 
 
-def test_equal_neighbors_do_not_stay_neighbors() -> None:
-    # What a hash partitioning brings when there are few distinct rows: runs of one class.
+def test_runs_of_equal_rows_are_shuffled() -> None:
+    # Hash partitioning of few distinct rows results in runs of one class.
     labels = np.repeat(np.arange(10), 100)
     order = in_epochs(read(records(1000, y=pa.array(labels)), replace(SPEC, batch_size=20)))[0]
     assert sum(a == b for a, b in pairwise(order)) < 200

@@ -25,7 +25,7 @@ X, Y, Z = Column("x", (2,)), Column("y", (), "int64"), Column("z", (), "int64")
         ({"sample_weight": Column("w", (2,))}, "sample_weight"),
     ],
 )
-def test_a_plan_that_cannot_work_is_refused_by_name(arguments: dict[str, Any], argument: str) -> None:
+def test_the_error_for_an_invalid_argument_names_it(arguments: dict[str, Any], argument: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^`{argument}` must .* Received: "):
         DataSpec(**{"features": (X,), "labels": (Y,), **arguments})
 
@@ -40,6 +40,6 @@ def test_a_column_that_is_feature_and_label_is_checked_as_a_label() -> None:
     assert (column.classes, column.loss) == (3, "sparse_categorical_crossentropy")
 
 
-def test_no_classes_are_refused() -> None:
+def test_an_invalid_number_of_classes_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"^`classes` must be a positive integer.*Received: classes=0"):
         replace(Y, classes=0)

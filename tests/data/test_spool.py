@@ -25,7 +25,7 @@ def rows(first: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     budget=st.integers(0, 8000 * ROW_BYTES),
     read_between=st.booleans(),
 )
-def test_memory_and_files_hold_the_same(
+def test_memory_and_files_contain_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], budget: int, read_between: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("spool")
@@ -37,10 +37,10 @@ def test_memory_and_files_hold_the_same(
             assert len(spool.arrays()[0]) == first + n
     assert spool.rows == sum(sizes)
     assert spool.on_disk == (sum(sizes) > budget // ROW_BYTES)
-    assert list(directory.iterdir()) == []  # nameless from the start: nothing to clean up after a kill
+    assert list(directory.iterdir()) == []  # the files have no names, so a killed process leaves none behind
     held = spool.arrays()
     spool.close()
-    for got, expected in zip(held, rows(0, sum(sizes)), strict=True):  # handed out, they outlive the spool
+    for got, expected in zip(held, rows(0, sum(sizes)), strict=True):  # returned arrays outlive the spool
         np.testing.assert_array_equal(got, expected)
         assert got.dtype == expected.dtype
 
@@ -56,7 +56,7 @@ def test_memory_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch, at_firs
         spool.append(rows(5000, 1))
 
 
-def test_files_go_to_spark_s_local_directories_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_distributed_over_sparks_local_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/a,{tmp_path}/gone,{tmp_path}/b")
