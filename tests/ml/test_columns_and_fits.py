@@ -1,4 +1,4 @@
-"""What a fitted model's columns hold on request, classes of one's own, and fits that run at the same time."""
+"""Output columns of a fitted model, custom classes, and concurrent fits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def column(df: DataFrame, name: str) -> np.ndarray:
 
 
 class TestColumns:
-    def test_vectors_on_request(self, df: DataFrame) -> None:
+    def test_predictions_are_vectors_on_request(self, df: DataFrame) -> None:
         fitted = KerasModel(linear(units=3), output_type="vector")
         out = fitted.transform(df)
         assert out.schema["prediction"].dataType.simpleString() == "vector"
@@ -47,7 +47,7 @@ class TestColumns:
             column(out, "prediction"), fitted.keras_model.predict(column(df, "features"), verbose=0), atol=1e-6
         )
 
-    def test_each_output_has_its_own(self, df: DataFrame) -> None:
+    def test_each_output_has_its_own_columns(self, df: DataFrame) -> None:
         inputs = keras.Input((2,))
         outputs = [
             keras.layers.Dense(3, "softmax", name="kind")(inputs),
@@ -69,7 +69,7 @@ class TestColumns:
 
 class TestCustomObjects:
     @pytest.mark.slow
-    def test_classes_that_are_not_registered(self, df: DataFrame) -> None:
+    def test_unregistered_classes_are_passed_as_custom_objects(self, df: DataFrame) -> None:
         class Halved(keras.layers.Layer):
             def call(self, x: Any) -> Any:
                 return 0.5 * x
@@ -81,7 +81,7 @@ class TestCustomObjects:
 
 
 class Counting(Callback):
-    """Knows the models that it has seen."""
+    """A callback that counts the ends of its job."""
 
     def on_begin(self, setup: Any) -> None:
         self.ended = 0
@@ -92,7 +92,7 @@ class Counting(Callback):
 
 class TestFits:
     @pytest.mark.slow
-    def test_each_has_its_own_callbacks(self, df: DataFrame) -> None:
+    def test_each_fit_has_its_own_callbacks(self, df: DataFrame) -> None:
         given = [Counting(), EarlyStopping(df)]
         made = estimator(linear(), callbacks=given)
         fits: dict[int, Any] = dict(
@@ -105,7 +105,7 @@ class TestFits:
         assert last[0] < last[1]
         assert not hasattr(given[0], "ended")
 
-    def test_a_share_for_validation_and_several_at_once(self, df: DataFrame, tmp_path: Any) -> None:
+    def test_a_search_fits_several_models_concurrently(self, df: DataFrame, tmp_path: Any) -> None:
         made = estimator(linear(), checkpoint=str(tmp_path / "saved"))
         grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 6]).build()
         evaluator = RegressionEvaluator(labelCol="target")
@@ -114,4 +114,8 @@ class TestFits:
         )
         fitted = search.fit(df)
         assert fitted.validationMetrics[1] < fitted.validationMetrics[0]
-        assert {folder.name for folder in tmp_path.iterdir()} == {"saved", "saved-2", "saved-3"}  # of three fits
+        assert {folder.name for folder in tmp_path.iterdir()} == {
+            "saved",
+            "saved-2",
+            "saved-3",
+        }  # one folder for each of three fits

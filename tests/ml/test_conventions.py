@@ -1,4 +1,4 @@
-"""What users of Spark ML and of xgboost.spark expect from an estimator and its model."""
+"""The conventions of Spark ML and xgboost.spark, which an estimator and its model keep."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestSearches:
             .build()
         )
 
-    def test_one_over_optimizers_models_and_rules_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
+    def test_a_search_over_optimizers_models_and_rules_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator()
         search = CrossValidator(
             estimator=made,
@@ -92,15 +92,17 @@ class TestSearches:
             for one, other in zip(again["model"].get_weights(), values["model"].get_weights(), strict=True):
                 np.testing.assert_array_equal(one, other)
 
-    def test_a_value_without_a_description_is_named(self, df: DataFrame, tmp_path: Path) -> None:
+    def test_the_error_for_a_value_that_cannot_be_saved_names_the_parameter(
+        self, df: DataFrame, tmp_path: Path
+    ) -> None:
         made = estimator()
         grid = ParamGridBuilder().addGrid(made.getParam("loss"), [lambda y, p: keras.ops.mean(p - y)]).build()
         search = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=BinaryClassificationEvaluator())
         with pytest.raises(ConfigurationError, match="`loss`"):
             search.save(str(tmp_path / "search"))
 
-    @pytest.mark.slow  # `test_columns_and_fits` fits several at once
-    def test_a_fitted_one_over_rates_and_models_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
+    @pytest.mark.slow  # `test_columns_and_fits` fits several models concurrently
+    def test_a_fitted_search_over_rates_and_models_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator(worker_optimizer=keras.optimizers.Adam(0.1, beta_1=0.5), num_epoch=4, batch_size=8)
         grid = [
             ParamGridBuilder()
@@ -110,7 +112,7 @@ class TestSearches:
             .build()[0]
             for rate, units in ((1e-9, (2,)), (0.1, (3, 2)))
         ]
-        evaluator = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # its stub forgets it
+        evaluator = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # the stub lacks it
         search = TrainValidationSplit(
             estimator=made, estimatorParamMaps=grid, evaluator=evaluator, collectSubModels=True
         )
@@ -134,24 +136,24 @@ class TestSearches:
             column(loaded.transform(df), "probability"), column(fitted.transform(df), "probability")
         )
 
-    def test_a_rule_without_steps_at_the_workers_has_no_such_rate(self, df: DataFrame) -> None:
+    def test_a_worker_learning_rate_is_refused_for_a_rule_without_steps_at_the_workers(self, df: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`learning_rate`"):
             estimator(rule="asgd", worker_learning_rate=0.1).fit(df)
 
     @pytest.mark.parametrize("rate", [0, -1, float("nan"), "fast"])
-    def test_a_rate_that_cannot_work_is_refused(self, rate: Any) -> None:
+    def test_an_invalid_rate_is_refused(self, rate: Any) -> None:
         with pytest.raises(ConfigurationError, match="`worker_learning_rate`"):
             estimator(worker_learning_rate=rate)
 
 
 class TestParams:
-    def test_help_has_each_keyword_once(self) -> None:
+    def test_the_signature_has_each_keyword_once(self) -> None:
         shown = set(inspect.signature(KerasEstimator).parameters)
         assert {"model", "rule", "features_col", "prediction_col", "handle_invalid", "worker_learning_rate"} <= shown
         assert not {"featuresCol", "handleInvalid"} & shown
 
     @pytest.mark.parametrize("kind", [KerasEstimator, KerasModel])
-    def test_each_has_a_setter_and_a_getter(self, kind: type[Any]) -> None:
+    def test_each_parameter_has_a_setter_and_a_getter(self, kind: type[Any]) -> None:
         made = kind()
         for param in made.params:
             name = "".join(word[:1].upper() + word[1:] for word in param.name.split("_"))
@@ -178,19 +180,19 @@ class TestParams:
             ("numWorkers", "num_workers"),
         ],
     )
-    def test_a_wrong_keyword_has_a_suggestion(self, wrong: str, meant: str | None) -> None:
+    def test_the_error_for_a_wrong_keyword_suggests_a_similar_one(self, wrong: str, meant: str | None) -> None:
         if meant is None:
             estimator(**{wrong: "label"})
             return
         with pytest.raises(ConfigurationError, match=f"Did you mean `{meant}`"):
             estimator(**{wrong: 1})
 
-    def test_a_keyword_like_no_other_has_none(self) -> None:
+    def test_the_error_for_an_unrelated_keyword_suggests_none(self) -> None:
         with pytest.raises(ConfigurationError) as caught:
             estimator(qqqqqqqq=1)
         assert "Did you mean" not in str(caught.value)
 
-    def test_star_imports_have_the_predictor(self) -> None:
+    def test_a_star_import_includes_the_predictor(self) -> None:
         names: dict[str, Any] = {}
         exec("from distkeras.transformers import *", names)
         from distkeras.transformers import ModelPredictor
@@ -199,16 +201,16 @@ class TestParams:
 
 
 class TestClassifiers:
-    def test_logits_of_softmax(self, df: DataFrame) -> None:
+    def test_raw_predictions_are_the_logits_of_a_softmax(self, df: DataFrame) -> None:
         out = fixed([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], SPARSE, "softmax").transform(df)
         x = column(out, "features")
         margins = x @ np.array([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]])
         raw = column(out, "rawPrediction")
-        # Logits are known up to a number that all classes share.
+        # Logits are determined up to a constant that all classes share.
         np.testing.assert_allclose(raw - raw[:, :1], margins - margins[:, :1], atol=1e-4)
         np.testing.assert_allclose(column(out, "probability"), np.exp(raw), rtol=1e-6)
 
-    def test_logits_of_a_sigmoid(self, df: DataFrame) -> None:
+    def test_raw_predictions_are_the_logits_of_a_sigmoid(self, df: DataFrame) -> None:
         out = fixed([[2.0], [-1.0]], "binary_crossentropy", "sigmoid").transform(df)
         margins = column(out, "features") @ np.array([2.0, -1.0])
         np.testing.assert_allclose(column(out, "rawPrediction"), np.stack([-margins, margins], 1), atol=1e-4)
@@ -217,9 +219,7 @@ class TestClassifiers:
         ("activation", "loss"),
         [("softmax", SPARSE), pytest.param("sigmoid", "binary_crossentropy", marks=pytest.mark.slow)],
     )
-    def test_logits_are_finite_where_probabilities_are_not_distinguished(
-        self, df: DataFrame, activation: str, loss: str
-    ) -> None:
+    def test_logits_are_finite_if_probabilities_are_0_or_1(self, df: DataFrame, activation: str, loss: str) -> None:
         kernel = [[1e4, -1e4], [0.0, 0.0]] if activation == "softmax" else [[1e4], [0.0]]
         out = fixed(kernel, loss, activation).transform(df)
         assert np.isfinite(column(out, "rawPrediction")).all()
@@ -228,7 +228,7 @@ class TestClassifiers:
             np.asarray(column(out, "features")[:, 0] > 0) ^ (activation == "softmax"),
         )
 
-    def test_thresholds_choose_as_sparks_own_classifiers(self, spark: SparkSession) -> None:
+    def test_thresholds_choose_the_class_that_spark_chooses(self, spark: SparkSession) -> None:
         from pyspark.ml.classification import LogisticRegression
 
         rows = [(i, Vectors.dense(np.random.default_rng(i).normal(size=2)), float(i % 3)) for i in range(60)]
@@ -244,17 +244,17 @@ class TestClassifiers:
             assert len(set(expected)) == 1 or 0.0 not in thresholds
 
     @pytest.mark.parametrize("thresholds", [[0.5], [0.0, 0.0], [-1.0, 1.0], [0.5, float("nan")], "half"])
-    def test_thresholds_that_cannot_work_are_refused(self, thresholds: Any) -> None:
+    def test_invalid_thresholds_are_refused(self, thresholds: Any) -> None:
         with pytest.raises(ConfigurationError, match="`thresholds`"):
             estimator(thresholds=thresholds)
 
-    def test_a_threshold_for_each_class(self, df: DataFrame) -> None:
+    def test_the_number_of_thresholds_must_be_that_of_classes(self, df: DataFrame) -> None:
         model: Any = fixed([[1.0, 0.0], [0.0, 1.0]], SPARSE, "softmax")
         model.setThresholds([0.1, 0.2, 0.3])
         with pytest.raises(ConfigurationError, match="2 classes"):
             model.transform(df)
 
-    def test_sizes(self, df: DataFrame) -> None:
+    def test_a_model_has_its_numbers_of_classes_and_features(self, df: DataFrame) -> None:
         several, binary = (
             fixed([[1.0, 2.0, 3.0]] * 2, SPARSE, "softmax"),
             fixed([[1.0]] * 2, "binary_crossentropy", None),
@@ -264,7 +264,7 @@ class TestClassifiers:
         with pytest.raises(ConfigurationError, match="numClasses"):
             fixed([[1.0]] * 2, "mse", None).numClasses  # noqa: B018 - it raises
 
-    def test_the_fitted_model_knows_its_estimator(self, df: DataFrame) -> None:
+    def test_a_fitted_model_has_its_estimator_as_parent(self, df: DataFrame) -> None:
         made = estimator()
         fitted = made.fit(df)
         assert fitted.parent is made
@@ -278,7 +278,9 @@ class TestClassifiers:
             pytest.param([[1.0], [-2.0]], "mse", None, marks=pytest.mark.slow),
         ],
     )
-    def test_one_row_at_a_time(self, df: DataFrame, kernel: list[list[float]], loss: str, activation: str) -> None:
+    def test_the_prediction_of_a_single_row_is_that_of_transform(
+        self, df: DataFrame, kernel: list[list[float]], loss: str, activation: str
+    ) -> None:
         model = fixed(kernel, loss, activation)
         out = model.transform(df).orderBy("id").limit(5).collect()
         for row in out:
@@ -290,11 +292,11 @@ class TestClassifiers:
         with pytest.raises(ShapeError, match=r"shape \(3,\)"):
             model.predict([1.0, 2.0, 3.0])
 
-    def test_vectors_are_made_only_where_they_are_read(self, df: DataFrame) -> None:
+    def test_vectors_are_computed_only_if_they_are_read(self, df: DataFrame) -> None:
         out = fixed([[1.0, 2.0]] * 2, SPARSE, "softmax").transform(df)
 
         def functions(frame: DataFrame) -> int:
-            return str(frame._jdf.queryExecution().optimizedPlan().toString()).count("ArrowEvalPython")  # noqa: SLF001 - there is no public way
+            return str(frame._jdf.queryExecution().optimizedPlan().toString()).count("ArrowEvalPython")  # noqa: SLF001 - there is no public access
 
         assert functions(out.select("prediction")) == 1
         assert functions(out.select("prediction", "rawPrediction")) == 2
@@ -312,6 +314,6 @@ class TestClassifiers:
         (1e39, "float32"),
     ],
 )
-def test_a_value_that_a_row_could_not_have_is_not_predicted_from(value: Any, dtype: str) -> None:
+def test_a_single_row_with_an_invalid_value_is_refused(value: Any, dtype: str) -> None:
     with pytest.raises(BadValueError, match=rf"input 'ids' must hold finite numbers that are exact as {dtype}"):
         one_row(value, (1,), dtype, "ids")

@@ -1,4 +1,4 @@
-"""Files that `binaryFile` reads, decoded on executors: trained on, predicted for, evaluated, saved."""
+"""Files that `binaryFile` reads and executors decode, for training, prediction and evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gray(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(SIDE, SIDE, 1)
 
 
-gray.__module__ = "__main__"  # as in a notebook: workers get it by value
+gray.__module__ = "__main__"  # like a function of a notebook, so workers receive it by value
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((SIDE, SIDE, 1)), *layers])
 
 
-def test_from_files_to_predictions(files: DataFrame, tmp_path: Path) -> None:
+def test_an_estimator_trains_on_files_and_its_model_predicts(files: DataFrame, tmp_path: Path) -> None:
     estimator = KerasEstimator(
         network(),
         "downpour",
@@ -72,8 +72,8 @@ def test_from_files_to_predictions(files: DataFrame, tmp_path: Path) -> None:
     assert watched.evaluations[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.mark.slow  # as the fitted model does above
-def test_the_predictor_decodes_too(files: DataFrame, tmp_path: Path) -> None:
+@pytest.mark.slow  # the fitted model does the same above
+def test_the_predictor_decodes_files(files: DataFrame, tmp_path: Path) -> None:
     model = network()
     expected = model.predict(IMAGES, verbose=0)
 
@@ -86,9 +86,9 @@ def test_the_predictor_decodes_too(files: DataFrame, tmp_path: Path) -> None:
     np.testing.assert_allclose(found(ModelPredictor.load(str(tmp_path / "predictor"))), expected, atol=1e-6)
 
 
-def test_what_the_predictor_cannot_decode_is_named(files: DataFrame, tmp_path: Path) -> None:
+def test_the_predictor_refuses_invalid_functions(files: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`decode` must be a function"):
-        ModelPredictor(network(), "content", decode=3)  # type: ignore[arg-type]  # that is what is refused
+        ModelPredictor(network(), "content", decode=3)  # type: ignore[arg-type]  # the test passes a wrong type
     with pytest.raises(ConfigurationError, match="`decode` must be of the columns"):
         ModelPredictor(network(), "content", decode={"path": gray})
     with pytest.raises(ConfigurationError, match="register_keras_serializable"):
@@ -97,7 +97,7 @@ def test_what_the_predictor_cannot_decode_is_named(files: DataFrame, tmp_path: P
         ModelPredictor(network(), "content").transform(files)
 
 
-def test_what_cannot_work_is_named(files: DataFrame) -> None:
+def test_the_estimator_refuses_invalid_functions(files: DataFrame) -> None:
     def broken(data: bytes) -> np.ndarray:
         raise OSError("no image")
 

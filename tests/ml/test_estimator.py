@@ -1,4 +1,4 @@
-"""The estimator and its model as stages of Spark ML."""
+"""The estimator and its model as stages of a Spark ML pipeline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPARSE = "sparse_categorical_crossentropy"
 
 @pytest.fixture(scope="module")
 def df(spark: SparkSession) -> DataFrame:
-    """Two scalar columns and their vector; the class is which is larger, the target their difference."""
+    """Return two numbers and their vector; the label is whether the first is larger, the target the difference."""
     draw = np.random.default_rng(3).normal(size=(ROWS, 2))
     rows = [(i, float(a), float(b), int(a > b), float(a - b), 1.0 + i % 2, i % 5 == 0) for i, (a, b) in enumerate(draw)]
     frame = spark.createDataFrame(
@@ -76,7 +76,7 @@ class TestParams:
             if parameter.default is not inspect.Parameter.empty:
                 assert made.value(keyword) == parameter.default, keyword
 
-    def test_sparks_own_setters_and_the_keywords_mean_the_same(self) -> None:
+    def test_setters_of_spark_and_keywords_set_the_same_values(self) -> None:
         made: Any = estimator(features_col=["a", "b"], sample_weight_col="weight")
         assert (made.value("features_col"), made.getWeightCol()) == (["a", "b"], "weight")
         made.setFeaturesCol("features").setSeed(7).setParams(batch_size=64)
@@ -84,13 +84,13 @@ class TestParams:
         made.setParams(batch_size=None)
         assert made.value("batch_size") == 32
 
-    def test_explain_params_tells_the_trainers_docstring(self) -> None:
-        told = estimator(batch_size=64).explainParams()
-        assert "batch_size: rows of one mini-batch of one worker" in told
-        assert "current: 64" in told
+    def test_explain_params_shows_the_trainers_docstring(self) -> None:
+        text = estimator(batch_size=64).explainParams()
+        assert "batch_size: rows of one mini-batch of one worker" in text
+        assert "current: 64" in text
 
     @pytest.mark.parametrize(
-        ("keywords", "told"),
+        ("keywords", "name"),
         [
             ({"batch_size": 0}, "batch_size"),
             ({"features_col": []}, "`features_col`"),
@@ -104,8 +104,8 @@ class TestParams:
             ({"max_skipped": -1}, "max_skipped"),
         ],
     )
-    def test_what_cannot_work_is_refused_where_it_is_set(self, keywords: dict[str, Any], told: str) -> None:
-        with pytest.raises(ConfigurationError, match=told):
+    def test_an_invalid_value_is_refused_when_it_is_set(self, keywords: dict[str, Any], name: str) -> None:
+        with pytest.raises(ConfigurationError, match=name):
             estimator(**keywords)
 
     def test_a_copy_has_its_own_values(self) -> None:
@@ -123,13 +123,13 @@ class TestFit:
         np.testing.assert_allclose(column(out, "probability"), expected, atol=1e-6)
         np.testing.assert_array_equal(column(out, "prediction"), expected.argmax(axis=1))
         assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(out) > 0.9
-        loss = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # its stub forgets it
+        loss = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # the stub lacks it
         assert loss.evaluate(out) < 0.5
         assert BinaryClassificationEvaluator().evaluate(out) > 0.95
 
-    @pytest.mark.slow  # `test_conventions` has the model's part
+    @pytest.mark.slow  # `test_conventions` tests the model's part
     @pytest.mark.parametrize("logits", [True, False])
-    def test_a_single_output_stands_for_two_classes(self, df: DataFrame, logits: bool) -> None:
+    def test_a_single_output_is_a_classifier_of_two_classes(self, df: DataFrame, logits: bool) -> None:
         loss = keras.losses.BinaryCrossentropy(from_logits=logits)
         fitted = estimator(classifier(None if logits else "sigmoid", 1), loss=loss).fit(df)
         out = fitted.transform(df)
@@ -139,7 +139,7 @@ class TestFit:
         np.testing.assert_array_equal(column(out, "prediction"), positive > 0.5)
         assert BinaryClassificationEvaluator().evaluate(out) > 0.95
 
-    @pytest.mark.slow  # `test_conventions` has the logits of both activations
+    @pytest.mark.slow  # `test_conventions` tests the logits of both activations
     def test_logits_of_several_classes_become_probabilities(self, df: DataFrame) -> None:
         model = classifier(None)
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -147,7 +147,7 @@ class TestFit:
         powers = np.exp(column(out, "rawPrediction"))
         np.testing.assert_allclose(column(out, "probability"), powers / powers.sum(1, keepdims=True), atol=1e-12)
 
-    def test_a_number_is_a_double(self, df: DataFrame) -> None:
+    def test_predictions_of_a_regressor_are_doubles(self, df: DataFrame) -> None:
         fitted = estimator(classifier(None, 1), loss="mse", label_col="target", worker_optimizer="adam").fit(df)
         out = fitted.transform(df)
         assert dict(out.dtypes)["prediction"] == "double"
@@ -176,7 +176,7 @@ class TestFit:
         with pytest.raises(ConfigurationError, match="'features'"):
             estimator(features_col=["a", "features"]).fit(df)
 
-    def test_rows_left_out_are_validated_on_and_not_trained_on(self, df: DataFrame) -> None:
+    def test_validation_rows_are_evaluated_and_not_trained_on(self, df: DataFrame) -> None:
         fitted = estimator(validation_indicator_col="held", num_epoch=2, metrics=["accuracy"]).fit(df)
         trained = fitted.summary.history.agg(F.sum("samples")).first()
         assert trained is not None
@@ -193,7 +193,7 @@ class TestFit:
         assert last["accuracy"] == pytest.approx(expected["accuracy"])
 
     @pytest.mark.slow
-    def test_a_share_of_the_rows_is_the_same_share_each_time(self, df: DataFrame) -> None:
+    def test_a_validation_split_selects_the_same_rows_each_time(self, df: DataFrame) -> None:
         counts = {
             estimator(validation_split=0.25, num_epoch=1).fit(df).summary.history.agg(F.sum("samples")).first()
             for _ in range(2)
@@ -203,16 +203,16 @@ class TestFit:
         assert count is not None
         assert 0.6 * ROWS < count[0] < 0.9 * ROWS
 
-    def test_an_indicator_that_is_no_boolean_is_refused(self, df: DataFrame) -> None:
+    def test_an_indicator_that_is_not_boolean_is_refused(self, df: DataFrame) -> None:
         with pytest.raises(MissingColumnError, match="validation_indicator_col"):
             estimator(validation_indicator_col="id").fit(df)
 
-    def test_a_model_is_needed(self, df: DataFrame) -> None:
+    def test_an_estimator_without_a_model_is_refused(self, df: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`model`"):
             KerasEstimator().fit(df)
 
     @pytest.mark.slow
-    def test_params_of_a_fit(self, df: DataFrame) -> None:
+    def test_parameters_passed_to_fit_override_the_estimators(self, df: DataFrame) -> None:
         made = estimator(num_epoch=1)
         first, second = made.fit(df, [{made.getParam("batch_size"): 60}, {made.getParam("batch_size"): 20}])
         assert first.summary.history.count() < second.summary.history.count()
@@ -220,8 +220,10 @@ class TestFit:
 
 
 class TestEvaluate:
-    @pytest.mark.parametrize("weight", ["weight", pytest.param(None, marks=pytest.mark.slow)])  # the next has none
-    def test_what_keras_says(self, df: DataFrame, weight: str | None) -> None:
+    @pytest.mark.parametrize(
+        "weight", ["weight", pytest.param(None, marks=pytest.mark.slow)]
+    )  # the next test has no weights
+    def test_evaluate_returns_the_numbers_of_keras(self, df: DataFrame, weight: str | None) -> None:
         inputs = keras.Input((2,))
         hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
         model = keras.Model(inputs, keras.layers.Dense(2, "softmax")(hidden))
@@ -253,7 +255,7 @@ class TestEvaluate:
         found = KerasModel(model).evaluate(df.repartition(2))
         assert found == pytest.approx(expected, rel=1e-5)
 
-    def test_a_metric_of_ones_own_is_refused(self, df: DataFrame) -> None:
+    def test_a_custom_metric_that_does_not_add_up_is_refused(self, df: DataFrame) -> None:
         model = classifier()
         model.compile(loss=SPARSE, metrics=[Latest()])
         with pytest.raises(ConfigurationError, match="latest"):
@@ -263,7 +265,7 @@ class TestEvaluate:
         with pytest.raises(ConfigurationError, match="loss"):
             KerasModel(classifier()).evaluate(df)
 
-    def test_no_rows(self, df: DataFrame) -> None:
+    def test_evaluating_an_empty_dataframe_is_an_error(self, df: DataFrame) -> None:
         model = classifier()
         model.compile(loss=SPARSE)
         with pytest.raises(EmptyDataError):
@@ -271,14 +273,14 @@ class TestEvaluate:
 
 
 class TestPipelines:
-    @pytest.mark.slow  # `test_columns_and_fits` fits several at once
-    def test_cross_validation_fits_several_at_once(self, df: DataFrame) -> None:
+    @pytest.mark.slow  # `test_columns_and_fits` fits several models concurrently
+    def test_cross_validation_fits_several_models_concurrently(self, df: DataFrame) -> None:
         made = estimator(num_workers=1, num_epoch=1)
         grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 5]).build()
         search = CrossValidator(
             estimator=made,
             estimatorParamMaps=grid,
-            evaluator=MulticlassClassificationEvaluator().setMetricName("logLoss"),  # type: ignore[arg-type]  # its stub forgets it
+            evaluator=MulticlassClassificationEvaluator().setMetricName("logLoss"),  # type: ignore[arg-type]  # the stub lacks it
             numFolds=2,
             parallelism=2,
         )
@@ -300,7 +302,7 @@ class TestPipelines:
 
 @keras.saving.register_keras_serializable("tests")
 class Latest(keras.metrics.Metric):
-    """The last batch's mean: a state that does not add up."""
+    """The mean of the last mini-batch, a metric whose states do not add up."""
 
     def __init__(self, name: str = "latest", **options: Any) -> None:
         super().__init__(name=name, **options)
@@ -319,7 +321,7 @@ def distance(y_true: Any, y_pred: Any) -> Any:
 
 
 class TestPersistence:
-    def test_every_kind_of_value_comes_back(self, df: DataFrame, tmp_path: Path) -> None:
+    def test_every_kind_of_value_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator(
             loss=distance,
             metrics=[keras.metrics.MeanAbsoluteError(), "mse"],
@@ -339,7 +341,7 @@ class TestPersistence:
         for mine, theirs in zip(made.value("model").weights, loaded.value("model").weights, strict=True):
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
-    def test_resources_are_of_the_cluster_and_not_saved(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_resources_belong_to_the_cluster_and_are_not_saved(self, spark: SparkSession, tmp_path: Path) -> None:
         resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         made = estimator(executors=Executors(threads=2, resources=resources))
         made.copy().write().overwrite().save(str(tmp_path / "e"))
@@ -348,7 +350,7 @@ class TestPersistence:
         assert loaded.value("batch_size") == made.value("batch_size")
 
     @pytest.mark.slow
-    def test_a_model_comes_back_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:
+    def test_a_model_is_saved_and_loaded_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:
         fitted = estimator(worker_optimizer="adam", num_epoch=1).fit(df)
         fitted.write().overwrite().save(str(tmp_path / "m"))
         loaded = KerasModel.load(str(tmp_path / "m"))
@@ -362,16 +364,16 @@ class TestPersistence:
         np.testing.assert_array_equal(outputs(again, df), outputs(same, df))
 
     @pytest.mark.parametrize(
-        ("keywords", "told"),
+        ("keywords", "name"),
         [({"loss": lambda y, p: p}, "loss"), ({"callbacks": [AGN]}, "callbacks")],
     )
-    def test_what_cannot_be_described_is_named(
-        self, spark: SparkSession, keywords: dict[str, Any], told: str, tmp_path: Path
+    def test_the_error_for_a_value_that_cannot_be_saved_names_the_parameter(
+        self, spark: SparkSession, keywords: dict[str, Any], name: str, tmp_path: Path
     ) -> None:
-        with pytest.raises(ConfigurationError, match=f"`{told}`"):
+        with pytest.raises(ConfigurationError, match=f"`{name}`"):
             estimator(**keywords).save(str(tmp_path / "e"))
 
-    def test_a_folder_of_another_kind_is_named(self, df: DataFrame, tmp_path: Path) -> None:
+    def test_the_error_for_the_folder_of_another_class_names_the_class(self, df: DataFrame, tmp_path: Path) -> None:
         estimator().save(str(tmp_path / "e"))
         with pytest.raises(ConfigurationError, match="KerasEstimator"):
             KerasModel.load(str(tmp_path / "e"))

@@ -1,4 +1,4 @@
-"""`KerasModel.evaluate` gives what `keras.Model.evaluate` does, for every metric whose states add up."""
+"""`KerasModel.evaluate` and `keras.Model.evaluate` agree for every metric whose states add up."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "OneHotIoU": {"num_classes": CLASSES, "target_class_ids": [0, 1]},
     "OneHotMeanIoU": {"num_classes": CLASSES},
 }
-#: No metrics of predictions, or of more than a number.
+#: Classes that are not metrics of predictions, or whose result is not one number.
 LEFT_OUT = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}
-#: By the labels that they take; all others take one-hot ones.
+#: Metrics by their labels; all other metrics have one-hot labels.
 SPARSE = {"SparseCategoricalAccuracy", "SparseCategoricalCrossentropy", "SparseTopKCategoricalAccuracy"}
 CONFUSION = {"MeanIoU", "IoU"}
 
 
 def metrics(names: Callable[[str], bool]) -> list[keras.metrics.Metric]:
-    """Every class of Keras whose name is chosen, made."""
+    """Return an object of every metric class of Keras whose name is selected."""
     found = [(name, kind) for name, kind in vars(keras.metrics).items() if inspect.isclass(kind)]
     return [
         kind(**ARGUMENTS.get(name, {}) | ({"average": "macro"} if name in ("F1Score", "FBetaScore") else {}))
@@ -65,7 +65,7 @@ def df(spark: SparkSession, data: dict[str, np.ndarray]) -> DataFrame:
 
 
 @pytest.mark.parametrize("label", ["class", pytest.param("onehot", marks=pytest.mark.slow)])
-def test_every_metric_of_keras(df: DataFrame, data: dict[str, np.ndarray], label: str) -> None:
+def test_every_metric_of_keras_agrees(df: DataFrame, data: dict[str, np.ndarray], label: str) -> None:
     chosen = metrics(lambda name: name in SPARSE if label == "class" else name not in SPARSE | CONFUSION)
     assert len(chosen) > (2 if label == "class" else 30)
     if label == "onehot":
@@ -73,7 +73,7 @@ def test_every_metric_of_keras(df: DataFrame, data: dict[str, np.ndarray], label
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(CLASSES, "softmax", activity_regularizer="l2")])
     loss = "sparse_categorical_crossentropy" if label == "class" else "categorical_crossentropy"
-    # Those of intersections count whole rows only.
+    # Metrics of intersections count whole rows only.
     plain = [metric for number, metric in enumerate(chosen) if number % 2 or "io_u" in metric.name]
     model.compile("sgd", loss, metrics=plain, weighted_metrics=[metric for metric in chosen if metric not in plain])
     expected = model.evaluate(

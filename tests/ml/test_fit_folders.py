@@ -1,4 +1,4 @@
-"""Where the fits of one estimator are saved."""
+"""The checkpoint folders of the fits of one estimator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distkeras.ps.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
-def nobody_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_earlier_fits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fits: dict[tuple[str, str], dict[int, bool]] = {}
     monkeypatch.setattr(estimator, "_TAKEN", fits)
     yield
@@ -33,7 +33,7 @@ def place(uid: str = "one", checkpoint: Any = "folder", *, resume: bool = False,
     return found.uri
 
 
-def test_each_fit_has_a_folder_of_its_own() -> None:
+def test_each_fit_has_its_own_folder() -> None:
     assert [place(), place(), place("another estimator"), place(checkpoint="elsewhere/")] == [
         "folder", "folder-2", "folder", "elsewhere/",
     ]  # fmt: skip
@@ -42,13 +42,13 @@ def test_each_fit_has_a_folder_of_its_own() -> None:
         assert (one and one.uri, other and other.uri) == ("folder", "folder-2")
 
 
-def test_all_else_of_a_checkpoint_stays() -> None:
-    told = Checkpoint("folder", every=7, keep=2)
-    with folder_of_fit("one", told, False) as first, folder_of_fit("one", told, False) as second:
-        assert (first, second) == (told, Checkpoint("folder-2", every=7, keep=2))
+def test_the_other_settings_of_a_checkpoint_are_kept() -> None:
+    checkpoint = Checkpoint("folder", every=7, keep=2)
+    with folder_of_fit("one", checkpoint, False) as first, folder_of_fit("one", checkpoint, False) as second:
+        assert (first, second) == (checkpoint, Checkpoint("folder-2", every=7, keep=2))
 
 
-def test_a_fit_that_failed_leaves_its_folder_to_the_next_one() -> None:
+def test_the_next_fit_reuses_the_folder_of_a_failed_fit() -> None:
     assert place(fails=True) == "folder"
     assert place(resume=True) == "folder"
     assert place(fails=True) == "folder-2"
@@ -65,7 +65,7 @@ def test_only_one_fit_at_a_time_may_resume() -> None:
     assert place() == "folder-2"
 
 
-def test_no_checkpoint() -> None:
+def test_a_fit_without_a_checkpoint_has_no_folder() -> None:
     with folder_of_fit("one", None, False) as found:
         assert found is None
     with pytest.raises(ConfigurationError, match="`resume` needs a `checkpoint` to resume from"):

@@ -41,7 +41,7 @@ def results(spark: SparkSession, call: str) -> list[Any]:
 @pytest.mark.parametrize(
     "arguments", ["list", *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in ("vector", "a, b, c"))]
 )
-def test_what_the_model_predicts(spark: SparkSession, rows: DataFrame, arguments: str) -> None:
+def test_a_function_returns_the_models_predictions(spark: SparkSession, rows: DataFrame, arguments: str) -> None:
     model = classifier()
     register_function(spark, "class_of", model)
     expected = model.predict(X, verbose=0)
@@ -51,7 +51,7 @@ def test_what_the_model_predicts(spark: SparkSession, rows: DataFrame, arguments
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> None:
+def test_a_function_may_have_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> None:
     one, many = keras.Input((), name="one"), keras.Input((3,), name="many")
     total = keras.layers.Dense(1, name="total")(many)
     pair = keras.layers.Dense(2, name="pair")(many)
@@ -65,8 +65,8 @@ def test_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> Non
 
 
 @pytest.mark.slow
-def test_a_table_of_vectors_in_parquet(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
-    """Which Spark reads in batches of columns."""
+def test_a_function_reads_vectors_from_parquet(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
+    """Spark reads such a table in columnar batches."""
     rows.write.parquet(str(tmp_path / "rows"))
     spark.read.parquet(str(tmp_path / "rows")).createOrReplaceTempView("functions_table")
     model = classifier()
@@ -87,7 +87,7 @@ def test_probabilities_of_several_outputs_are_arrays(spark: SparkSession, rows: 
         np.testing.assert_allclose([row[name] for row in found], expected[name], atol=1e-6)
 
 
-def test_what_cannot_work_is_refused(spark: SparkSession, rows: DataFrame) -> None:
+def test_invalid_arguments_are_refused(spark: SparkSession, rows: DataFrame) -> None:
     number = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(ConfigurationError, match="classifier"):
         register_function(spark, "f", number, "probability")

@@ -1,4 +1,4 @@
-"""Each row predicted by the model of its group: in pipelines, in SQL, on streams, saved and loaded."""
+"""The model of each group, which predicts the group's rows: in pipelines, SQL and streams, saved and loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOPS = 4
 
 @pytest.fixture(scope="module")
 def df(spark: SparkSession) -> DataFrame:
-    """Each shop has a rule of its own, which no common model fits."""
+    """Return rows of several shops, each with its own function, which no common model fits."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(SHOPS * 60, 2)).astype(np.float32)
     shop = np.arange(len(x)) % SHOPS
@@ -49,7 +49,7 @@ def fitted(df: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> KerasGrou
 
 
 def expected(fitted: KerasGroupModel, df: DataFrame) -> dict[tuple[float, ...], float]:
-    """For each row the probability that its shop's own model gives it."""
+    """Return the probability of each row under its own shop's model, by features."""
     rows = df.toPandas()
     found: dict[tuple[float, ...], float] = {}
     for shop, of_shop in rows.groupby("shop"):
@@ -93,7 +93,7 @@ def test_unknown_keys_are_invalid_rows(fitted: KerasGroupModel, df: DataFrame) -
     assert skipping.transform(strange.where("shop = 'new'")).collect() == []
 
 
-def test_bad_values_and_unknown_keys_in_one_batch(fitted: KerasGroupModel, df: DataFrame) -> None:
+def test_one_batch_may_have_bad_values_and_unknown_keys(fitted: KerasGroupModel, df: DataFrame) -> None:
     broken = df.withColumn(
         "features", F.when((F.col("shop") == "s2") & (F.col("label") == 0), F.lit(None)).otherwise(F.col("features"))
     ).withColumn("shop", F.when(F.col("shop") == "s1", F.lit(None)).otherwise(F.col("shop")))
@@ -113,7 +113,9 @@ def test_bad_values_and_unknown_keys_in_one_batch(fitted: KerasGroupModel, df: D
     assert 0 < reasons["null"] < 60
 
 
-def test_saved_and_loaded_in_a_pipeline(fitted: KerasGroupModel, df: DataFrame, tmp_path: Path) -> None:
+def test_a_group_model_is_saved_and_loaded_in_a_pipeline(
+    fitted: KerasGroupModel, df: DataFrame, tmp_path: Path
+) -> None:
     place = str(tmp_path / "pipeline")
     PipelineModel([SQLTransformer(statement="SELECT * FROM __THIS__"), fitted]).write().overwrite().save(place)
     loaded = PipelineModel.load(place)
@@ -129,7 +131,7 @@ def test_saved_and_loaded_in_a_pipeline(fitted: KerasGroupModel, df: DataFrame, 
 
 
 @pytest.mark.slow
-def test_as_a_function_of_sql(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession) -> None:
+def test_a_group_model_is_a_function_of_sql(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession) -> None:
     register_function(spark, "of_shop", fitted, returns="probability")
     df.createOrReplaceTempView("shops")
     rows = spark.sql("SELECT features, of_shop(features, shop) AS p FROM shops").collect()
@@ -140,7 +142,9 @@ def test_as_a_function_of_sql(fitted: KerasGroupModel, df: DataFrame, spark: Spa
 
 
 @pytest.mark.slow
-def test_on_a_stream(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_group_model_scores_a_stream(
+    fitted: KerasGroupModel, df: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
     df.write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema(df.schema).parquet(str(tmp_path / "rows"))
     query = (
@@ -155,7 +159,7 @@ def test_on_a_stream(fitted: KerasGroupModel, df: DataFrame, spark: SparkSession
 
 
 @pytest.mark.slow
-def test_one_row_at_a_time_and_keys_that_are_features(df: DataFrame) -> None:
+def test_single_rows_are_predicted_with_keys_that_are_features(df: DataFrame) -> None:
     features = estimator().setParams(features_col=["year", "label"], label_col="label")
     fitted = features.fitGroups(df, by=["shop", "year"])
     scored = {(r["shop"], r["label"]): r["probability"] for r in fitted.transform(df).collect()}
@@ -167,19 +171,19 @@ def test_one_row_at_a_time_and_keys_that_are_features(df: DataFrame) -> None:
         fitted.predict([1, 0], {"shop": "s1", "year": 0})
 
 
-def test_what_groups_do_not_have(fitted: KerasGroupModel, df: DataFrame) -> None:
+def test_options_that_groups_exclude_are_refused(fitted: KerasGroupModel, df: DataFrame) -> None:
     with pytest.raises(ConfigurationError, match="`fitGroups` has none of"):
         estimator().setParams(validation_split=0.1).fitGroups(df, by="shop")
     with pytest.raises(ConfigurationError, match="must be evaluated by an evaluator"):
         fitted.evaluate(df)
     with pytest.raises(ConfigurationError, match="`dataset` must be a Spark DataFrame"):
-        estimator().fitGroups([1], by="shop")  # type: ignore[arg-type]  # that is tested
+        estimator().fitGroups([1], by="shop")  # type: ignore[arg-type]  # the test passes a wrong type
     with pytest.raises(ConfigurationError, match="`groups` must be set"):
         KerasGroupModel().groups  # noqa: B018 - it raises
 
 
 def test_weights_of_a_group_do_not_reach_other_models(fitted: KerasGroupModel, df: DataFrame) -> None:
-    """The template's own predictions come from its own weights, in workers that have just served the groups'."""
+    """The template's predictions use its own weights in Python workers that have just used the groups' weights."""
     template = KerasModel(fitted.keras_model)
     one_partition = df.coalesce(1)
     before = [row["probability"] for row in template.transform(one_partition).collect()]

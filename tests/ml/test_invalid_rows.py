@@ -1,4 +1,4 @@
-"""Rows that cannot be used: left out, kept without a prediction, or an error that names the user's own column."""
+"""Invalid rows: they are skipped, kept without a prediction, or an error that names the user's column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkeras.ps.errors import BadValueError, ConfigurationError
 from distkeras.transformers import ModelPredictor
 
 SPARSE = "sparse_categorical_crossentropy"
-#: Numbers of rows, and what is wrong with them.
+#: The invalid rows, by number, and their values.
 BAD = {3: "null", 17: "NaN", 18: "infinity", 40: "label", 41: "label"}
 
 
@@ -52,7 +52,7 @@ def rows_of(df: DataFrame) -> dict[int, Row]:
 
 
 @pytest.mark.parametrize("bad", [set(), {0}, {5}, {9}, {0, 9}, {3, 4, 5}, set(range(10))])
-def test_reasons_are_those_of_single_rows(bad: set[int]) -> None:
+def test_each_invalid_row_has_its_own_reason(bad: set[int]) -> None:
     calls: list[tuple[int, int]] = []
 
     def convert(start: int, stop: int) -> None:
@@ -74,7 +74,7 @@ class TestTraining:
         assert "distkeras" not in str(caught.value)
 
     @pytest.mark.parametrize("handle", ["skip", pytest.param("keep", marks=pytest.mark.slow)])
-    def test_such_rows_are_left_out_and_shown(self, df: DataFrame, handle: str) -> None:
+    def test_invalid_rows_are_skipped_and_listed(self, df: DataFrame, handle: str) -> None:
         fitted = estimator(handle_invalid=handle, num_epoch=2).fit(df)
         counted = fitted.summary.history.agg(F.sum("samples")).first()
         assert counted is not None
@@ -86,7 +86,7 @@ class TestTraining:
         assert "'a'" in left_out[3]["reason"]
         assert "labels must be integers in [0, 2)" in left_out[40]["reason"]
 
-    def test_it_trains_as_on_the_valid_rows_alone(self, df: DataFrame) -> None:
+    def test_training_equals_training_on_the_valid_rows_alone(self, df: DataFrame) -> None:
         valid = df.where(~F.col("id").isin(*BAD))
         one = estimator(handle_invalid="skip", num_workers=1).fit(df)
         other = estimator(num_workers=1).fit(valid)
@@ -94,13 +94,13 @@ class TestTraining:
             np.testing.assert_array_equal(left, right)
 
     @pytest.mark.slow
-    def test_the_rows_to_validate_on_too(self, df: DataFrame) -> None:
+    def test_invalid_validation_rows_are_skipped(self, df: DataFrame) -> None:
         held = df.withColumn("held", F.col("id") % 3 == 0)
         fitted = estimator(handle_invalid="skip", validation_indicator_col="held").fit(held)
         assert all(math.isfinite(point["loss"]) for point in fitted.summary.validation)
 
     @pytest.mark.slow
-    def test_vectors_and_arrays_of_other_sizes(self, spark: SparkSession) -> None:
+    def test_vectors_and_arrays_of_other_sizes_are_invalid(self, spark: SparkSession) -> None:
         vectors = [Vectors.dense([i, -i]) if i != 7 else None for i in range(20)]
         arrays = [[0.5] * (1 if i == 9 else 2) for i in range(20)]
         rows = list(zip(range(20), vectors, arrays, [i % 2 for i in range(20)], strict=True))
@@ -112,7 +112,7 @@ class TestTraining:
             assert trainer.valid_rows(frame).schema == frame.schema
             trainer.train(trainer.valid_rows(frame))
 
-    def test_a_column_of_reasons_is_new(self, df: DataFrame) -> None:
+    def test_the_column_of_reasons_must_be_new(self, df: DataFrame) -> None:
         trainer = Trainer(classifier(), "agn", features_col="a", num_workers=1)
         with pytest.raises(ConfigurationError, match="'key'"):
             trainer.invalid_rows(df.select("id", "key", F.array("a", "b").alias("a"), "label"), "key")
@@ -125,7 +125,7 @@ class TestPrediction:
         good = df.where(~F.col("id").isin(3, 17, 18))
         return rows_of(KerasModel(classifier(), features_col=["a", "b"]).transform(good))
 
-    def test_error(self, df: DataFrame) -> None:
+    def test_an_invalid_row_is_an_error_by_default(self, df: DataFrame) -> None:
         out = KerasModel(classifier(), features_col=["a", "b"]).transform(df.where("id = 3"))
         with pytest.raises(Exception, match="must not be null") as caught:
             out.collect()
@@ -134,7 +134,7 @@ class TestPrediction:
         assert "Traceback" not in text.partition("must not be null")[0]
         assert "distkeras_features" not in text
 
-    def test_skip(self, df: DataFrame, expected: dict[int, Row]) -> None:
+    def test_invalid_rows_are_skipped(self, df: DataFrame, expected: dict[int, Row]) -> None:
         out = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="skip").transform(df)
         assert rows_of(out) == expected
         assert out.count() == 57
@@ -142,7 +142,9 @@ class TestPrediction:
     @pytest.mark.parametrize(
         "size", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(1024, marks=pytest.mark.slow)]
     )
-    def test_keep(self, df: DataFrame, expected: dict[int, Row], size: int) -> None:
+    def test_invalid_rows_are_kept_without_a_prediction(
+        self, df: DataFrame, expected: dict[int, Row], size: int
+    ) -> None:
         model = KerasModel(
             classifier(),
             features_col=["a", "b"],
@@ -163,22 +165,22 @@ class TestPrediction:
                 assert values[0] == expected[number]["prediction"]
 
     @pytest.mark.slow
-    def test_a_partition_of_such_rows_alone(self, df: DataFrame) -> None:
+    def test_a_partition_may_have_only_invalid_rows(self, df: DataFrame) -> None:
         out = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="keep").transform(df.where("id = 3"))
         ((prediction, probability),) = out.select("prediction", "probability").collect()
         assert (prediction, probability) == (None, None)
         assert "why" not in out.columns
 
-    def test_reasons_need_rows_that_are_kept(self, df: DataFrame) -> None:
+    def test_a_column_of_reasons_is_refused_unless_rows_are_kept(self, df: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`invalid_col`"):
             KerasModel(classifier(), features_col=["a", "b"], invalid_col="why").transform(df)
 
-    def test_a_handling_that_there_is_not(self) -> None:
+    def test_an_unknown_handling_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`handle_invalid`"):
             estimator(handle_invalid="drop")
 
     @pytest.mark.parametrize("output_type", ["array", pytest.param("vector", marks=pytest.mark.slow)])
-    def test_the_predictor(self, df: DataFrame, output_type: str) -> None:
+    def test_the_predictor_handles_invalid_rows(self, df: DataFrame, output_type: str) -> None:
         arrays = df.withColumn("x", F.when(F.col("id") != 5, F.array("a", "b")))
         predictor = ModelPredictor(classifier(), "x", output_type=output_type, handle_invalid="keep", invalid_col="why")
         found = rows_of(predictor.transform(arrays))
@@ -189,7 +191,7 @@ class TestPrediction:
         )
         assert skipped.keys() == set(range(60)) - {3, 5, 17, 18}
 
-    def test_values_that_cannot_be_decoded(self, spark: SparkSession) -> None:
+    def test_values_that_cannot_be_decoded_are_invalid(self, spark: SparkSession) -> None:
         frame = spark.createDataFrame(
             [(i, json.dumps([i, 1.0]) if i != 2 else "[") for i in range(4)], "id int, x string"
         )
@@ -199,21 +201,23 @@ class TestPrediction:
         assert "JSONDecodeError" in found[2]["why"]
 
     @pytest.mark.slow
-    def test_evaluation(self, df: DataFrame) -> None:
+    def test_evaluation_skips_invalid_rows(self, df: DataFrame) -> None:
         good = df.where(~F.col("id").isin(*BAD))
         model = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="skip")
         plain = KerasModel(classifier(), features_col=["a", "b"])
         assert model.evaluate(df) == pytest.approx(plain.evaluate(good), rel=1e-6)
 
     @pytest.mark.parametrize("returns", ["prediction", pytest.param("probability", marks=pytest.mark.slow)])
-    def test_sql(self, spark: SparkSession, df: DataFrame, returns: str) -> None:
+    def test_a_function_of_sql_returns_null_for_invalid_rows(
+        self, spark: SparkSession, df: DataFrame, returns: str
+    ) -> None:
         model = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="keep")
         register_function(spark, "scored", model, returns)
         found = rows_of(df.select("id", F.expr("scored(a, b)").alias("value")))
         assert {number for number, row in found.items() if row["value"] is None} == {3, 17, 18}
 
     @pytest.mark.slow
-    def test_a_stream_goes_on_after_a_null(self, spark: SparkSession, df: DataFrame, tmp_path: Path) -> None:
+    def test_a_stream_continues_after_a_null(self, spark: SparkSession, df: DataFrame, tmp_path: Path) -> None:
         model = KerasModel(classifier(), features_col=["a", "b"], handle_invalid="keep", invalid_col="why")
         df.write.parquet(str(tmp_path / "in"))
         stream = spark.readStream.schema(df.schema).parquet(str(tmp_path / "in"))

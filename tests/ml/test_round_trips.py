@@ -1,4 +1,4 @@
-"""What is saved in one process and loaded in another."""
+"""Stages that are saved in one process and loaded in another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.patience import patience
 
 from distkeras import KerasEstimator, KerasModel
 
-#: A class that is registered wherever this text is run.
+#: A class and a function that are registered in each process that runs this text.
 CLASSES = """
 import keras
 
@@ -32,7 +32,7 @@ def distance(y_true, y_pred):
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 """
 
-#: Loads everything, predicts, trains on, and leaves what came of it in arrays.
+#: A program that loads everything, predicts, continues training, and saves the results as arrays.
 PROGRAM = (
     """
 import os, sys
@@ -91,13 +91,13 @@ def predictions(model: Any, rows: DataFrame) -> np.ndarray:
 
 
 class Saved(NamedTuple):
-    """What lies in a folder, and what it predicted where it was saved.
+    """A folder of saved stages, and their predictions in the process that saved them.
 
     Args:
-        folder: of all of it.
-        fitted: predictions of what was fitted.
-        continued: of what was fitted from the model as it was before, with its optimizer's state.
-        losses: of that fit, a mini-batch each.
+        folder: contains all saved stages.
+        fitted: predictions of the fitted pipeline.
+        continued: predictions after a fit that started from the original model with its optimizer's state.
+        losses: losses of the mini-batches of that fit.
     """
 
     folder: Path
@@ -117,7 +117,7 @@ def saved(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     )
     model.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 100)), space["distance"])
     draw = np.random.default_rng(6).normal(size=(64, 2))
-    model.fit(draw, draw[:, :1] - draw[:, 1:], batch_size=8, verbose=0)  # an optimizer with a state
+    model.fit(draw, draw[:, :1] - draw[:, 1:], batch_size=8, verbose=0)  # gives the optimizer a state
 
     assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
     estimator = KerasEstimator(model, "downpour", label_col="target", num_workers=1, batch_size=8, num_epoch=2)
@@ -137,13 +137,13 @@ def saved(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     continued = KerasEstimator(started.keras_model, "downpour", num_workers=1, label_col="target").fit(ready)
     losses = [row["loss"] for row in continued.summary.history.orderBy("epoch", "iteration").collect()]
     found = Saved(folder, predictions(fitted, rows), predictions(continued, ready), np.array(losses))
-    assert np.abs(found.fitted - predictions(started, ready)).max() > 1e-2  # it has learned something
+    assert np.abs(found.fitted - predictions(started, ready)).max() > 1e-2  # the fit has changed the predictions
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "connect"])
-def test_all_of_it_in_a_fresh_process(saved: Saved, kind: str) -> None:
+def test_saved_stages_work_in_a_fresh_process(saved: Saved, kind: str) -> None:
     if kind == "connect":
         pytest.importorskip("grpc")
     done = subprocess.run(
@@ -157,14 +157,14 @@ def test_all_of_it_in_a_fresh_process(saved: Saved, kind: str) -> None:
     there = np.load(saved.folder / f"{kind}.npz")
     np.testing.assert_array_equal(there["model"], saved.fitted)
     np.testing.assert_array_equal(there["fitted"], saved.fitted)
-    for name in ("estimator", "pipeline"):  # trained there, from the same state of the optimizer
+    for name in ("estimator", "pipeline"):  # trained in that process from the same state of the optimizer
         np.testing.assert_allclose(there[name], saved.fitted, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(there["losses"], saved.losses, rtol=1e-5)
     np.testing.assert_allclose(there["continued"], saved.continued, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_an_unknown_class_is_named_in_a_fresh_process(rows: DataFrame, tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_class_in_a_fresh_process_names_it(rows: DataFrame, tmp_path: Path) -> None:
     space: dict[str, Any] = {"__name__": "registered_here"}
     exec(CLASSES, space)
     KerasModel(keras.Sequential([keras.Input((2,)), space["Scaled"]()])).save(str(tmp_path / "model"))

@@ -1,4 +1,4 @@
-"""A stream of files that a model scores while they arrive."""
+"""Models that score a stream of arriving files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def features(ids: range) -> np.ndarray:
 
 
 def arrive(folder: Path, number: int) -> None:
-    """One more file, whole from the first moment that it is seen."""
+    """Add a file to the folder atomically."""
     ids = range(number * ROWS, (number + 1) * ROWS)
     table = pa.table(
         {"id": pa.array(ids, pa.int32()), "features": pa.array(features(ids).tolist(), pa.list_(pa.float32()))}
@@ -53,7 +53,7 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def assert_each_once(spark: SparkSession, folder: Path, files: int, model: keras.Model) -> None:
-    """Every row of so many files is there once, with its prediction and its features."""
+    """Assert that each row of ``files`` files was written once, with its prediction and its features."""
     out = spark.read.parquet(str(folder)).orderBy("id").collect()
     ids = range(files * ROWS)
     assert Counter(row["id"] for row in out) == Counter(ids)
@@ -64,7 +64,7 @@ def assert_each_once(spark: SparkSession, folder: Path, files: int, model: keras
 
 
 @pytest.mark.slow
-def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+def test_arriving_files_are_scored_once_across_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     model, arriving = classifier(), tmp_path / "arriving"
     arriving.mkdir()
     fitted = KerasModel(model)
@@ -82,14 +82,14 @@ def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession,
     query = start(processingTime="0 seconds")
     while not query.lastProgress or query.lastProgress["batchId"] < 2:
         assert query.exception() is None
-        query.awaitTermination(1)  # a step of the waiting, not its limit: the test's own is
-    query.stop()  # perhaps in the middle of a batch
+        query.awaitTermination(1)  # one poll; the limit is the timeout of the test
+    query.stop()  # possibly in the middle of a micro-batch
     arrive(arriving, 3)
     assert start(availableNow=True).awaitTermination(int(patience(60)))
     assert_each_once(spark, tmp_path / "out", 4, model)
 
 
-def test_an_estimator_learns_from_a_stream_and_its_model_scores_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_estimator_trains_on_a_stream_and_its_model_scores_it(spark: SparkSession, tmp_path: Path) -> None:
     arriving = tmp_path / "arriving"
     arriving.mkdir()
     arrive(arriving, 0)
@@ -110,8 +110,8 @@ def test_an_estimator_learns_from_a_stream_and_its_model_scores_it(spark: SparkS
     assert {"prediction", "probability"} < set(fitted.transform(files).columns)
 
 
-@pytest.mark.slow  # as the fitted model does above
-def test_the_predictor_scores_a_stream_too(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.slow  # the fitted model does the same above
+def test_the_predictor_scores_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     model, arriving = classifier(), tmp_path / "arriving"
     arriving.mkdir()
     arrive(arriving, 0)
@@ -122,7 +122,7 @@ def test_the_predictor_scores_a_stream_too(spark: SparkSession, tmp_path: Path) 
     np.testing.assert_allclose(found, model.predict(features(range(ROWS)), verbose=0), atol=1e-6)
 
 
-#: Scores files one at a time, forever.
+#: A program that scores files one at a time until it is killed.
 DRIVER = """
 import sys
 from pyspark.sql import SparkSession
@@ -140,14 +140,14 @@ query.awaitTermination()
 
 
 @pytest.mark.slow
-def test_a_killed_driver_costs_no_row_and_repeats_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_row_is_scored_once_if_the_driver_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     model, arriving = classifier(), tmp_path / "arriving"
     arriving.mkdir()
     KerasModel(model).save(str(tmp_path / "model"))
     files = 40
     for number in range(files // 2):
         arrive(arriving, number)
-    for batches in (2, 6):  # killed twice, in the middle of some batch
+    for batches in (2, 6):  # killed twice, in the middle of a micro-batch
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(tmp_path)], env=environment, start_new_session=True

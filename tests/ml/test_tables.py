@@ -65,7 +65,7 @@ def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
     (event,) = last.summary.events.where("kind = 'tables'").collect()
     assert "by rows: 'users' (40 rows of 4), 'items' (30 rows of 3)" in event["text"]
     fitted.save(str(tmp_path / "fitted"))
-    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ITEMS * 3)  # what is loaded predicts with tables in files
+    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ITEMS * 3)  # the loaded model predicts with tables in files
     loaded = PipelineModel.load(str(tmp_path / "fitted"))
     found = [
         [row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()]
@@ -74,7 +74,7 @@ def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
     assert found[0] == found[1]
 
 
-def test_an_id_that_is_no_row_is_named_before_it_is_trained_on(rows: DataFrame) -> None:
+def test_the_error_for_an_id_outside_the_table_names_it_before_training(rows: DataFrame) -> None:
     user, item = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="item")
     model = keras.Model([user, item], head(user, item))
     bad = rows.limit(1).selectExpr("user_id", f"{ITEMS} AS item_id", "label")
@@ -83,7 +83,7 @@ def test_an_id_that_is_no_row_is_named_before_it_is_trained_on(rows: DataFrame) 
 
 
 def compiled_towers(penalty: str | None = None) -> keras.Model:
-    """A model with two named outputs, of which one is of classes, and losses and metrics by name."""
+    """Return a model with two named outputs, one of them of classes, and with losses and metrics by name."""
     keras.utils.set_random_seed(2)
     user, item = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="item")
     user_rows = layers.Flatten()(layers.Embedding(USERS, 4, name="users", embeddings_regularizer=penalty)(user))

@@ -1,4 +1,4 @@
-"""The curve of the rows that a fit leaves out."""
+"""The validation curve of a fit."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def estimator(*hooks: keras.Layer, **keywords: Any) -> KerasEstimator:
 
 
 @pytest.mark.slow
-def test_a_point_for_each_epoch(df: DataFrame, tmp_path: Path) -> None:
+def test_the_curve_has_a_point_for_each_epoch(df: DataFrame, tmp_path: Path) -> None:
     class Release(Callback):
         def on_center(self, context: CallbackContext) -> None:
             for number, _ in enumerate(present(context.link).evaluations, 1):
                 (tmp_path / f"{number}").touch()
 
-    steps = math.ceil(ROWS * 3 / 4 / 32)  # of an epoch; a little later, the point of its end must be there
+    steps = math.ceil(ROWS * 3 / 4 / 32)  # steps of an epoch; 30 steps later, the point at its end must exist
     waits = [wait_at_step(epoch * steps + 30, tmp_path / f"{epoch}") for epoch in (1, 2, 3)]
     hook = step_callback_layer(lambda now: [wait(now) for wait in waits])
     summary = estimator(hook, callbacks=[Release(every_seconds=0.01)], validation_rows=100).fit(df).summary
@@ -53,7 +53,7 @@ def test_a_point_for_each_epoch(df: DataFrame, tmp_path: Path) -> None:
     assert clocks == sorted(set(clocks))
 
 
-def test_the_last_point_is_of_all_rows(df: DataFrame) -> None:
+def test_the_last_point_is_computed_from_all_rows(df: DataFrame) -> None:
     fitted = estimator(validation_rows=100, num_epoch=1).fit(df)
     *sampled, last = fitted.summary.validation
     assert all(point["rows"] == 100 for point in sampled)
@@ -69,7 +69,7 @@ def test_the_last_point_is_of_all_rows(df: DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_the_last_point_is_not_that_of_weights_that_a_callback_has_restored(df: DataFrame) -> None:
+def test_the_last_point_ignores_weights_that_a_callback_has_restored(df: DataFrame) -> None:
     class Zeros(Callback):
         def on_end(self, context: CallbackContext) -> None:
             center = context.center
@@ -79,7 +79,7 @@ def test_the_last_point_is_not_that_of_weights_that_a_callback_has_restored(df: 
     assert not np.any(fitted.keras_model.get_weights()[0])
     last = fitted.summary.validation[-1]
     assert (last["clock"], last["rows"]) == (fitted.summary.commits.count(), 100)
-    assert last["loss"] != pytest.approx(math.log(2), abs=1e-4)  # which is that of zeros
+    assert last["loss"] != pytest.approx(math.log(2), abs=1e-4)  # the loss of weights of zero
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_few_rows_are_evaluated_once(df: DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_by_commits(df: DataFrame, tmp_path: Path) -> None:
+def test_points_may_be_set_by_commits(df: DataFrame, tmp_path: Path) -> None:
     evaluated = tmp_path / "evaluated"
 
     class Release(Callback):
@@ -105,20 +105,20 @@ def test_by_commits(df: DataFrame, tmp_path: Path) -> None:
     commits = summary.commits.count()
     assert clocks == sorted(set(clocks))
     assert (10 <= clocks[0] <= 20, clocks[-1]) == (True, commits)
-    assert len(clocks) <= 1 + commits // 10  # a center may be fetched some commits after its time
+    assert len(clocks) <= 1 + commits // 10  # a center may be pulled some commits late
 
 
 @pytest.mark.parametrize("option", ["validation_every_epochs", "validation_every_seconds", "validation_every_commits"])
-def test_what_cannot_be_between_two_points(option: str) -> None:
+def test_an_invalid_interval_of_points_is_refused(option: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`{option}`"):
         estimator(**{option: 0})
 
 
 @pytest.mark.slow
-def test_a_metric_that_does_not_add_up_stays_that_of_the_sample(
+def test_a_metric_that_does_not_add_up_is_computed_from_a_sample(
     df: DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @keras.saving.register_keras_serializable("tests")  # within the function, so that executors get its code
+    @keras.saving.register_keras_serializable("tests")  # within the function, so that executors receive its code
     class MeanOutput(keras.metrics.Mean):
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             return super().update_state(y_pred, sample_weight)

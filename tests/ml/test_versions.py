@@ -1,4 +1,4 @@
-"""A stream that is scored with the latest version of a model that another one publishes."""
+"""A stream that is scored with the latest version of a model, which another stream publishes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDENTITY = {"layout": [["gamma", [2]], ["beta", [2]], ["kernel", [2, 1]], ["bias
 
 
 def regressor() -> keras.Model:
-    """A model with moving statistics."""
+    """Return a model with moving statistics."""
     layers = [keras.Input((2,)), keras.layers.BatchNormalization(epsilon=0.0), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model.compile("sgd", "mse")
@@ -39,7 +39,7 @@ def folder_at(path: Path, identity: Any = IDENTITY) -> VersionFolder:
 
 
 def publish(folder: VersionFolder, number: int, keep: int = 2) -> None:
-    """A version that predicts ``number * (x0 + x1) + 1`` less what its moving mean, ``number``, takes away."""
+    """Publish a version that predicts ``number * (x0 + x1 - 2 * number) + 1``: its moving mean is ``number``."""
     vector = np.array([1, 1, 0, 0, number, number, 1], np.float32)
     folder.publish("training", number, vector, np.array([number, number, 1, 1], np.float32))
     folder.prune(keep)
@@ -56,7 +56,7 @@ def arrive(spark: SparkSession, folder: Path, number: int) -> None:
 
 
 def rows_arriving(spark: SparkSession, folder: Path) -> DataFrame:
-    """The stream of these files: two for each micro-batch."""
+    """Return the stream of these files, with two files per micro-batch."""
     schema = "id long, features array<float>"
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 2).parquet(str(folder))
 
@@ -67,7 +67,7 @@ def run(scored: DataFrame, checkpoint: Path, each: Callable[[DataFrame, int], No
 
 
 def predictions(rows: DataFrame) -> dict[int, tuple[int, float]]:
-    """For each id its version and prediction, after a check that the version says what the prediction is."""
+    """Return the version and the prediction of each id, after a check that the prediction is that version's."""
     found = rows.collect()
     for row in found:
         assert row["prediction"] == expected(row["version"], row["features"])
@@ -86,7 +86,7 @@ def test_each_micro_batch_is_scored_with_one_version(
     publish(folder, 3)
     for number in range(2):
         arrive(spark, arriving, number)
-    monkeypatch.chdir(tmp_path)  # where no task runs
+    monkeypatch.chdir(tmp_path)  # the driver's folder is not that of the tasks
     scored = KerasStreamModel("versions").transform(rows_arriving(spark, arriving))
     assert scored.columns == ["id", "features", "prediction", "version"]
     seen: dict[int, set[int]] = {}
@@ -96,7 +96,7 @@ def test_each_micro_batch_is_scored_with_one_version(
         first = predictions(rows)
         assert len(first) == ROWS
         seen[batch] = {version for version, _ in first.values()}
-        for number in islice(numbers, 4):  # more than are kept
+        for number in islice(numbers, 4):  # more versions than are kept
             publish(folder, number)
         assert predictions(rows.unpersist()) == first
 
@@ -104,7 +104,7 @@ def test_each_micro_batch_is_scored_with_one_version(
     assert seen == {0: {3}, 1: {13}}
     assert [version.number for version in folder.versions()] == [13, 16, 17]
 
-    # The driver died before Spark noted that the second micro-batch was done: it is scored with the same version again.
+    # The driver died before Spark recorded the second micro-batch as done: the same version scores it again.
     for name in ("1", ".1.crc"):
         (tmp_path / "checkpoint" / "commits" / name).unlink()
     arrive(spark, arriving, 2)
@@ -131,7 +131,7 @@ def test_an_invalid_row_has_a_version_and_no_prediction(spark: SparkSession, tmp
 
 
 @pytest.mark.slow
-def test_rows_of_a_table_are_scored_with_the_version_of_the_call(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_static_dataframe_is_scored_with_the_version_at_the_call(spark: SparkSession, tmp_path: Path) -> None:
     folder = folder_at(tmp_path / "versions")
     publish(folder, 1)
     arrive(spark, tmp_path / "rows", 0)
@@ -162,7 +162,7 @@ def test_rows_of_a_table_are_scored_with_the_version_of_the_call(spark: SparkSes
     assert [row["p"] for row in predicted] == [expected(6, row["features"]) for row in predicted]
 
 
-def test_errors_say_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_errors_state_the_reason(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NoVersionError, match="must have a version of a model"):
         KerasStreamModel(tmp_path / "versions")
     (tmp_path / "file").touch()
