@@ -1,4 +1,4 @@
-"""Programs of the shape that dist-keras' examples have: the same calls, in the same order, on a few rows."""
+"""Programs like dist-keras' examples: the same calls, in the same order, on a few rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distkeras.trainers import *
 from distkeras.transformers import *
 from distkeras.utils import *
 
-# Two modules have a ModelPredictor: the one of the later import counts.
+# Two modules have a ModelPredictor; the later import determines which one is used.
 from distkeras.predictors import *  # type: ignore[assignment]  # isort: skip
 
 CLASSES, SIDE = 3, 4
@@ -48,7 +48,7 @@ def dense(inputs: tuple[int, ...], outputs: int) -> keras.Model:
 
 
 class TestDigits:
-    """Pixels and a label in a CSV file, as the digits are."""
+    """A CSV file of pixels and a label, like the digits of the examples."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -81,7 +81,7 @@ class TestDigits:
         dataset = to_dense.transform(dataset)
         return precache(dataset, 2)
 
-    def test_columns_hold_what_they_held(self, training_set: DataFrame) -> None:
+    def test_columns_have_the_old_types_and_values(self, training_set: DataFrame) -> None:
         row = present(training_set.first())
         assert isinstance(row.label_encoded, DenseVector)
         assert int(row.label_encoded.toArray().argmax()) == row.label
@@ -108,7 +108,7 @@ class TestDigits:
         trainer.train(training_set)
         return trainer
 
-    def test_it_trains_predicts_and_evaluates(self, trainer: Any, training_set: DataFrame) -> None:
+    def test_the_program_trains_predicts_and_evaluates(self, trainer: Any, training_set: DataFrame) -> None:
         assert trainer.get_training_time() > 0
         predictor = ModelPredictor(keras_model=trainer.model, features_col="matrix")
         predicted = predictor.predict(training_set.select("matrix", "label"))
@@ -117,7 +117,7 @@ class TestDigits:
         evaluator = AccuracyEvaluator(prediction_col="prediction_index", label_col="label")
         assert evaluator.evaluate(indexed) > 0.6
 
-    def test_a_predictor_is_read_back_as_it_was(self, trainer: Any, tmp_path: Path) -> None:
+    def test_a_predictor_is_saved_and_loaded(self, trainer: Any, tmp_path: Path) -> None:
         predictor = ModelPredictor(trainer.model, "matrix", "guess")
         predictor.write().save(str(tmp_path / "predictor"))
         again = ModelPredictor.load(str(tmp_path / "predictor"))
@@ -130,7 +130,7 @@ class TestDigits:
         assert trainer.parameter_server.num_updates == trainer.num_updates() == trainer.commits.count() > 0
         trainer.parameter_server.stop()
 
-    def test_histories_index_as_they_did(self, trainer: Any) -> None:
+    def test_histories_have_the_old_indices(self, trainer: Any) -> None:
         history = trainer.get_history()
         steps = trainer.history.count()
         assert len(history) == steps
@@ -148,7 +148,7 @@ class TestDigits:
 
 
 class TestEvents:
-    """A table with a textual label, standardized, under one trainer after the other."""
+    """A standardized table with a textual label, on which each trainer trains."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -180,7 +180,7 @@ class TestEvents:
             ),
         ],
     )
-    def test_trainers(self, dataset: DataFrame, kind: str, options: dict[str, Any]) -> None:
+    def test_each_trainer_trains(self, dataset: DataFrame, kind: str, options: dict[str, Any]) -> None:
         trainer = globals()[kind](
             keras_model=dense((3,), 2),
             worker_optimizer="adagrad",
@@ -200,7 +200,7 @@ class TestEvents:
         assert trainer.get_averaged_history()[:, 0].ndim == 1
 
     @pytest.mark.slow
-    def test_a_factor_of_parallelism_makes_more_partitions_of_the_same_workers(self, dataset: DataFrame) -> None:
+    def test_a_parallelism_factor_multiplies_the_partitions(self, dataset: DataFrame) -> None:
         standing = keras.optimizers.SGD(0.0)
         trainer = DOWNPOUR(
             dense((3,), 2), standing, "categorical_crossentropy", features_col="features_normalized", batch_size=4
@@ -215,7 +215,7 @@ class TestEvents:
         assert trainer.get_num_workers() == 2
 
     @pytest.mark.slow
-    def test_an_ensemble(self, dataset: DataFrame) -> None:
+    def test_an_ensemble_trains(self, dataset: DataFrame) -> None:
         trainer = EnsembleTrainer(
             dense((3,), 2), "adagrad", "categorical_crossentropy", ["accuracy"], "features_normalized", "label", 8, 2
         )
@@ -225,12 +225,12 @@ class TestEvents:
         assert trainer.get_averaged_history().shape[1] == 2
         assert trainer.get_training_time() > 0
 
-    def test_a_binary_label(self, dataset: DataFrame) -> None:
+    def test_a_binary_label_is_one_hot(self, dataset: DataFrame) -> None:
         labeled = BinaryLabelTransformer("Kind", "binary", "s").transform(dataset)
         for row in labeled.select("Kind", "binary").collect():
             assert row.binary == DenseVector([1, 0] if row.Kind == "s" else [0, 1])
 
-    def test_numbers_are_standardized_by_the_population(self, dataset: DataFrame) -> None:
+    def test_numbers_are_standardized_by_the_population_deviation(self, dataset: DataFrame) -> None:
         masses = np.array([row.mass for row in dataset.select("mass").collect()])
         out = StandardTransformer(["mass"]).transform(dataset)
         found = {row.mass: row.mass_normalized for row in out.select("mass", "mass_normalized").collect()}
@@ -244,7 +244,7 @@ class TestEvents:
             scaler.copy({scaler.is_vector: True}).transform(dataset)
 
 
-def test_a_score_that_is_not_above_zero_gives_the_default_index(spark: SparkSession) -> None:
+def test_the_default_index_is_used_if_no_score_is_above_zero(spark: SparkSession) -> None:
     rows = [(0, Vectors.dense([0.1, 0.6, 0.9])), (1, Vectors.dense([-1, 0, -2])), (2, Vectors.dense([0.1, 0.5, 0.2]))]
     df = spark.createDataFrame(rows, ["id", "prediction"])
     stage = LabelIndexTransformer(3, default_index=2, activation_threshold=0.55)
@@ -254,13 +254,13 @@ def test_a_score_that_is_not_above_zero_gives_the_default_index(spark: SparkSess
     assert [row.prediction_index for row in largest] == [2, 1, 1]
 
 
-def test_a_column_of_four_is_not_scaled_to_a_thousand(spark: SparkSession) -> None:
+def test_a_column_is_scaled_by_the_given_range(spark: SparkSession) -> None:
     df = spark.createDataFrame([(4.0,)], "label double")
     out = MinMaxTransformer(0, 250, 0, 1, "label", "y").transform(df).withColumn("y", F.round("y", 6))
     assert present(out.first()).y == 0.016
 
 
-def test_a_predictor_of_ones_own_overrides_predict(spark: SparkSession) -> None:
+def test_a_custom_predictor_must_override_predict(spark: SparkSession) -> None:
     class Mine(Predictor):
         pass
 

@@ -1,4 +1,4 @@
-"""dist-keras 0.2.1's public names: where its scripts found them, in which order they took arguments, what they said."""
+"""The public names of dist-keras 0.2.1: their modules, the order of their arguments, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkeras.ps.rules import all_rules
 
 SPARSE = "sparse_categorical_crossentropy"
 
-#: Module, name, the arguments in their order, and the defaults that its scripts relied on.
+#: Module, name, arguments in order, and the defaults that the scripts of dist-keras rely on.
 MODEL = ("keras_model", "worker_optimizer", "loss", "metrics")
 COLUMNS = ("features_col", "label_col")
 SHARED = (*MODEL, "num_workers", "batch_size", *COLUMNS, "num_epoch")
@@ -82,7 +82,7 @@ POSITIONS: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
     ("utils", "shuffle", ("dataset",), {}),
     ("utils", "precache", ("dataset", "num_workers"), {}),
 ]
-#: What has no equivalent: module, name, arguments, and what the error tells to use.
+#: Names without an equivalent: module, name, arguments, and the replacement that the error names.
 REFUSED = [
     ("trainers", "Trainer", (None, "mse", "sgd"), r"distkeras\.Trainer"),
     ("trainers", "Experimental", (None, "sgd", "mse"), "Rule"),
@@ -101,14 +101,16 @@ def old(module: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("module", "name", "positions", "defaults"), POSITIONS, ids=lambda value: str(value)[:30])
-def test_positions_and_defaults(module: str, name: str, positions: tuple[str, ...], defaults: dict[str, Any]) -> None:
+def test_arguments_have_their_old_positions_and_defaults(
+    module: str, name: str, positions: tuple[str, ...], defaults: dict[str, Any]
+) -> None:
     parameters = inspect.signature(old(module, name)).parameters
     assert tuple(parameters)[: len(positions)] == positions
     assert {key: parameters[key].default for key in defaults} == defaults
 
 
 @pytest.mark.parametrize(("module", "name", "arguments", "instead"), REFUSED, ids=lambda value: str(value)[:30])
-def test_what_has_no_equivalent_names_the_new_way(
+def test_the_error_for_a_name_without_an_equivalent_names_the_replacement(
     module: str, name: str, arguments: tuple[Any, ...], instead: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=instead) as caught:
@@ -117,7 +119,7 @@ def test_what_has_no_equivalent_names_the_new_way(
 
 
 @pytest.mark.parametrize("module", ["trainers", "transformers", "predictors", "evaluators", "utils", "job_deployment"])
-def test_import_star_gives_every_old_name_and_nothing_else_than_public_names(module: str) -> None:
+def test_a_star_import_includes_every_old_name_and_no_module(module: str) -> None:
     namespace: dict[str, Any] = {}
     exec(f"from distkeras.{module} import *", namespace)
     expected = {name for where, name, *_ in [*POSITIONS, *REFUSED] if where == module}
@@ -129,21 +131,21 @@ def test_import_star_gives_every_old_name_and_nothing_else_than_public_names(mod
 @pytest.mark.parametrize(
     "name", [name for name in old("trainers", "__all__") if hasattr(old("trainers", name), "rule_name")]
 )
-def test_help_tells_every_argument(name: str) -> None:
+def test_the_docstring_describes_every_argument(name: str) -> None:
     kind = old("trainers", name)
     text = present(inspect.getdoc(kind))
     entries = re.findall(r"^    (\w[\w, ]*): \S", text, re.MULTILINE)
-    told = [name for entry in entries for name in entry.split(", ")]
+    described = [name for entry in entries for name in entry.split(", ")]
     taken = {*inspect.signature(kind).parameters, *inspect.signature(Trainer).parameters} - {"options", "model", "rule"}
     hyper_parameters = {field.name for field in dataclasses.fields(all_rules()[kind.rule_name])} - {"window"}
-    assert taken | hyper_parameters <= set(told)
-    assert len(told) == len(set(told))
+    assert taken | hyper_parameters <= set(described)
+    assert len(described) == len(set(described))
 
 
 class TestByPosition:
-    """What a value at each place comes to mean."""
+    """Positional arguments reach the right settings."""
 
-    def test_distributed(self) -> None:
+    def test_a_distributed_trainer_takes_its_arguments_by_position(self) -> None:
         given = (wrong_model(), "sgd", SPARSE, ["accuracy"], 3, 16, "f", "l", 4, 7)
         for name in ("DOWNPOUR", "DynSGD", "AGN"):
             trainer = old("trainers", name)(*given, 5001, [1.0])
@@ -152,13 +154,13 @@ class TestByPosition:
             assert (settings.features_col, settings.label_col) == (("f",), ("l",))
             assert (trainer.rule.window, trainer.server_settings.port) == (7, 5001)
 
-    def test_elastic(self) -> None:
+    def test_an_elastic_trainer_takes_its_arguments_by_position(self) -> None:
         given = (wrong_model(), "adagrad", SPARSE, ["accuracy"], 3, 16, "f", "l", 4, 7, 2.0, 0.25)
         trainer = old("trainers", "AEASGD")(*given, 5001, [1.0])
         assert trainer.rule.config() == {"window": 7, "rho": 2.0, "learning_rate": 0.25}
         assert trainer.server_settings.port == 5001
 
-    def test_alone_averaged_and_ensembles(self) -> None:
+    def test_the_other_trainers_take_their_arguments_by_position(self) -> None:
         given = (wrong_model(), "sgd", SPARSE, ["accuracy"], "f", "l", 4, 16)
         single = old("trainers", "SingleTrainer")(*given, [1.0])
         averaging = old("trainers", "AveragingTrainer")(*given, 3, [1.0])
@@ -170,7 +172,7 @@ class TestByPosition:
         assert [trainer.settings.batch_size for trainer in ensemble.trainers] == [16] * 3
         assert ensemble.trainers[0].settings.features_col == ("f",)
 
-    def test_scaling(self) -> None:
+    def test_a_scaler_takes_its_arguments_by_position(self) -> None:
         stage = old("transformers", "MinMaxTransformer")(0, 250, -1, 1, "features", "scaled", False)
         found = {param.name: stage.getOrDefault(param) for param in stage.params}
         assert found == {
@@ -178,11 +180,11 @@ class TestByPosition:
             "is_vector": False,
         }  # fmt: skip
 
-    def test_class_of_scores(self) -> None:
+    def test_a_label_index_takes_its_arguments_by_position(self) -> None:
         stage = old("transformers", "LabelIndexTransformer")(10, "p", "i", 3, 0.6)
         assert (stage.getOrDefault("default_index"), stage.getOrDefault("activation_threshold")) == (3, 0.6)
 
-    def test_accuracy(self) -> None:
+    def test_an_evaluator_takes_its_arguments_by_position(self) -> None:
         evaluator = old("evaluators", "AccuracyEvaluator")("truth", "guess")
         assert (evaluator.getOrDefault("label_col"), evaluator.getOrDefault("prediction_col")) == ("truth", "guess")
         assert old("evaluators", "AccuracyEvaluator") is old("transformers", "AccuracyEvaluator")
@@ -202,7 +204,7 @@ class TestByPosition:
         ("evaluators", "AccuracyEvaluator", ()),
     ],
 )
-def test_data_are_taken_by_their_old_keyword(module: str, name: str, arguments: tuple[Any, ...]) -> None:
+def test_data_are_accepted_under_their_old_keyword(module: str, name: str, arguments: tuple[Any, ...]) -> None:
     stage = old(module, name)(*arguments)
     method = {"evaluators": "evaluate", "predictors": "predict"}.get(module, "transform")
     with pytest.raises(ConfigurationError, match=r"must be a Spark DataFrame.*of type builtins\.int"):
@@ -210,9 +212,9 @@ def test_data_are_taken_by_their_old_keyword(module: str, name: str, arguments: 
 
 
 class TestAdag:
-    """The one name whose meaning changed."""
+    """ADAG, the only name whose meaning has changed."""
 
-    def test_the_old_call_gets_a_warning_with_the_new_name(self) -> None:
+    def test_the_old_call_warns_and_names_the_new_class(self) -> None:
         from distkeras.compat import PortingWarning
 
         with pytest.warns(PortingWarning, match="`AGN`") as caught:
@@ -220,17 +222,19 @@ class TestAdag:
         assert [warning.filename for warning in caught if warning.category is PortingWarning] == [__file__]
         assert trainer.rule.name == "adag"
 
-    def test_who_names_its_hyper_parameters_knows_it(self) -> None:
-        trainer = old("trainers", "ADAG")(wrong_model(), "sgd", SPARSE, form="4.7")  # a warning would be an error here
+    def test_a_call_with_new_hyperparameters_does_not_warn(self) -> None:
+        trainer = old("trainers", "ADAG")(
+            wrong_model(), "sgd", SPARSE, form="4.7"
+        )  # pytest turns a warning into an error
         assert trainer.rule.name == "adag"
 
 
 class TestElasticOptimizers:
-    def test_aeasgd_keeps_any(self) -> None:
+    def test_aeasgd_accepts_any_optimizer(self) -> None:
         trainer = old("trainers", "AEASGD")(wrong_model(), "adagrad", SPARSE, learning_rate=0.05)
         assert trainer.rule.learning_rate == 0.05
 
-    def test_eamsgd_takes_the_rate_and_says_that_it_left_out_the_rest(self) -> None:
+    def test_eamsgd_uses_only_the_rate_and_warns(self) -> None:
         from distkeras.compat import PortingWarning
 
         with pytest.warns(PortingWarning, match=r"SGD\(0.05\).*'adagrad'") as caught:
@@ -244,20 +248,20 @@ class TestElasticOptimizers:
 
 
 class TestAccessors:
-    """Of a trainer that has not trained."""
+    """Accessors of a trainer that has not trained."""
 
     @pytest.fixture
     def trainer(self) -> Any:
         return old("trainers", "AEASGD")(wrong_model(), "sgd", SPARSE, learning_rate=0.05)
 
-    def test_getters_and_setters(self, trainer: Any) -> None:
+    def test_a_getter_returns_what_its_setter_set(self, trainer: Any) -> None:
         assert (trainer.get_features_column(), trainer.get_label_column()) == ("features", "label")
         for name, value in (("minibatch_size", 8), ("num_epoch", 3), ("num_workers", 4), ("parallelism_factor", 2)):
             getattr(trainer, f"set_{name}")(value)
             assert getattr(trainer, f"get_{name}")() == value
         assert (trainer.settings.batch_size, trainer.settings.num_epoch, trainer.settings.num_workers) == (8, 3, 4)
 
-    def test_several_columns_come_back_as_given(self) -> None:
+    def test_a_list_of_columns_is_returned_unchanged(self) -> None:
         trainer = old("trainers", "DOWNPOUR")(wrong_model(), "sgd", SPARSE, features_col=["a", "b"])
         assert trainer.get_features_column() == ["a", "b"]
 
@@ -266,26 +270,26 @@ class TestAccessors:
         with pytest.raises(ConfigurationError, match="must be"):
             getattr(trainer, f"set_{name}")(0)
 
-    def test_the_rate_of_an_elastic_trainer_is_its_rules(self, trainer: Any) -> None:
+    def test_the_rate_of_an_elastic_trainer_is_that_of_its_rule(self, trainer: Any) -> None:
         assert trainer.get_learning_rate() == 0.05
         trainer.set_learning_rate(0.1)
         assert trainer.get_learning_rate() == 0.1
         rules = (trainer.rule, trainer.worker_settings.rule, trainer.server_settings.rule)
         assert [rule.learning_rate for rule in rules] == [0.1] * 3
 
-    def test_the_rate_of_another_is_its_worker_optimizers(self) -> None:
+    def test_the_rate_of_another_trainer_is_that_of_its_worker_optimizer(self) -> None:
         trainer = old("trainers", "DOWNPOUR")(wrong_model(), keras.optimizers.SGD(0.25), SPARSE)
         assert trainer.get_learning_rate() == pytest.approx(0.25)
         with pytest.raises(ConfigurationError, match="worker_optimizer"):
             trainer.set_learning_rate(0.1)
 
-    def test_the_servers_address(self, trainer: Any) -> None:
+    def test_set_master_sets_the_servers_host(self, trainer: Any) -> None:
         trainer.set_master("driver.example")
         assert trainer.settings.host == "driver.example"
         trainer.determine_new_master()
         assert trainer.settings.host is None
 
-    def test_what_acts_on_nothing_here_says_so(self, trainer: Any) -> None:
+    def test_a_setting_without_an_effect_warns(self, trainer: Any) -> None:
         from distkeras.compat import PortingWarning
 
         with pytest.warns(PortingWarning, match="no effect"):
@@ -304,7 +308,7 @@ class TestAccessors:
             ("serialize", "distkeras train"),
         ],
     )
-    def test_what_was_inside_is_refused(self, trainer: Any, name: str, instead: str) -> None:
+    def test_internal_methods_are_refused(self, trainer: Any, name: str, instead: str) -> None:
         with pytest.raises(ConfigurationError, match=instead):
             getattr(trainer, name)()
         with pytest.raises(ConfigurationError, match=f"Mine.{name}.*{instead}"):
@@ -315,19 +319,19 @@ class TestAccessors:
         with pytest.raises(ConfigurationError, match="average_models"):
             trainer.average_models([])
 
-    def test_nothing_is_known_before_training(self, trainer: Any) -> None:
+    def test_results_are_an_error_before_training(self, trainer: Any) -> None:
         assert trainer.get_training_time() == 0.0
         for ask in (trainer.num_updates, trainer.get_history, lambda: trainer.parameter_server.num_updates):
             with pytest.raises(LocalProtocolError, match="after `train`"):
                 ask()
 
-    def test_a_table_to_train_on_is_given_once(self, trainer: Any) -> None:
+    def test_exactly_one_dataframe_is_accepted(self, trainer: Any) -> None:
         with pytest.raises(ConfigurationError, match="dataframe"):
             trainer.train()
         with pytest.raises(ConfigurationError, match="dataframe"):
             trainer.train(1, dataframe=2)
 
-    def test_the_hierarchy(self, trainer: Any) -> None:
+    def test_the_classes_have_their_old_hierarchy(self, trainer: Any) -> None:
         assert issubclass(old("trainers", "EnsembleTrainer"), old("trainers", "Trainer"))
         assert issubclass(old("predictors", "ModelPredictor"), old("predictors", "Predictor"))
         for name in ("Trainer", "DistributedTrainer", "AsynchronousDistributedTrainer"):
@@ -335,17 +339,17 @@ class TestAccessors:
 
 
 class TestUtils:
-    def test_one_hot(self) -> None:
+    def test_a_label_is_encoded_as_one_hot(self) -> None:
         assert list(old("utils", "to_one_hot_encoded_dense")(2.0, n_dim=4)) == [0, 0, 1, 0]
         assert list(old("utils", "to_one_hot_encoded_dense")(1)) == [0, 1]
         with pytest.raises(ConfigurationError, match="value"):
             old("utils", "to_one_hot_encoded_dense")(-1, 4)
 
-    def test_rows(self) -> None:
+    def test_rows_are_extended_and_parsed(self) -> None:
         assert old("utils", "new_dataframe_row")(Row(b=1, a=2), "c", 3) == Row(b=1, a=2, c=3)
         assert old("utils", "json_to_dataframe_row")('{"b": 1, "a": [2.5]}') == Row(b=1, a=[2.5])
 
-    def test_a_model_and_back(self) -> None:
+    def test_a_model_is_serialized_and_deserialized(self) -> None:
         model = wrong_model()
         packed = old("utils", "serialize_keras_model")(model)
         assert set(packed) == {"model", "weights"}
@@ -353,7 +357,7 @@ class TestUtils:
         x = np.ones((3, 2), np.float32)
         np.testing.assert_array_equal(again.predict_on_batch(x), model.predict_on_batch(x))
 
-    def test_uniform_weights(self) -> None:
+    def test_uniform_weights_are_within_their_bounds(self) -> None:
         model = wrong_model()
         old("utils", "uniform_weights")(model, constraints=[1.0, 2.0])
         values = np.concatenate([weight.ravel() for weight in model.get_weights()])
@@ -361,7 +365,7 @@ class TestUtils:
         assert values.max() < 2.0
         assert len(np.unique(values)) == values.size
 
-    def test_histories(self) -> None:
+    def test_histories_are_selected_and_averaged(self) -> None:
         history = [
             {
                 "worker_id": worker,
@@ -377,13 +381,13 @@ class TestUtils:
         assert old("utils", "history_executors_average")([]).shape == (0, 0)
 
 
-class TestOfOneVector:
-    """`LabelIndexTransformer.get_index`: the first score from the threshold on, else the largest above 0."""
+class TestGetIndex:
+    """`LabelIndexTransformer.get_index`: the first score that reaches the threshold, else the largest above 0."""
 
     @pytest.mark.parametrize(
         ("scores", "expected"),
         [([0.1, 0.6, 0.9], 1), ([0.1, 0.5, 0.4], 1), ([-1.0, 0.0, -2.0], 2), ([0.3, 0.3, 0.2], 0)],
     )
-    def test_index(self, scores: list[float], expected: int) -> None:
+    def test_the_index_of_a_vector_of_scores(self, scores: list[float], expected: int) -> None:
         stage = old("transformers", "LabelIndexTransformer")(3, default_index=2, activation_threshold=0.55)
         assert stage.get_index(scores) == expected
