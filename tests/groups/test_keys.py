@@ -1,4 +1,4 @@
-"""Keys of groups, in Arrow's columns."""
+"""Keys of groups, in columns of Arrow."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def batch(rows: list[Row]) -> pa.RecordBatch:
 
 
 @given(ROWS, st.lists(st.integers(0, 12), max_size=3))
-def test_runs_are_those_of_groupby_wherever_batches_are_cut(rows: list[Row], cuts: list[int]) -> None:
+def test_runs_are_those_of_groupby_for_any_record_batches(rows: list[Row], cuts: list[int]) -> None:
     rows.sort(key=lambda row: (row[0] is not None, row[0] or "", row[1] is not None, row[1] or 0))
     bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     records = [batch(rows[start:stop]) for start, stop in pairwise(bounds)]
     groups: dict[Key, list[int]] = {}
     last = None
     for key, record in keyed_runs(iter(records), 2):
-        assert key == last or key not in groups, "the rows of a key are next to one another"
+        assert key == last or key not in groups, "the rows of a key must be adjacent"
         groups.setdefault(key, []).extend(record.column("x").to_pylist())
         last = key
     assert list(groups.items()) == [
@@ -49,12 +49,12 @@ def test_distinct_keys_name_the_key_of_each_row(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("by", ["", [], ["a", "a"], 7, [7]])
-def test_names_that_cannot_work(by: object) -> None:
+def test_invalid_names_of_key_columns_are_refused(by: object) -> None:
     with pytest.raises(ConfigurationError, match="`by` must be"):
-        key_names(by)  # type: ignore[arg-type]  # that is tested
+        key_names(by)  # type: ignore[arg-type]  # the test passes a wrong type
 
 
-def test_columns_that_cannot_be_keys() -> None:
+def test_columns_that_cannot_be_keys_are_refused() -> None:
     schema = T.StructType(
         [
             T.StructField("shop", T.StringType()),
@@ -65,7 +65,7 @@ def test_columns_that_cannot_be_keys() -> None:
     assert [field.name for field in key_fields(schema, ["shop"], ["loss"])] == ["shop"]
     with pytest.raises(ColumnTypeError, match="type=double"):
         key_fields(schema, ["weight"], [])
-    # Spark takes "a" and "A" for one key here, and Arrow for two.
+    # With this collation "a" and "A" are one key for Spark and two for Arrow.
     collated = T.StructType([T.StructField("shop", T.StringType("UTF8_LCASE"))])
     with pytest.raises(ColumnTypeError, match="strings without a collation"):
         key_fields(collated, ["shop"], [])
@@ -75,7 +75,7 @@ def test_columns_that_cannot_be_keys() -> None:
         key_fields(schema, ["shops"], [])
 
 
-def test_keys_as_callers_name_them() -> None:
+def test_a_key_is_a_value_or_a_mapping() -> None:
     assert key_of("a", ["shop"]) == ("a",)
     assert key_of({"year": 1, "shop": None}, ["shop", "year"]) == (None, 1)
     assert key_text((None, 1), ["shop", "year"]) == "shop=None, year=1"

@@ -1,4 +1,4 @@
-"""Trained groups in their folder."""
+"""The files of trained groups in a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trained(shop: str | None, year: int, rows: int = 3) -> TrainedGroup:
     return TrainedGroup((shop, year), rows, 0.5, 0.25, (("accuracy", 1.0),), checksum=2**64 - rows, weights=b"1234")
 
 
-def test_a_piece_comes_back(tmp_path: Path) -> None:
+def test_a_piece_is_saved_and_loaded(tmp_path: Path) -> None:
     pieces = Pieces(str(tmp_path), SCHEMA)
     failed = TrainedGroup((None, 2), 1, 0.1, error="BadValueError: null")
     name = piece_name(7, "ab", 1, 0)
@@ -47,7 +47,7 @@ def test_a_piece_comes_back(tmp_path: Path) -> None:
     assert pieces.finished(8) == ([], {})
 
 
-def test_of_two_pieces_with_one_key_the_first_counts(tmp_path: Path) -> None:
+def test_the_first_of_two_pieces_with_one_key_counts(tmp_path: Path) -> None:
     pieces = Pieces(str(tmp_path), SCHEMA)
     first, other, third = (piece_name(0, "ab", attempt, 0) for attempt in (1, 2, 3))
     pieces.write(first, [trained("a", 1), trained("b", 1)])
@@ -58,7 +58,7 @@ def test_of_two_pieces_with_one_key_the_first_counts(tmp_path: Path) -> None:
     assert set(keys) == {("a", 1), ("b", 1), ("d", 1)}
 
 
-def test_what_is_no_whole_piece_does_not_count(tmp_path: Path) -> None:
+def test_an_incomplete_piece_does_not_count(tmp_path: Path) -> None:
     pieces = Pieces(str(tmp_path), SCHEMA)
     name = piece_name(0, "ab", 1, 0)
     pieces.write(name, [trained("a", 1)])
@@ -71,7 +71,7 @@ def test_what_is_no_whole_piece_does_not_count(tmp_path: Path) -> None:
         pieces.finished(0)
 
 
-def test_a_manifest_comes_back(tmp_path: Path) -> None:
+def test_a_manifest_is_saved_and_loaded(tmp_path: Path) -> None:
     files = folder(str(tmp_path))
     assert Manifest.load(files) is None
     for manifest in (Manifest({"seed": 1}, ("shop",)), Manifest({"seed": 1}, ("shop", "year"), ("piece",))):
@@ -79,7 +79,7 @@ def test_a_manifest_comes_back(tmp_path: Path) -> None:
         assert Manifest.load(files) == manifest
 
 
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match="`path` must be a folder"):
         folder(str(tmp_path / "file"))
@@ -88,7 +88,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
 @given(
     st.lists(hnp.arrays(st.sampled_from([np.float32, np.int64, np.uint8]), hnp.array_shapes(min_dims=0)), max_size=4)
 )
-def test_weights_come_back_to_the_bit(arrays: list[np.ndarray]) -> None:
+def test_weights_are_saved_and_loaded_to_the_bit(arrays: list[np.ndarray]) -> None:
     back = unpacked_weights(packed_weights(arrays), [(array.shape, array.dtype) for array in arrays])
     assert [(array.dtype, array.shape, array.tobytes()) for array in back] == [
         (array.dtype, array.shape, array.tobytes()) for array in arrays

@@ -1,4 +1,4 @@
-"""A replica that is set back before each group trains as a new one does, to the bit."""
+"""A replica that is reset before each group trains like a new one, to the bit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def require_same_as_new(optimizer: str, layers: list[str], counts: list[int]) ->
         assert trained(kept, rows(seed, count)) == expected
 
 
-def test_a_replica_that_is_set_back_trains_as_a_new_one() -> None:
+def test_a_reset_replica_trains_like_a_new_one() -> None:
     require_same_as_new("adam", ["dropout", "averages"], [9, 5])
 
 
@@ -71,11 +71,11 @@ def test_a_replica_that_is_set_back_trains_as_a_new_one() -> None:
     st.lists(st.sampled_from(sorted(LAYERS)), max_size=2, unique=True),
     st.lists(st.integers(1, 11), min_size=2, max_size=3),
 )
-def test_any_replica_that_is_set_back_trains_as_a_new_one(optimizer: str, layers: list[str], counts: list[int]) -> None:
+def test_any_reset_replica_trains_like_a_new_one(optimizer: str, layers: list[str], counts: list[int]) -> None:
     require_same_as_new(optimizer, layers, counts)
 
 
-def test_a_group_that_diverges_leaves_nothing_to_the_next_one() -> None:
+def test_a_group_that_diverges_does_not_affect_the_next_group() -> None:
     kept: Any = replica("momentum", ["averages"])
     with pytest.raises(NonFiniteError, match="the loss is"):
         kept.train(tuple(column * np.float32(1e30) for column in rows(0, 9)), SPEC)

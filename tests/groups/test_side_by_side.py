@@ -1,4 +1,4 @@
-"""Groups that are trained side by side have the numbers of groups that are trained one after another."""
+"""Groups that are trained side by side have the numbers of groups that are trained one at a time."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "averages": lambda: keras.layers.BatchNormalization(),
     "penalty": lambda: keras.layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"),
 }
-#: Further optimizers and layers; each takes seconds to trace.
+#: Further optimizers and layers; tracing each takes seconds.
 RARER = [
-    ("nadam", ()),  # moves a variable of its own in each step
+    ("nadam", ()),  # changes an extra variable in each step
     *((name, ()) for name in ("sgd", "adamw", "adagrad", "lamb", "schedule", "loss scale", "average", "muon")),
     *(("sgd", (name,)) for name in LAYERS),
 ]
@@ -122,13 +122,13 @@ COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
 )
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(COUNTS)
-def test_groups_of_any_sizes_have_the_numbers_of_groups_alone(
+def test_groups_of_any_sizes_have_the_numbers_of_single_groups(
     optimizer: str, layers: tuple[str, ...], counts: list[int]
 ) -> None:
     assert_same_but_for_rounding(both_ways(optimizer, layers), [rows(seed, count) for seed, count in enumerate(counts)])
 
 
-def test_a_group_that_diverges_leaves_its_neighbors_alone() -> None:
+def test_a_group_that_diverges_does_not_affect_the_others() -> None:
     groups = [rows(seed, count) for seed, count in enumerate((9, 11, 6))]
     groups[1] = tuple(column * np.float32(1e30) for column in groups[1])
     assert_same_but_for_rounding(both_ways("adam"), groups, bad=1)
@@ -136,7 +136,7 @@ def test_a_group_that_diverges_leaves_its_neighbors_alone() -> None:
 
 
 @pytest.mark.slow
-def test_inputs_by_name_sample_weights_and_no_shuffling() -> None:
+def test_named_inputs_and_sample_weights_train_without_shuffling() -> None:
     spec = DataSpec(
         features=(Column("a", (3,)), Column("b", (1,))),
         labels=(Column("y", ()),),
@@ -158,7 +158,7 @@ def test_inputs_by_name_sample_weights_and_no_shuffling() -> None:
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9))
-def test_each_group_takes_its_mini_batches_in_order(counts: list[int], batch_size: int) -> None:
+def test_each_group_trains_on_its_mini_batches_in_order(counts: list[int], batch_size: int) -> None:
     taken: list[list[int]] = [[] for _ in counts]
     for common in common_steps(counts, batch_size):
         assert all(one < other for one, other in pairwise(common.places.tolist()))
@@ -172,7 +172,7 @@ def test_each_group_takes_its_mini_batches_in_order(counts: list[int], batch_siz
 
 @keras.saving.register_keras_serializable("distkeras_tests")
 class Scaled(keras.layers.Dense):  # type: ignore[misc]  # Keras' classes have no types
-    """A layer of the user's own."""
+    """A custom layer."""
 
 
 def refused(model: keras.Model, optimizer: str = "sgd", count: int = 2) -> None:
@@ -183,7 +183,7 @@ def linear(*inner: Any) -> keras.Model:
     return keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
 
 
-def test_what_cannot_be_stacked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot vectorize its step: .*true_fn"):
         refused(linear(), "accumulation")
     with pytest.raises(ConfigurationError, match="state outside of its layers' and its optimizer's variables"):
@@ -228,7 +228,7 @@ def trained_partition(
     return result
 
 
-# Adam squares each row of a table's gradient by itself, although an id comes twice.
+# Adam squares each row of a table's gradient separately, even if an id occurs twice.
 @pytest.mark.parametrize(
     "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "schedule"))]
 )
@@ -246,5 +246,5 @@ def test_groups_that_cannot_be_trained_are_rows_with_their_errors(
         ours, theirs = (np.frombuffer(each[key][1], np.float32) for each in (stacks, alone))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     names = [stacks[f"g{number}"][2] for number in range(6)]
-    assert len(set(names[:4])) == len(set(names[4:])) == 1, "a stack is in one piece"
+    assert len(set(names[:4])) == len(set(names[4:])) == 1, "each stack must be in one piece"
     assert len(set(names)) == 2

@@ -1,4 +1,4 @@
-"""A model for each group, on real Spark tasks, against plain Keras."""
+"""One model for each group, trained on Spark and compared with plain Keras."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOPS, BATCH, EPOCHS, SEED = 12, 8, 3, 5
 
 
 def rows_of(spark: SparkSession, shops: int = SHOPS) -> DataFrame:
-    """Shop ``s3`` has 13 rows, and so on: one separable problem each."""
+    """Return a separable problem for each shop; shop ``sN`` has 10 + N rows."""
     rng = np.random.default_rng(3)
     frames = []
     for shop in range(shops):
@@ -43,7 +43,7 @@ def rows_of(spark: SparkSession, shops: int = SHOPS) -> DataFrame:
 
 
 def model_with_all_kinds_of_state() -> keras.Model:
-    """Weights, moving averages, and a seed that moves at each step."""
+    """Return a model with weights, moving averages, and a seed that changes at each step."""
     keras.utils.set_random_seed(1)
     layers = [
         keras.Input((2,)),
@@ -86,7 +86,7 @@ def compiled_trainer(model: keras.Model, rule: str | Rule = "agn") -> Trainer:
 
 @pytest.fixture(scope="module")
 def one_shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, Path]:
-    """Rows, and the folder of a job that has trained on them, and that an equal one has resumed."""
+    """Return rows, and the folder of a job that trained on them and was resumed by an equal job."""
     df, path = rows_of(spark, 1), tmp_path_factory.mktemp("one shop") / "models"
     for resume in (False, True):
         compiled_trainer(compiled_model()).train_groups(df, by="shop", path=path, resume=resume)
@@ -98,9 +98,9 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> No
     groups = trainer().train_groups(df, by="shop")
     table = {row["shop"]: row for row in groups.table.collect()}
     assert {shop: row["rows"] for shop, row in table.items()} == {f"s{n}": 10 + n for n in range(SHOPS)}
-    for shop in ("s6", "s11"):  # of 2 and 3 mini-batches, the first of them whole
+    for shop in ("s6", "s11"):  # 2 and 3 mini-batches, the first of which are complete
         mine = trainer()
-        spec = mine._checked_spec(df)  # noqa: SLF001 - the columns as the trainer reads them
+        spec = mine._checked_spec(df)  # noqa: SLF001 - the trainer reads these columns
         ready = partitioned(df.where(F.col("shop") == shop), spec, 1).toPandas()
         x, y = np.stack(ready["features"]).astype(np.float32), ready["label"].to_numpy()
         model = model_with_all_kinds_of_state()
@@ -111,12 +111,12 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> No
         for ours, plain in zip(groups.model(shop).get_weights(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(ours, plain)
         row = table[shop]
-        assert row["loss"] == pytest.approx(history["loss"][0], rel=1e-5)  # a mean that Keras takes in float32
+        assert row["loss"] == pytest.approx(history["loss"][0], rel=1e-5)  # Keras computes this mean in float32
         assert row["metrics"]["accuracy"] == pytest.approx(history["accuracy"][0], rel=1e-5)
         assert row["error"] is None
 
 
-def test_groups_side_by_side_and_their_weights_as_rows(spark: SparkSession) -> None:
+def test_groups_train_side_by_side_and_their_weights_are_rows(spark: SparkSession) -> None:
     df = rows_of(spark, 3)
     keras.utils.set_random_seed(1)
     layers = [keras.Input((2,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1, activation="sigmoid")]
@@ -139,7 +139,7 @@ def test_groups_side_by_side_and_their_weights_as_rows(spark: SparkSession) -> N
 
 
 @pytest.mark.slow
-def test_keys_of_several_columns_and_nulls(spark: SparkSession) -> None:
+def test_keys_may_have_several_columns_and_nulls(spark: SparkSession) -> None:
     year = F.when(F.col("label") == 0, F.lit(None)).otherwise(F.lit(2020)).cast("int")
     df = rows_of(spark, 2).withColumn("year", year)
     expected = {(row["shop"], row["year"]): row["count"] for row in df.groupBy("shop", "year").count().collect()}
@@ -151,7 +151,7 @@ def test_keys_of_several_columns_and_nulls(spark: SparkSession) -> None:
     assert groups.model({"shop": "s1", "year": None}).get_weights()
 
 
-def test_a_bad_group_is_a_row_with_its_error(spark: SparkSession) -> None:
+def test_an_invalid_group_is_a_row_with_its_error(spark: SparkSession) -> None:
     label = F.when(F.col("shop") == "s1", F.lit(None)).otherwise(F.col("label"))
     huge = F.when(F.col("shop") == "s2", F.array(F.lit(1e38), F.lit(-1e38))).otherwise(F.col("features"))
     df = rows_of(spark, 4).withColumns({"label": label, "features": huge.cast("array<float>")})
@@ -185,10 +185,10 @@ def test_a_large_group_is_trained_as_a_job(spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_group_has_its_class_weights_and_its_timestamp(
+def test_a_large_group_keeps_its_class_weights_and_its_timestamp(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Spark's `Row` has local times.
+    # `Row` of Spark has local times.
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
@@ -211,7 +211,7 @@ def test_a_large_group_has_its_class_weights_and_its_timestamp(
 
 
 def killing(flag: Path) -> Callable[[Any], Any]:
-    """Kill the process that decodes a row of shop ``s6``, once."""
+    """Return a function that kills, once, the process that decodes a row of shop ``s6``."""
 
     def decode(value: list[float]) -> np.ndarray:
         if value[0] == 6 and not flag.exists():
@@ -223,7 +223,7 @@ def killing(flag: Path) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("side_by_side", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_successor_of_a_killed_task_goes_on(
+def test_the_next_attempt_of_a_killed_task_continues(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side_by_side: int
 ) -> None:
     monkeypatch.setattr(job, "_WRITE_SECONDS", 0.0)
@@ -232,7 +232,7 @@ def test_the_successor_of_a_killed_task_goes_on(
     df = rows_of(spark).withColumn("features", F.concat(F.array(number), "features"))
     flag = tmp_path / "killed"
     options = {"num_workers": 1, "worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}
-    calm = trainer(**options, decode=killing(Path(__file__))).train_groups(df, by="shop")
+    undisturbed = trainer(**options, decode=killing(Path(__file__))).train_groups(df, by="shop")
     groups = trainer(**options, decode=killing(flag)).train_groups(
         df, by="shop", path=tmp_path / "models", side_by_side=side_by_side
     )
@@ -242,9 +242,9 @@ def test_the_successor_of_a_killed_task_goes_on(
     assert manifest is not None
     assert manifest.pieces is not None
     attempts = [name.split("-")[3] for name in manifest.pieces]
-    assert len(set(attempts)) == 2, "both attempts have trained groups that count"
+    assert len(set(attempts)) == 2, "both attempts must have trained groups that count"
     for shop in ("s0", "s6", "s9"):
-        for one, other in zip(calm.model(shop).get_weights(), groups.model(shop).get_weights(), strict=True):
+        for one, other in zip(undisturbed.model(shop).get_weights(), groups.model(shop).get_weights(), strict=True):
             if side_by_side == 1:
                 np.testing.assert_array_equal(one, other)
             else:
@@ -288,7 +288,7 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
         trainer(small_model()).train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
 
 
-@pytest.mark.slow  # another number of epochs is above
+@pytest.mark.slow  # the test above has another number of epochs
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -299,7 +299,7 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
         ("side_by_side", "side_by_side"),
     ],
 )
-def test_a_job_is_not_resumed_with_what_would_train_other_models(
+def test_a_job_that_would_train_other_models_is_not_resumed(
     one_shop: tuple[DataFrame, Path], changed: str, named: str
 ) -> None:
     df, path = one_shop
@@ -315,7 +315,7 @@ def test_a_job_is_not_resumed_with_what_would_train_other_models(
         compiled_trainer(model, rule).train_groups(df, by="shop", path=path, resume=True, **options)
 
 
-def test_data_that_cannot_work(spark: SparkSession) -> None:
+def test_invalid_arguments_are_refused(spark: SparkSession) -> None:
     df = rows_of(spark, 1)
     with pytest.raises(EmptyDataError):
         trainer(small_model()).train_groups(df.where("false"), by="shop")
