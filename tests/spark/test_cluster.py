@@ -1,4 +1,4 @@
-"""What a session tells, and the Python that its tasks run on."""
+"""Facts that a session reports, and the Python interpreter of its tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def interpreters(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
 
 
-# As if defined in a notebook: workers know nothing of this module, and get the function by value.
+# Like a function of a notebook: workers cannot import this module and receive the function by value.
 interpreters.__module__ = "__main__"
 
 
@@ -32,17 +32,17 @@ def pythons(spark: SparkSession) -> list[str]:
 class TestDriversPython:
     @pytest.fixture(autouse=True)
     def no_python_on_the_path(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Undo that this session was started with an active virtual environment."""
+        """Undo the interpreter settings that this session was started with."""
         monkeypatch.delenv("PYSPARK_PYTHON")
         monkeypatch.setattr(sessions, "_DEFAULT_PYTHON", "no-such-python", raising=True)
         monkeypatch.setattr(spark.sparkContext, "pythonExec", "no-such-python")
 
-    def test_tasks_run_on_it_by_default(self, spark: SparkSession) -> None:
+    def test_tasks_run_on_the_drivers_python_by_default(self, spark: SparkSession) -> None:
         assert pythons(spark) == [sys.executable]
-        assert spark.sparkContext.pythonExec == "no-such-python"  # other functions stay where they were
+        assert spark.sparkContext.pythonExec == "no-such-python"  # other functions keep their interpreter
 
     @pytest.mark.parametrize("chosen", ["PYSPARK_PYTHON", "pythonExec"])
-    def test_who_has_chosen_is_left_alone(
+    def test_a_chosen_python_is_not_changed(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, chosen: str
     ) -> None:
         if chosen == "PYSPARK_PYTHON":
@@ -52,14 +52,14 @@ class TestDriversPython:
         with pytest.raises(Exception, match=r"Cannot run program .*-python"):
             pythons(spark)
 
-    def test_a_cluster_is_left_alone(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_python_of_a_cluster_is_not_changed(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spark.sparkContext, "master", "spark://somewhere:7077")
         with pytest.raises(Exception, match="Cannot run program"):
             pythons(spark)
 
 
 def session(master: str, parallelism: int = 0, **settings: Any) -> Any:
-    """All that is asked of a session for its slots."""
+    """Return an object with the attributes of a session that determine its slots."""
     values = {"spark.master": master, **{name.replace("_", "."): value for name, value in settings.items()}}
     context = SimpleNamespace(
         master=master, defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(contains=values.__contains__)
@@ -90,25 +90,25 @@ EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_co
         (session("k8s://https://host:443", spark_executor_cores="5"), None),
     ],
 )
-def test_slots(found: Any, slots: int | None) -> None:
+def test_the_number_of_slots_follows_from_the_settings(found: Any, slots: int | None) -> None:
     assert SparkFacts.of(found).slots() == slots
 
 
-def test_slots_of_tasks_with_resources_of_their_own() -> None:
-    asked: Any = SimpleNamespace(executorResources={}, taskResources={"cpus": SimpleNamespace(amount=2.0)})
-    assert SparkFacts.of(session("local-cluster[3,5,1024]", spark_task_cpus="1")).slots(asked) == 6
-    asked.taskResources = {"gpu": SimpleNamespace(amount=1.0)}
-    assert SparkFacts.of(session("yarn", **EXECUTORS, spark_task_cpus="2")).slots(asked) == 6
-    asked.executorResources = {"cores": SimpleNamespace(amount=8.0)}
-    assert SparkFacts.of(session("yarn", **EXECUTORS)).slots(asked) is None
+def test_the_number_of_slots_follows_from_the_resources_of_tasks() -> None:
+    profile: Any = SimpleNamespace(executorResources={}, taskResources={"cpus": SimpleNamespace(amount=2.0)})
+    assert SparkFacts.of(session("local-cluster[3,5,1024]", spark_task_cpus="1")).slots(profile) == 6
+    profile.taskResources = {"gpu": SimpleNamespace(amount=1.0)}
+    assert SparkFacts.of(session("yarn", **EXECUTORS, spark_task_cpus="2")).slots(profile) == 6
+    profile.executorResources = {"cores": SimpleNamespace(amount=8.0)}
+    assert SparkFacts.of(session("yarn", **EXECUTORS)).slots(profile) is None
 
 
 def test_a_later_builder_does_not_change_the_slots() -> None:
-    """`getOrCreate` writes its settings into a session that runs already, on the master that it was started with."""
+    """`getOrCreate` writes its settings into a running session, which keeps its master."""
     found = session("local[2]")
     found.conf = SimpleNamespace(get=lambda name, default: "local[8]" if name == "spark.master" else default)
     assert SparkFacts.of(found).slots() == 2
 
 
-def test_slots_of_a_real_session(spark: SparkSession) -> None:
+def test_the_number_of_slots_of_a_running_session_is_found(spark: SparkSession) -> None:
     assert SparkFacts.of(spark).slots() == 2

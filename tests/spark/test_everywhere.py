@@ -1,4 +1,4 @@
-"""The same checks on every kind of cluster, and what is known to be missing where."""
+"""The same checks on every kind of cluster, with a table of known gaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.training import everywhere
 from support.training.standalone import master, worker
 
 PROGRAM = everywhere.__file__
-#: What is expected to be missing where, and what its error says; a row that is no longer true fails.
+#: Checks that are expected to fail, by kind of cluster, and their errors; a check that succeeds fails the test.
 MISSING: dict[str, dict[str, str]] = {"local": {}, "local-cluster[2,1,1024]": {}, "standalone": {}, "connect": {}}
 NAMES = [check.__name__ for check in everywhere.CHECKS]
 
@@ -41,14 +41,14 @@ def standalone(folder: Path) -> dict[str, str | None]:
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in environment().items():
-            patch.setenv(name, value)  # of the executors, too
+            patch.setenv(name, value)  # the executors use it as well
         url = stack.enter_context(master(folder))
         for number in range(2):
             stack.enter_context(worker(folder / f"worker-{number}", url))
         return run(folder, "master", url)
 
 
-#: Started by the test itself; the first one is the session that all tests share.
+#: Clusters that the test itself starts; "local" is the session that all tests share.
 SLOW = ("local-cluster[2,1,1024]", "standalone", "connect")
 
 
@@ -62,7 +62,7 @@ SLOW = ("local-cluster[2,1,1024]", "standalone", "connect")
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, dict[str, str | None]]:
-    """The kind of cluster, and the outcome of each check there."""
+    """Return the kind of cluster, and the outcome of each check there."""
     kind, folder = request.param, tmp_path_factory.mktemp("everywhere")
     if kind not in SLOW:
         return kind, everywhere.results(request.getfixturevalue("spark"), str(folder))
@@ -74,17 +74,15 @@ def found(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_all_of_it_works_but_for_what_is_known_to_be_missing(
-    found: tuple[str, dict[str, str | None]], name: str
-) -> None:
+def test_each_check_passes_unless_it_is_a_known_gap(found: tuple[str, dict[str, str | None]], name: str) -> None:
     kind, outcomes = found
     outcome, missing = outcomes[name], MISSING[kind].get(name)
     if missing is None:
         assert outcome is None
     else:
-        assert outcome is not None, f"{name} works on {kind} now: take it out of the table"
+        assert outcome is not None, f"{name} works on {kind} now; remove it from `MISSING`"
         assert re.search(missing, outcome)
 
 
-def test_the_table_names_checks() -> None:
+def test_the_table_of_gaps_names_existing_checks() -> None:
     assert {name for missing in MISSING.values() for name in missing} <= set(NAMES)

@@ -1,4 +1,4 @@
-"""What Spark raises as one of our errors, and how much of a traceback is shown."""
+"""Errors of Spark as typed errors, and the lines of a traceback that are shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK = (
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "text"),
+    ("raised", "kind", "text"),
     [
         (
             TASK.format("distkeras.ps.errors.BadValueError: no null. Received: null [worker/partition 1, column 'x']"),
@@ -49,13 +49,13 @@ TASK = (
         ),
     ],
 )
-def test_what_spark_raises(told: str, kind: type[DistkerasError], text: str) -> None:
+def test_an_error_of_spark_becomes_a_typed_error(raised: str, kind: type[DistkerasError], text: str) -> None:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="python7"))
-    error = typed_error(RuntimeError(told), session)
+    error = typed_error(RuntimeError(raised), session)
     assert type(error) is kind
     assert text in str(error)
     assert "\n" not in str(error)
-    assert error.remote_traceback == told
+    assert error.remote_traceback == raised
 
 
 def shown(function: Callable[[], object]) -> list[str]:
@@ -65,7 +65,7 @@ def shown(function: Callable[[], object]) -> list[str]:
 
 
 def by_library(own: Callable[[], object]) -> object:
-    """An error of ours that Keras' has caused, far down."""
+    """Raise an error that is caused by an error deep within Keras."""
     try:
         return keras.tree.map_structure(lambda _: keras.tree.map_structure(lambda _: own(), [1]), [1])
     except Exception as error:
@@ -84,14 +84,14 @@ def test_only_the_users_own_frames_are_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert lines[-1].endswith("ConfigurationError: must be good. Received: bad")
 
 
-def test_a_cause_without_the_users_code_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_without_the_users_code_is_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.spark.failures.is_library", lambda path: True)
     lines = shown(lambda: by_library(lambda: [][0]))
     assert not any("IndexError" in line for line in lines)
     assert len(lines) < 10
 
 
-def test_everything_is_kept_and_shown_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_full_traceback_is_kept_and_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as caught:
         short_errors(lambda: by_library(lambda: [][0]))()
     assert "IndexError" in present(caught.value.full_traceback)

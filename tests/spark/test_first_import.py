@@ -1,4 +1,4 @@
-"""The first import of Keras, each in a process of its own."""
+"""The first import of Keras in a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_keras_without_pictures() -> None:
+def test_a_worker_imports_keras_without_matplotlib() -> None:
     run("""
 import gc
 from distkeras.spark.first_import import import_keras
@@ -30,7 +30,7 @@ import matplotlib.pyplot
 
 
 @pytest.mark.slow
-def test_another_thread_may_make_pictures_meanwhile() -> None:
+def test_another_thread_may_import_matplotlib_meanwhile() -> None:
     run("""
 import builtins, sys, threading
 from distkeras.spark.first_import import import_keras
@@ -53,7 +53,7 @@ assert builtins.__import__ is own
 
 
 @pytest.mark.slow
-def test_what_a_process_has_imported_is_left_alone() -> None:
+def test_a_process_that_has_imported_keras_is_not_changed() -> None:
     run("""
 import gc, keras
 gc.disable()
@@ -63,7 +63,7 @@ assert not gc.isenabled() and gc.get_freeze_count() == 0
 """)
 
 
-def test_a_backend_that_is_not_there_is_named_and_nothing_stays_changed() -> None:
+def test_the_error_for_a_missing_backend_names_it_and_nothing_stays_changed() -> None:
     run("""
 import gc, os, sys
 os.environ["KERAS_BACKEND"] = "unknown"
@@ -79,7 +79,7 @@ assert gc.isenabled() and not any(type(finder).__module__.startswith("distkeras"
 
 
 @pytest.mark.slow
-def test_a_driver_has_its_pictures_and_lets_go_of_what_it_had() -> None:
+def test_a_driver_imports_matplotlib_and_does_not_freeze_its_objects() -> None:
     run("""
 import gc
 from distkeras.spark.first_import import import_keras

@@ -1,4 +1,4 @@
-"""Rows come from an earlier job's layout only where that is the same layout."""
+"""Kept layouts: a job reads the layout of an earlier job only if its own would be the same."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
 from distkeras.spark.kept_layout import Arrangement, KeptLayout, KeptRows
 
-#: Pairs of layouts that are drawn where `--pairs` does not say: by default, and among the slow tests.
+#: Pairs of layouts that are drawn without `--pairs`: by default, and in the slow test.
 FEW, MANY = 12, 200
 
 
 @pytest.fixture
 def rows(spark: SparkSession) -> Iterator[DataFrame]:
-    """Kept by Spark."""
+    """Yield a cached DataFrame."""
     kept = spark.range(40).select(F.col("id").alias("x"), (F.col("id") % 2).alias("y")).persist()
     yield kept
     kept.unpersist()
@@ -35,7 +35,7 @@ def lay_out(
     workers: int = 2,
     seed: int = 0,
 ) -> DataFrame:
-    """As the trainer does; without ``layout`` as if no job had been there before."""
+    """Lay out rows as the trainer does; without ``layout`` as in a first job."""
     spec = DataSpec((Column("x"),), (Column(label),), seed=seed)
     df = partitioned(source, spec, workers)
     if layout is None:
@@ -44,11 +44,11 @@ def lay_out(
 
 
 def places(df: DataFrame) -> list[tuple[Any, ...]]:
-    """Each row with the number of its partition and the names of its columns, in the order of the rows."""
+    """Return each row with its partition and its column names, in the order of the rows."""
     return [tuple(row.asDict().items()) for row in df.select(F.spark_partition_id().alias("partition"), "*").collect()]
 
 
-def test_the_same_rows_in_the_same_order_lie_there(rows: DataFrame) -> None:
+def test_a_layout_of_the_same_rows_in_the_same_order_is_reused(rows: DataFrame) -> None:
     layout = KeptLayout()
     first = lay_out(layout, rows)
     assert lay_out(layout, rows.select("*")) is first
@@ -56,7 +56,7 @@ def test_the_same_rows_in_the_same_order_lie_there(rows: DataFrame) -> None:
     assert first.rdd.getNumPartitions() == 2
 
 
-def test_columns_that_were_picked_and_renamed_lie_there_under_their_names(rows: DataFrame) -> None:
+def test_selected_and_renamed_columns_have_their_own_layout(rows: DataFrame) -> None:
     layout = KeptLayout()
     first = lay_out(layout, rows)
     named = rows.withColumnRenamed("y", "target").select("target", "x")
@@ -65,7 +65,7 @@ def test_columns_that_were_picked_and_renamed_lie_there_under_their_names(rows: 
     assert places(lay_out(layout, named, "target")) == places(lay_out(None, named, "target"))
 
 
-def test_columns_that_changed_their_names_are_other_columns(rows: DataFrame) -> None:
+def test_columns_that_swapped_their_names_are_other_columns(rows: DataFrame) -> None:
     layout = KeptLayout()
     lay_out(layout, rows)
     swapped = rows.select(F.col("y").alias("x"), F.col("x").alias("y"))
@@ -73,23 +73,23 @@ def test_columns_that_changed_their_names_are_other_columns(rows: DataFrame) -> 
 
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {"workers": 3}])
-def test_another_order_is_another_layout(rows: DataFrame, options: dict[str, Any]) -> None:
+def test_another_order_has_another_layout(rows: DataFrame, options: dict[str, Any]) -> None:
     layout = KeptLayout()
     first = lay_out(layout, rows)
     assert lay_out(layout, rows, **options) is not first
 
 
-def test_rows_that_are_kept_again_may_be_others(rows: DataFrame) -> None:
+def test_rows_that_are_cached_again_are_laid_out_again(rows: DataFrame) -> None:
     layout = KeptLayout()
     first = lay_out(layout, rows)
     rows.unpersist()
     assert lay_out(layout, rows) is not first
-    assert layout._kept is not None  # noqa: SLF001 - rows that are not kept leave the earlier layout where it is
+    assert layout._kept is not None  # noqa: SLF001 - rows that are not cached do not remove the earlier layout
     rows.persist()
     assert lay_out(layout, rows) is not first
 
 
-def test_another_setting_of_the_session_is_another_layout(spark: SparkSession, rows: DataFrame) -> None:
+def test_another_setting_of_the_session_has_another_layout(spark: SparkSession, rows: DataFrame) -> None:
     layout = KeptLayout()
     first = lay_out(layout, rows)
     spark.conf.set("spark.sql.ansi.enabled", "false")
@@ -112,16 +112,14 @@ def test_another_setting_of_the_session_is_another_layout(spark: SparkSession, r
         lambda rows: rows.join(rows.select(F.col("x").alias("other")), F.col("x") == F.col("other")).select("x", "y"),
     ],
 )
-def test_rows_that_are_computed_are_laid_out_each_time(
-    rows: DataFrame, derived: Callable[[DataFrame], DataFrame]
-) -> None:
+def test_computed_rows_are_laid_out_each_time(rows: DataFrame, derived: Callable[[DataFrame], DataFrame]) -> None:
     layout = KeptLayout()
     made = derived(rows)
     assert lay_out(layout, made) is not lay_out(layout, made)
 
 
-def test_a_subquery_is_asked_again(spark: SparkSession, rows: DataFrame) -> None:
-    """Its table is no part of the plan's leaves."""
+def test_a_subquery_is_evaluated_again(spark: SparkSession, rows: DataFrame) -> None:
+    """The table of a subquery is not among the plan's leaves."""
     layout = KeptLayout()
     rows.createOrReplaceTempView("kept_rows")
     spark.range(5).write.mode("overwrite").saveAsTable("limits")
@@ -135,24 +133,24 @@ def test_a_subquery_is_asked_again(spark: SparkSession, rows: DataFrame) -> None
         spark.catalog.dropTempView("kept_rows")
 
 
-def test_rows_that_spark_has_dropped_are_laid_out_again(rows: DataFrame) -> None:
-    """With an executor, or by a program that unpersists RDDs: it computes them again, from what there is now."""
+def test_cached_rows_that_spark_has_dropped_are_laid_out_again(rows: DataFrame) -> None:
+    """Rows that were lost with an executor, or unpersisted as RDDs, are computed again from the current data."""
     layout = KeptLayout()
     first = lay_out(layout, rows)
     assert lay_out(layout, rows) is first
-    for rdd in rows.sparkSession.sparkContext._jsc.getPersistentRDDs().values():  # noqa: SLF001 - PySpark has no public way
+    for rdd in rows.sparkSession.sparkContext._jsc.getPersistentRDDs().values():  # noqa: SLF001 - PySpark has no public access
         rdd.unpersist()
     assert lay_out(layout, rows) is not first
 
 
-def test_a_name_that_spark_does_not_tell_from_another_is_refused_again(rows: DataFrame) -> None:
+def test_an_ambiguous_name_is_refused_again(rows: DataFrame) -> None:
     layout = KeptLayout()
     lay_out(layout, rows)
     twice = rows.select("x", "y", F.col("y").alias("X"))
     assert layout.of(rows, Arrangement(twice, ("x", "y"), 0)) is rows
 
 
-# ---- drawn pairs: what comes through the cache is what would come without it
+# Drawn pairs: the rows are the same with and without the cache
 
 Change = Callable[[DataFrame], DataFrame]
 CHANGES: dict[str, Change] = {
@@ -179,7 +177,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("pairs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_drawn_pairs_of_layouts(spark: SparkSession, pairs: int, pytestconfig: pytest.Config) -> None:
-    """The second of two jobs on rows that differ in one thing sees what it would see alone."""
+    """The second of two jobs that differ in one setting reads the same rows as it would alone."""
     pairs = pytestconfig.getoption("--pairs") or pairs
     draw = random.Random(20)
     base = spark.range(24).selectExpr("id as x", "id % 4 as y", "id % 5 + 0.5 as w").persist()
@@ -208,10 +206,10 @@ def test_drawn_pairs_of_layouts(spark: SparkSession, pairs: int, pytestconfig: p
     assert reused > pairs // 20
 
 
-# ---- rows that the driver has read
+# Rows that the driver has read
 
 
-def test_rows_are_read_once_while_spark_keeps_them(rows: DataFrame) -> None:
+def test_rows_are_read_once_while_they_are_cached(rows: DataFrame) -> None:
     kept, reads = KeptRows[int](), []
 
     def read(source: DataFrame, made_by: int = 0) -> int:
@@ -225,4 +223,4 @@ def test_rows_are_read_once_while_spark_keeps_them(rows: DataFrame) -> None:
     rows.unpersist()
     assert read(rows) == 6
     rows.persist()
-    assert [read(rows), read(rows)] == [7, 8]  # too large to be kept
+    assert [read(rows), read(rows)] == [7, 8]  # the values are too large to be kept

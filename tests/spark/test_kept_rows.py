@@ -1,4 +1,4 @@
-"""Validation rows that were kept from an earlier job are those that would be read now, for drawn histories of both."""
+"""Validation rows that were kept from an earlier job equal those that would be read now, for drawn histories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distkeras.ps.errors import DistkerasError
 from distkeras.spark.kept_layout import KeptRows
 from distkeras.training import plan
 
-#: Histories that are drawn by default, and among the slow tests; and the jobs of each.
+#: Histories that are drawn by default and in the slow test, and the jobs of each.
 FEW, MANY, JOBS = 4, 60, 4
 CHANGED_SETTINGS = {
     "spark.sql.session.timeZone": "Asia/Tokyo",
@@ -37,7 +37,7 @@ CHANGED_SETTINGS = {
 
 
 class World:
-    """What a history of jobs sees: files, a table, a view, rows that Spark keeps of each, and settings."""
+    """The data of a history of jobs: files, a table, a view, cached rows of each, and settings."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder, self.drawn = spark, folder, 0
@@ -47,25 +47,25 @@ class World:
         self.keep()
 
     def write(self) -> None:
-        """Other files, of which Spark knows nothing."""
+        """Replace the files without Spark's knowledge."""
         self.drawn += 1
         x = np.arange(8) + 100 * self.drawn
         pq.write_table(pa.table({"x": x, "y": x % 3, "w": x / 2.0, "at": x * 10**9}), self.folder / "rows.parquet")
 
     def fill(self) -> None:
-        """Other rows of a table, of which Spark knows."""
+        """Replace the rows of a table through Spark."""
         self.drawn += 1
         made = self.spark.range(6).selectExpr(f"id + {self.drawn} as x", "id % 3 as y", "id * 1.5 as w", "id as at")
         made.write.mode("overwrite").saveAsTable("kept_rows_table")
 
     def view(self) -> None:
-        """Another view of that name."""
+        """Replace the view."""
         self.drawn += 1
         made = self.spark.range(5).selectExpr(f"id * {self.drawn} as x", "id % 2 as y", "id + 0.5 as w", "id as at")
         made.createOrReplaceTempView("kept_rows_view")
 
     def keep(self) -> None:
-        """Spark keeps rows of all of them, and some that are random or depend on settings."""
+        """Cache rows of all of them, and rows that are random or depend on settings."""
         files = self.spark.read.parquet(str(self.folder))
         self.kept = {
             "files": files.persist(),
@@ -76,23 +76,23 @@ class World:
         }
 
     def forget(self) -> None:
-        """Spark keeps them no longer."""
+        """Unpersist all rows."""
         for df in self.kept.values():
             df.unpersist()
 
     def keep_again(self) -> None:
-        """Spark keeps the rows that there are now."""
+        """Cache the current rows."""
         self.forget()
         self.keep()
 
     def keep_the_same(self) -> None:
-        """Spark keeps the rows of the same DataFrames again."""
+        """Cache the rows of the same DataFrames again."""
         self.forget()
         for df in self.kept.values():
             df.persist()
 
     def change_settings(self) -> None:
-        """Each of them as it was not before."""
+        """Change each setting to its other value."""
         for name, value in CHANGED_SETTINGS.items():
             if self.spark.conf.get(name) == value:
                 self.spark.conf.unset(name)
@@ -100,18 +100,18 @@ class World:
                 self.spark.conf.set(name, value)
 
     def drop(self) -> None:
-        """Spark drops the rows that it keeps, and computes them again when they are read."""
-        for rdd in self.spark.sparkContext._jsc.getPersistentRDDs().values():  # noqa: SLF001 - PySpark has no public way
+        """Drop the cached rows, which Spark computes again when they are read."""
+        for rdd in self.spark.sparkContext._jsc.getPersistentRDDs().values():  # noqa: SLF001 - PySpark has no public access
             rdd.unpersist()
 
     def begin(self) -> None:
-        """Settings are as at first, and the rows that there are now are kept."""
+        """Restore the initial settings and cache the current rows."""
         for name in CHANGED_SETTINGS:
             self.spark.conf.unset(name)
         self.keep_again()
 
     def close(self) -> None:
-        """Leaves the session as it was."""
+        """Restore the session."""
         self.begin()
         self.forget()
         self.spark.sql("drop table kept_rows_table")
@@ -140,17 +140,17 @@ SOURCES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "random": lambda df: df.withColumn("w", F.rand(7)),
     "of a zone": lambda df: df.withColumn("w", F.hour(F.timestamp_seconds("at")).cast("double")),
     "divided": lambda df: df.withColumn("w", F.expr("cast(x as tinyint)")),
-    "in an outer session": lambda df: DataFrame(df._jdf, df.sparkSession.newSession()),  # noqa: SLF001 - the rows of one, the settings of another
+    "in an outer session": lambda df: DataFrame(df._jdf, df.sparkSession.newSession()),  # noqa: SLF001 - rows of one session with settings of another
 }
 
 
 def result(read: Callable[[], Batch]) -> Any:
-    """The rows, or what is wrong with them."""
+    """Return the rows that ``read`` returns, or the error that it raises."""
     try:
         batch = read()
     except DistkerasError as error:
         return type(error), error.message
-    except PySparkException as error:  # its text has numbers that Spark gives once
+    except PySparkException as error:  # the text has numbers that Spark never repeats
         return type(error)
     return [array.tolist() for array in (*batch.x, *batch.y)], batch.checksum
 
@@ -166,15 +166,15 @@ def world_of(spark: SparkSession, folder: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("histories", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_kept_rows_are_those_that_would_be_read(spark: SparkSession, tmp_path: Path, histories: int) -> None:
-    answered = [0]
+def test_kept_rows_equal_the_rows_that_would_be_read(spark: SparkSession, tmp_path: Path, histories: int) -> None:
+    reused = [0]
 
     @settings(
         max_examples=histories,
         deadline=None,
         derandomize=True,
         database=None,
-        phases=[Phase.generate],  # a smaller history takes long to find
+        phases=[Phase.generate],  # shrinking a history takes long
         suppress_health_check=[HealthCheck.too_slow],
     )
     @given(st.data())
@@ -193,11 +193,11 @@ def test_kept_rows_are_those_that_would_be_read(spark: SparkSession, tmp_path: P
                 alone = replace(spec, shuffle=False, batch_size=most)
                 expected = result(lambda: collect(source, alone, most))  # noqa: B023 - called at once
                 for _ in range(2):
-                    before = kept._kept  # noqa: SLF001 - whether it answers is what is counted
+                    before = kept._kept  # noqa: SLF001 - the test counts reuses
                     found = result(lambda: plan.validation_rows(source, spec, most))  # noqa: B023 - called at once
-                    answered[0] += before is not None and kept._kept is before  # noqa: SLF001 - as above
+                    reused[0] += before is not None and kept._kept is before  # noqa: SLF001 - see above
                     assert found == expected, (of, how, label, most)
 
     with world_of(spark, tmp_path / "rows") as world:
         check()
-    assert answered[0] > histories
+    assert reused[0] > histories

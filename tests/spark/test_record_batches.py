@@ -1,4 +1,4 @@
-"""How many rows of a DataFrame Spark hands to Python at a time."""
+"""The number of rows of a DataFrame in each record batch that Spark sends to Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_batches_have_a_size_in_bytes(features: int, rows: int) -> None:
         assert found * (4 * features + 8) <= 4 << 20 < (found + 1) * (4 * features + 8)
 
 
-def test_spark_cuts_batches_of_that_size_of_this_dataframe_alone(spark: SparkSession) -> None:
+def test_only_the_given_dataframe_has_batches_of_that_size(spark: SparkSession) -> None:
     rows = spark.range(0, 5000, numPartitions=1)
     sized = in_sized_batches(rows, spec(784).row_bytes)
     before = dict(spark.conf.getAll)
@@ -46,14 +46,14 @@ def test_spark_cuts_batches_of_that_size_of_this_dataframe_alone(spark: SparkSes
     assert SparkSession.getActiveSession() is spark
 
 
-def test_a_shuffle_is_planned_with_it_too(spark: SparkSession) -> None:
-    """Spark plans what follows a shuffle once that is over."""
+def test_batches_after_a_shuffle_have_that_size(spark: SparkSession) -> None:
+    """Spark plans the stages after a shuffle once the shuffle is complete."""
     found = lengths(in_sized_batches(spark.range(0, 5000, numPartitions=2).repartition(1), spec(784).row_bytes))
     assert sum(found) == 5000
     assert max(found) == 1334
 
 
-def test_the_users_own_setting_stays_in_force(spark: SparkSession) -> None:
+def test_the_users_own_setting_is_kept(spark: SparkSession) -> None:
     spark.conf.set(ROWS_SETTING, "3000")
     try:
         assert lengths(in_sized_batches(spark.range(0, 5000, numPartitions=1), spec(784).row_bytes)) == [3000, 2000]
@@ -61,10 +61,10 @@ def test_the_users_own_setting_stays_in_force(spark: SparkSession) -> None:
         spark.conf.unset(ROWS_SETTING)
 
 
-def test_rows_that_spark_keeps_are_read_from_where_they_are_kept(spark: SparkSession) -> None:
+def test_cached_rows_are_read_from_the_cache(spark: SparkSession) -> None:
     rows = spark.range(10).persist()
     try:
-        plan = in_sized_batches(rows, spec(784).row_bytes)._jdf.queryExecution().withCachedData().toString()  # noqa: SLF001 - PySpark has no public way to a plan
+        plan = in_sized_batches(rows, spec(784).row_bytes)._jdf.queryExecution().withCachedData().toString()  # noqa: SLF001 - PySpark has no public access to a plan
     finally:
         rows.unpersist()
     assert "InMemoryRelation" in plan

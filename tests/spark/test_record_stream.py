@@ -1,4 +1,4 @@
-"""A stream that is cut between two record batches must not pass for one that has ended."""
+"""Record streams: a stream that is cut between two record batches must not be mistaken for a complete one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from distkeras.spark.record_stream import CutStreamError, RecordStream, connecti
 RECORDS = [pa.record_batch({"x": list(range(start, start + 4))}) for start in (0, 4, 8)]
 
 
-def stream_of(ended: bool, *, goes_on: bool) -> RecordStream:
-    """A stream over a real socket; ``ended``: with Arrow's end marker; ``goes_on``: Spark's own protocol follows."""
+def stream_of(ended: bool, *, spark_follows: bool) -> RecordStream:
+    """Return a stream over a socket, with Arrow's end marker if ``ended`` and Spark's protocol if ``spark_follows``."""
     ours, sparks = socket.socketpair()
     with sparks, sparks.makefile("wb") as out:
         writer = pa.ipc.new_stream(out, RECORDS[0].schema)
@@ -25,21 +25,21 @@ def stream_of(ended: bool, *, goes_on: bool) -> RecordStream:
             writer.write_batch(record)
         if ended:
             writer.close()
-        if goes_on:
+        if spark_follows:
             out.write(b"\xff\xff\xff\xfc")
     connection = ours.makefile("rb")
     return RecordStream(iter(pa.ipc.open_stream(connection)), connection)
 
 
-def test_a_stream_that_ends_is_read_to_its_end() -> None:
-    stream = stream_of(True, goes_on=True)
+def test_a_complete_stream_is_read_to_its_end() -> None:
+    stream = stream_of(True, spark_follows=True)
     assert [record.num_rows for record in stream] == [4, 4, 4]
     assert not stream.broken
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_stream_that_is_cut_raises_after_the_rows_that_came(ended: bool) -> None:
-    stream = stream_of(ended, goes_on=False)
+def test_a_cut_stream_raises_after_the_rows_that_it_contains(ended: bool) -> None:
+    stream = stream_of(ended, spark_follows=False)
     rows = [next(stream).num_rows for _ in RECORDS]
     with pytest.raises(CutStreamError, match="before it had sent all rows"):
         next(stream)
@@ -47,13 +47,13 @@ def test_a_stream_that_is_cut_raises_after_the_rows_that_came(ended: bool) -> No
     assert stream.broken
 
 
-def test_outside_a_task_there_is_no_connection_to_spark() -> None:
+def test_a_connection_to_spark_is_an_error_outside_a_task() -> None:
     with pytest.raises(ConfigurationError, match="PySpark 4"):
         connection_to_spark()
 
 
-def test_spark_cuts_the_stream_where_reading_the_input_fails(spark: SparkSession, tmp_path: Path) -> None:
-    """That is Spark's own behavior: the function of ``mapInArrow`` sees fewer rows, and its input raises nothing."""
+def test_spark_cuts_the_stream_if_reading_the_input_fails(spark: SparkSession, tmp_path: Path) -> None:
+    """This is Spark's behavior: the function of ``mapInArrow`` sees fewer rows, and its input raises no error."""
     seen = tmp_path / "seen"
 
     def count(records: object) -> object:

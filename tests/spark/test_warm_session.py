@@ -1,4 +1,4 @@
-"""A session whose workers begin with Keras imported: the one of all tests."""
+"""A warm session, whose Python workers start with Keras imported; it is the session of all tests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from distkeras.spark import session
 
 
 def end_workers() -> None:
-    """Spark forks new ones for the next job: those that other tests have used have a runtime by now."""
+    """Kill the Python workers, so that Spark forks new ones without a TensorFlow runtime for the next job."""
     found = list(descendants("distkeras.spark.daemon"))
-    daemons = {process.pid for process in found}  # a fork has the daemon's command line
+    daemons = {process.pid for process in found}  # forked workers have the daemon's command line
     killed = []
     for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends those that are idle
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark may have ended an idle worker
             if process.ppid() in daemons:
                 process.kill()
                 killed.append(process)
@@ -35,7 +35,7 @@ def end_workers() -> None:
 
 def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
     def probe(rows: Iterable[int]) -> Iterator[dict[str, Any]]:
-        # Before anything of the task's own is imported.
+        # These imports come before any import of the task itself.
         import os
         import sys
         from pathlib import Path
@@ -56,12 +56,12 @@ def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
         assert worker["pyarrow"]
         assert worker["distkeras.training.task"]
         assert worker["backend"] == keras.config.backend()
-        assert worker["threads"] == 1, "nothing of a runtime may have started before the fork"
+        assert worker["threads"] == 1, "a runtime must not have started threads before the fork"
     assert len({worker["parent"] for worker in found}) == 1
 
 
-def test_workers_of_rdds_and_of_queries_have_one_daemon(spark: SparkSession) -> None:
-    """Else a session imports Keras once more as soon as rows are made of a Python list."""
+def test_workers_of_rdds_and_of_queries_share_one_daemon(spark: SparkSession) -> None:
+    """Otherwise the session would import Keras again when rows are created from a Python list."""
 
     def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         list(batches)
@@ -72,15 +72,15 @@ def test_workers_of_rdds_and_of_queries_have_one_daemon(spark: SparkSession) -> 
     assert of_rdd == [row.parent for row in of_query]
 
 
-def test_the_environment_that_keras_reads_is_the_workers_too(spark: SparkSession) -> None:
+def test_workers_have_the_environment_that_keras_reads(spark: SparkSession) -> None:
     assert spark.conf.get("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL") == "2"
 
 
-def test_a_session_that_runs_is_taken(spark: SparkSession) -> None:
+def test_a_running_session_is_returned(spark: SparkSession) -> None:
     assert session() is spark
 
 
-def test_a_session_that_started_otherwise_is_not_taken_for_one(spark: SparkSession) -> None:
+def test_a_running_session_with_other_settings_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match=r"spark\.python\.daemon\.module.* Received: a running session"):
         session("local[2]", config={"spark.python.daemon.module": "pyspark.daemon"})
 
@@ -118,7 +118,7 @@ spark.stop()
         pytest.param(True, "unknown", False, "Keras could not be imported", marks=pytest.mark.slow),
     ],
 )
-def test_the_driver_has_keras_when_the_session_is_there(
+def test_the_driver_has_imported_keras_when_the_session_is_returned(
     monkeypatch: pytest.MonkeyPatch, warm_up: bool, backend: str | None, found: bool, logged: str
 ) -> None:
     if backend is not None:
@@ -127,6 +127,7 @@ def test_the_driver_has_keras_when_the_session_is_there(
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(found), "3"]
-    told = [line for line in done.stderr.splitlines() if "could not be" in line]  # the session ends before it is warm
-    assert len(told) == bool(logged)
-    assert all(line.startswith(logged) for line in told)
+    # The session may end before its warm-up, which then logs other lines.
+    warnings = [line for line in done.stderr.splitlines() if "could not be" in line]
+    assert len(warnings) == bool(logged)
+    assert all(line.startswith(logged) for line in warnings)
