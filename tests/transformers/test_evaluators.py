@@ -1,4 +1,4 @@
-"""Accuracy and loss against Keras' own, and what they refuse."""
+"""Accuracy and loss: the values are those of Keras, and invalid rows are refused."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def rows(spark: SparkSession) -> DataFrame:
 
 
 @pytest.mark.parametrize(("prediction", "label"), [("scores", "hot"), ("vector", "label"), ("index", "label")])
-def test_accuracy(rows: DataFrame, prediction: str, label: str) -> None:
+def test_the_accuracy_of_each_kind_of_column_is_that_of_keras(rows: DataFrame, prediction: str, label: str) -> None:
     expected = (SCORES.argmax(axis=1) == LABELS).mean()
     assert AccuracyEvaluator(label, prediction).evaluate(rows) == pytest.approx(expected)
 
 
-def test_accuracy_of_a_single_score(rows: DataFrame) -> None:
+def test_a_single_score_is_compared_with_the_threshold(rows: DataFrame) -> None:
     for threshold in (0.5, 0.8):
         evaluator = AccuracyEvaluator("binary", "sigmoid", activation_threshold=threshold)
         expected = ((threshold <= SIGMOID) == (LABELS > 0)).mean()
@@ -79,7 +79,7 @@ def test_accuracy_of_a_single_score(rows: DataFrame) -> None:
         ),
     ],
 )
-def test_losses_are_those_of_keras(
+def test_losses_equal_those_of_keras(
     rows: DataFrame, loss: str, prediction: str, label: str, expected: tuple[np.ndarray, np.ndarray]
 ) -> None:
     evaluator = LossEvaluator(loss, prediction, label)
@@ -89,13 +89,13 @@ def test_losses_are_those_of_keras(
     assert not evaluator.isLargerBetter()
 
 
-def test_a_certain_mistake_and_rounded_probabilities_cost_what_keras_says(spark: SparkSession) -> None:
-    # The second row's probabilities are those of a model in half precision, which Keras divides by their sum.
+def test_extreme_probabilities_have_the_loss_of_keras(spark: SparkSession) -> None:
+    # The second row has probabilities of a model in half precision; Keras divides them by their sum.
     df = spark.createDataFrame([([1.0, 0.0], 1), ([0.249, 0.747], 0)], ["prediction", "label"])
     assert LossEvaluator().evaluate(df) == pytest.approx(-(math.log(1e-7) + math.log(0.25)) / 2, rel=1e-6)
 
 
-#: Nulls and NaN are found where the columns are read, the same for each evaluator.
+#: Nulls and NaN are found when the columns are read, in the same way for each evaluator.
 BROKEN = [
     (AccuracyEvaluator(), (None, 1), BadValueError),
     pytest.param(AccuracyEvaluator(), ([0.1, 0.9], None), BadValueError, marks=pytest.mark.slow),
@@ -114,7 +114,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("evaluator", "row", "kind"), BROKEN)
-def test_broken_rows_raise_one_typed_error(
+def test_invalid_rows_raise_one_typed_error(
     spark: SparkSession, evaluator: AccuracyEvaluator | LossEvaluator, row: tuple[Any, ...], kind: type[DistkerasError]
 ) -> None:
     good = ([0.3, 0.7], 1) if row[0] is None or len(row[0]) == 2 else ([0.3], 1)
@@ -137,7 +137,9 @@ def test_labels_that_are_not_one_hot_are_refused(spark: SparkSession) -> None:
     "evaluator",
     [AccuracyEvaluator(prediction_col="index"), LossEvaluator("mse", "index"), LossEvaluator(prediction_col="scores")],
 )
-def test_no_rows_missing_columns_and_text(rows: DataFrame, evaluator: AccuracyEvaluator | LossEvaluator) -> None:
+def test_empty_dataframes_missing_columns_and_text_are_refused(
+    rows: DataFrame, evaluator: AccuracyEvaluator | LossEvaluator
+) -> None:
     with pytest.raises(EmptyDataError):
         evaluator.evaluate(rows.limit(0))
     with pytest.raises(MissingColumnError):
@@ -153,7 +155,7 @@ def test_losses_that_do_not_fit_are_refused(rows: DataFrame) -> None:
         LossEvaluator(prediction_col="index").evaluate(rows)
 
 
-def test_a_failing_prediction_is_raised_as_what_it_is(spark: SparkSession) -> None:
+def test_the_error_of_a_failing_prediction_is_raised_unchanged(spark: SparkSession) -> None:
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2, "softmax")])
     df = spark.createDataFrame([([1.0, None], 0)], "features array<float>, label int").coalesce(1)
     with pytest.raises(BadValueError, match="null") as caught:
@@ -162,7 +164,7 @@ def test_a_failing_prediction_is_raised_as_what_it_is(spark: SparkSession) -> No
     assert caught.value.worker == 0
 
 
-def test_evaluators_survive_the_trip_to_disk(spark: SparkSession, tmp_path: Path) -> None:
+def test_evaluators_are_saved_and_loaded(spark: SparkSession, tmp_path: Path) -> None:
     LossEvaluator("mse", "p", "t").write().save(str(tmp_path / "loss"))
     again = LossEvaluator.load(str(tmp_path / "loss"))
     assert [again.getOrDefault(name) for name in ("loss", "prediction_col", "label_col")] == ["mse", "p", "t"]

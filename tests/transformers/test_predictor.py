@@ -1,4 +1,4 @@
-"""ModelPredictor against Keras' own predictions."""
+"""`ModelPredictor`: its predictions are those of Keras."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def rows(spark: SparkSession) -> DataFrame:
     return df.repartitionByRange(3, "id").withColumn("when", F.lit("2020-02-02").cast("timestamp")).cache()
 
 
-# Older versions of PySpark have the second way only; under newer ones, one test goes it by default.
+# Older versions of PySpark have only the second way; with newer versions, one default test uses it.
 @pytest.fixture(
     params=["function", pytest.param("python", marks=() if predictor.arrow_udf is None else pytest.mark.slow)]
 )
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How rows reach the model: a function over the features, as PySpark has it from 4.1 on, or all through Python."""
+    """Select how rows reach the model: a function of the features (PySpark 4.1 or newer), or whole rows in Python."""
     if request.param == "python":
         monkeypatch.setattr(predictor, "arrow_udf", None)
     elif predictor.arrow_udf is None:
@@ -116,8 +116,10 @@ def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: ke
 @pytest.mark.parametrize(
     ("column", "output_type"), [pytest.param("features", "array", marks=pytest.mark.slow), ("vector", "vector")]
 )
-def test_a_table_in_parquet(rows: DataFrame, model: keras.Model, tmp_path: Path, column: str, output_type: str) -> None:
-    """Which Spark reads in batches of columns, vectors among them."""
+def test_a_table_in_parquet_is_predicted(
+    rows: DataFrame, model: keras.Model, tmp_path: Path, column: str, output_type: str
+) -> None:
+    """Spark reads such a table in columnar batches, including vectors."""
     rows.write.parquet(str(tmp_path / "rows"))
     table = rows.sparkSession.read.parquet(str(tmp_path / "rows"))
     out = ModelPredictor(model, features_col=column, output_type=output_type).transform(table)
@@ -126,7 +128,9 @@ def test_a_table_in_parquet(rows: DataFrame, model: keras.Model, tmp_path: Path,
 
 
 @pytest.mark.usefixtures("way")
-def test_empty_partitions_and_no_rows(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
+def test_empty_partitions_and_dataframes_are_predicted(
+    spark: SparkSession, rows: DataFrame, model: keras.Model
+) -> None:
     stage = ModelPredictor(model)
     few = rows.select("id", "features").where("id < 2").union(rows.select("id", "features").limit(0))
     np.testing.assert_allclose(values(stage.transform(few)), model.predict_on_batch(X[:2]), rtol=1e-5)
@@ -145,7 +149,7 @@ def test_small_arrow_batches_are_joined(spark: SparkSession, rows: DataFrame, mo
 
 
 def branched(named: bool) -> keras.Model:
-    """Two inputs, two outputs: the second takes integers, the first output is a grid."""
+    """Return a model of two inputs and two outputs: the second input is of integers, the first output is a grid."""
     first, second = keras.Input((4,), name="z"), keras.Input((), name="a", dtype="int32")
     embedded = keras.layers.Embedding(60, 4)(second)
     grid = keras.layers.Reshape((2, 2))(keras.layers.Add()([first, embedded]))
@@ -157,7 +161,7 @@ def branched(named: bool) -> keras.Model:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
+def test_a_model_of_several_inputs_and_outputs_predicts(rows: DataFrame, named: bool) -> None:
     model = branched(named)
     ids = np.arange(N, dtype="int32")
     if named:
@@ -176,7 +180,7 @@ def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("way")
-def test_vectors_among_several_outputs(rows: DataFrame) -> None:
+def test_several_outputs_may_be_vectors(rows: DataFrame) -> None:
     x = keras.Input((4,))
     model = keras.Model(x, [keras.layers.Dense(3)(x), keras.layers.Dense(1)(x)])
     out = ModelPredictor(model, output_col=["a", "b"], output_type="vector").transform(rows)
@@ -188,8 +192,8 @@ def test_vectors_among_several_outputs(rows: DataFrame) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_each_row_is_predicted_once_however_it_is_read(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
-    """A condition on the prediction, and values made of it, too."""
+def test_each_row_is_predicted_once(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
+    """A filter on the prediction and values computed from it do not repeat the prediction."""
     decoded = tmp_path / "decoded"
 
     def noted(value: Any) -> Any:
@@ -205,7 +209,7 @@ def test_each_row_is_predicted_once_however_it_is_read(rows: DataFrame, model: k
     assert len(decoded.read_text()) == N
 
 
-def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
+def test_an_open_extent_is_that_of_the_data(spark: SparkSession) -> None:
     tokens = keras.Input((None,), dtype="int32")
     model = keras.Model(tokens, keras.ops.mean(keras.layers.Embedding(10, 2)(tokens), axis=(1, 2)))
     data = np.random.default_rng(0).integers(0, 10, (6, 5))
@@ -216,7 +220,7 @@ def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "error", "told"),
+    ("features", "error", "message"),
     [
         (None, "BadValueError", "null"),
         pytest.param([1.0, None, 1.0, 1.0], "BadValueError", "null", marks=pytest.mark.slow),
@@ -224,8 +228,8 @@ def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
         pytest.param([1.0, 2.0], "ShapeError", "2 values", marks=pytest.mark.slow),
     ],
 )
-def test_a_broken_feature_names_itself(
-    spark: SparkSession, model: keras.Model, features: list[Any] | None, error: str, told: str
+def test_the_error_for_an_invalid_feature_names_the_column(
+    spark: SparkSession, model: keras.Model, features: list[Any] | None, error: str, message: str
 ) -> None:
     good = [0.0] * 4
     df = spark.createDataFrame([(good,), (good,), (features,)], "features array<float>").coalesce(1)
@@ -233,7 +237,7 @@ def test_a_broken_feature_names_itself(
         ModelPredictor(model).transform(df).collect()
     text = str(caught.value)
     assert f"distkeras.ps.errors.{error}" in text
-    assert told in text
+    assert message in text
     assert "row 2" in text
     assert "column 'features'" in text
 
@@ -246,7 +250,9 @@ def test_a_broken_feature_names_itself(
         pytest.param(Vectors.sparse(9, {8: 1.0}), marks=pytest.mark.slow),
     ],
 )
-def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, broken: object) -> None:
+def test_the_error_for_an_invalid_vector_names_the_column(
+    spark: SparkSession, model: keras.Model, broken: object
+) -> None:
     df = spark.createDataFrame([(Vectors.dense([0.0] * 4),), (broken,)], ["features"]).coalesce(1)
     with pytest.raises(PySparkException, match=r"distkeras\.ps\.errors\.(BadValue|Shape)Error.*row 1.*'features'"):
         ModelPredictor(model).transform(df).collect()
@@ -270,7 +276,7 @@ def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, b
         ({"keras_model": None}, ConfigurationError, "`keras_model` must be set"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_job(
+def test_invalid_arguments_are_refused_before_any_job(
     rows: DataFrame, model: keras.Model, keywords: dict[str, Any], kind: type[DistkerasError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -306,7 +312,7 @@ def test_later_training_does_not_change_a_predictor(rows: DataFrame, model: kera
     assert not stage.keras_model.compiled
 
 
-def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
+def test_custom_layers_of_a_notebook_reach_the_workers(rows: DataFrame) -> None:
     space: dict[str, Any] = {"__name__": "__main__", "keras": keras}
     exec(
         "@keras.saving.register_keras_serializable('notebook')\n"
@@ -319,7 +325,7 @@ def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_columns_have_any_name(rows: DataFrame, model: keras.Model) -> None:
+def test_columns_may_have_any_name(rows: DataFrame, model: keras.Model) -> None:
     name = "a.b`c d"
     df = rows.select("id", rows["features"].alias(name))
     out = ModelPredictor(model, features_col=name, output_col=f"{name}?").transform(df)
@@ -328,7 +334,7 @@ def test_columns_have_any_name(rows: DataFrame, model: keras.Model) -> None:
 
 
 def test_a_worker_loads_a_model_once(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
-    """Each load leaves a file; jobs that come later find the model in their worker."""
+    """Each load writes a file; later jobs reuse the model of their Python worker."""
     log = str(tmp_path)
     space: dict[str, Any] = {"__name__": "__main__", "keras": keras, "log": log}
     exec(
@@ -361,7 +367,7 @@ def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeyp
     assert archives[0] is archives[1]
 
 
-def test_a_pipeline_survives_the_trip_to_disk(
+def test_a_pipeline_is_saved_and_loaded(
     rows: DataFrame, model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_CHUNK_BYTES", 1000)
@@ -387,7 +393,7 @@ def test_custom_objects_need_not_be_registered(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match=r"`model` must consist of .* name them in `custom_objects`"):
         ModelPredictor(model)
     with pytest.raises(ConfigurationError, match="`custom_objects` must be a dictionary"):
-        ModelPredictor(model, custom_objects=[Tripled])  # type: ignore[arg-type]  # that is what is refused
+        ModelPredictor(model, custom_objects=[Tripled])  # type: ignore[arg-type]  # the test passes a wrong type
     predictor = ModelPredictor(model, custom_objects={"Tripled": Tripled})
     assert keras.ops.convert_to_numpy(predictor.keras_model(np.ones((1, 2)))).tolist() == [[3.0, 3.0]]
     rows = spark.createDataFrame([([1.0, 2.0],)], "features array<float>")

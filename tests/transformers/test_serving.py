@@ -1,4 +1,4 @@
-"""The executor's half of prediction, without Spark."""
+"""The part of prediction that runs on executors, without Spark."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_vectors_become_lists(rows: tuple[Any, ...], skip: int) -> None:
     assert serving.dense_vectors(array, "v", 0, 0).to_pylist() == [values[id(row)] for row in rows]
 
 
-def test_broken_vectors_are_refused() -> None:
+def test_invalid_vectors_are_refused() -> None:
     with pytest.raises(BadValueError, match=r"null in row 11.*column 'v'"):
         serving.dense_vectors(vectors(DENSE, None), "v", 0, 10)
     with pytest.raises(ShapeError, match=r"4 values in row 1 "):
@@ -157,7 +157,7 @@ def test_importing_the_package_loads_no_keras() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "most"), [([10], 4), ([3, 9, 1], 4), ([25], 8), ([8, 8], 8)])
-def test_what_is_yielded_is_bounded(sizes: list[int], most: int) -> None:
+def test_the_size_of_returned_batches_is_bounded(sizes: list[int], most: int) -> None:
     starts = np.cumsum([0, *sizes])
     batches = [batch(range(a, a + n)) for a, n in zip(starts, sizes, strict=False)]
     out = list(serving.rebatched(batches, 4, most))
@@ -167,7 +167,7 @@ def test_what_is_yielded_is_bounded(sizes: list[int], most: int) -> None:
 
 @keras.saving.register_keras_serializable("serving")
 class Counted(keras.layers.Layer):
-    """Adds the number of rows of its call."""
+    """A layer that adds the number of rows of its call."""
 
     def call(self, x: Any) -> Any:
         return x + keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
@@ -192,7 +192,7 @@ def test_calls_are_bounded_by_rows_and_by_bytes(batch_bytes: int, rows: int, sha
     assert {row[0] for row in out["y"].to_pylist()} == {float(rows)}
 
 
-def test_layers_read_the_settings_that_keras_has_on_the_driver() -> None:
+def test_layers_read_the_drivers_settings_of_keras() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Normalization(mean=0.0, variance=0.0)])
     rows, keys, before = pa.RecordBatch.from_pydict({"x": [[1.0, 2.0]]}), set(), keras.config.epsilon()
     try:
@@ -200,7 +200,7 @@ def test_layers_read_the_settings_that_keras_has_on_the_driver() -> None:
             keras.config.set_epsilon(epsilon)
             packed = PackedModel(archive.to_bytes(model))
             keys.add(packed.key)
-            keras.config.set_epsilon(1e-7)  # as a Python worker has it
+            keras.config.set_epsilon(1e-7)  # the setting of a Python worker
             there = replace(plan(model, 1), key=packed.key, settings=packed.settings)
             (out,) = serving.predict(there, [rows], 0)
             assert out["y"].to_pylist() == [[1.0 / epsilon, 2.0 / epsilon]]

@@ -1,4 +1,4 @@
-"""Transformers on JVM expressions: values, nulls, shapes, refusals, persistence."""
+"""Transformers as JVM expressions: values, nulls, shapes, errors, persistence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from distkeras.transformers import (
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
-    """Every kind of column, and a row of nulls."""
+    """Return a DataFrame with every kind of column and a row of nulls."""
     schema = (
         "id int, whole int, number double, pixels array<int>, reals array<double>, "
         "grid array<array<float>>, word string"
@@ -72,7 +72,7 @@ def assert_job_raises(df: DataFrame, kind: type[DistkerasError]) -> None:
         ("whole", 2, [-1.0, 1.0, None]),
     ],
 )
-def test_min_max(rows: DataFrame, name: str, o_max: float, expected: list[Any]) -> None:
+def test_min_max_maps_one_range_to_another(rows: DataFrame, name: str, o_max: float, expected: list[Any]) -> None:
     out = MinMaxTransformer(n_min=-1, n_max=1, o_min=0, o_max=o_max, input_col=name, output_col="y").transform(rows)
     assert column(out, "y") == expected
     assert out.columns == [*rows.columns, "y"]
@@ -85,7 +85,7 @@ def test_the_ends_of_a_range_map_exactly(spark: SparkSession) -> None:
     assert [row.y for row in out.collect()] == [0.1, 0.7]
 
 
-def test_one_hot(rows: DataFrame) -> None:
+def test_one_hot_encodes_classes(rows: DataFrame) -> None:
     out = OneHotTransformer(3, input_col="whole", output_col="y").transform(rows)
     assert column(out, "y") == [DenseVector([1, 0, 0]), DenseVector([0, 0, 1]), None]
     arrays = OneHotTransformer(3, input_col="whole", output_col="y", output_type="array").transform(rows)
@@ -96,7 +96,7 @@ def test_one_hot(rows: DataFrame) -> None:
 @pytest.mark.parametrize(
     "label", [3.0, *(pytest.param(label, marks=pytest.mark.slow) for label in (-1.0, 0.5, math.nan))]
 )
-def test_one_hot_refuses_what_is_no_class(spark: SparkSession, label: float) -> None:
+def test_one_hot_refuses_a_label_that_is_not_a_class(spark: SparkSession, label: float) -> None:
     df = spark.createDataFrame([(label,)], "x double")
     assert_job_raises(OneHotTransformer(3, "x", "y").transform(df), BadValueError)
 
@@ -133,7 +133,7 @@ def test_a_single_score_is_compared_with_the_threshold(spark: SparkSession, kind
         ([0.1, 0.2, 0.3], ShapeError),
     ],
 )
-def test_label_index_refuses_broken_scores(spark: SparkSession, scores: list[Any], kind: type[DistkerasError]) -> None:
+def test_label_index_refuses_invalid_scores(spark: SparkSession, scores: list[Any], kind: type[DistkerasError]) -> None:
     df = spark.createDataFrame([(scores,)], "prediction array<double>")
     assert_job_raises(LabelIndexTransformer(output_dim=2).transform(df), kind)
 
@@ -150,25 +150,25 @@ def test_label_index_refuses_broken_scores(spark: SparkSession, scores: list[Any
         ("pixels", (1, 2), [[0, 255]]),
     ],
 )
-def test_reshape(rows: DataFrame, name: str, shape: tuple[int, ...], expected: list[Any]) -> None:
+def test_reshape_returns_nested_arrays(rows: DataFrame, name: str, shape: tuple[int, ...], expected: list[Any]) -> None:
     values = column(ReshapeTransformer(name, "y", shape).transform(rows), "y")
     assert values[0] == expected
     assert values[2] is None
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (-1, 4)])
-def test_reshape_refuses_what_does_not_fill_the_shape(rows: DataFrame, shape: tuple[int, ...]) -> None:
+def test_reshape_refuses_values_that_do_not_fill_the_shape(rows: DataFrame, shape: tuple[int, ...]) -> None:
     assert_job_raises(ReshapeTransformer("grid", "y", shape).transform(rows), ShapeError)
 
 
-def test_dense(rows: DataFrame) -> None:
+def test_dense_returns_dense_vectors(rows: DataFrame) -> None:
     assert isinstance(column(rows, "vector")[1], SparseVector)
     values = column(DenseTransformer("vector", "y").transform(rows), "y")
     assert [type(value) for value in values] == [DenseVector, DenseVector, type(None)]
     assert list(values[1]) == [0, 5]
 
 
-def test_standardize(spark: SparkSession, rows: DataFrame) -> None:
+def test_standardize_subtracts_the_mean_and_divides_by_the_deviation(spark: SparkSession, rows: DataFrame) -> None:
     values = np.random.default_rng(0).normal(3, 2, (50, 3)) * [1, 10, 0]
     data = [(i, Vectors.dense(v), v.tolist(), float(v[0])) for i, v in enumerate(values)]
     df = spark.createDataFrame([*data, (50, None, None, None)], ["id", "v", "a", "n"]).repartition(3)
@@ -182,12 +182,12 @@ def test_standardize(spark: SparkSession, rows: DataFrame) -> None:
     np.testing.assert_allclose([v.toArray() for v in vectors], expected, atol=1e-12)
     np.testing.assert_allclose(column(out, "a_normalized")[:-1], expected, atol=1e-12)
     np.testing.assert_allclose(column(out, "n_normalized")[:-1], expected[:, 0], atol=1e-12)
-    # Moments of the training data serve other data; without them each DataFrame brings its own.
+    # The moments of the training data apply to other data; without them each DataFrame has its own.
     assert column(scaler.transform(df.limit(1)), "n_normalized") != [0.0]
     assert column(StandardScaleTransformer(["n"]).transform(df.where("id = 3")), "n_normalized") == [0.0]
 
 
-def test_standardize_refuses_what_has_no_moments(spark: SparkSession) -> None:
+def test_standardize_refuses_data_without_moments(spark: SparkSession) -> None:
     df = spark.createDataFrame([(0, 1.0, [1.0]), (1, math.nan, [1.0, 2.0])], "id int, n double, a array<double>")
     with pytest.raises(EmptyDataError):
         StandardScaleTransformer(["n"]).fit(df.limit(0))
@@ -227,7 +227,7 @@ def test_columns_are_checked_before_any_job(rows: DataFrame, stage: Any) -> None
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
-def test_no_rows_give_no_rows(rows: DataFrame, stage: Any) -> None:
+def test_an_empty_dataframe_is_transformed_to_an_empty_one(rows: DataFrame, stage: Any) -> None:
     out = stage.transform(rows.limit(0))
     assert out.collect() == []
     assert out.columns[-1] == "y"
@@ -248,7 +248,7 @@ def test_no_rows_give_no_rows(rows: DataFrame, stage: Any) -> None:
         (lambda: StandardScaleTransformer(["a"], means=cast(Any, [["x"]])), "`means` must be"),
     ],
 )
-def test_a_value_that_cannot_work_is_refused_where_it_is_given(make: Callable[..., Any], message: str) -> None:
+def test_an_invalid_value_is_refused_when_it_is_set(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
 
@@ -278,7 +278,7 @@ def test_stages_that_do_not_fit_the_data_are_refused(rows: DataFrame, stage: Any
 
 
 @pytest.mark.parametrize("name", ["a.b` c"])
-def test_names_with_dots_backticks_and_spaces(spark: SparkSession, name: str) -> None:
+def test_names_may_have_dots_backticks_and_spaces(spark: SparkSession, name: str) -> None:
     df = spark.createDataFrame([(1.0,)], "x double").toDF(name)
     out = MinMaxTransformer(o_min=0, o_max=2, input_col=name, output_col=f"{name}2").transform(df)
     assert out.collect()[0][f"{name}2"] == 0.5
@@ -286,7 +286,7 @@ def test_names_with_dots_backticks_and_spaces(spark: SparkSession, name: str) ->
     assert scaled.collect()[0][f"{name}_normalized"] == 0.0
 
 
-def test_a_pipeline_survives_the_trip_to_disk(rows: DataFrame, tmp_path: Path) -> None:
+def test_a_pipeline_is_saved_and_loaded(rows: DataFrame, tmp_path: Path) -> None:
     stages: list[Transformer] = [
         MinMaxTransformer(o_min=0, o_max=255, input_col="pixels", output_col="scaled"),
         OneHotTransformer(3, "whole", "hot", output_type="array"),
