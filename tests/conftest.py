@@ -1,4 +1,4 @@
-"""For all tests."""
+"""Settings, order and Spark session of all tests."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from support.patience import patience
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long an example takes depends on who else computes; nothing here asserts times.
+# The time of an example depends on the load of the machine; no test asserts a time.
 UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-# The same examples in each run: what fails, fails again. `--hypothesis-profile=explore` looks for others.
+# Each run has the same examples, so a failure is repeatable; `--hypothesis-profile=explore` draws others.
 hypothesis.settings.register_profile("explore", UNTIMED)
 hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
 TESTS = Path(__file__).parent
-#: Folders of tests that start whole programs or jobs. Last, one would keep one process busy while another idles.
+#: Folders of tests that start whole programs or jobs. They run first, so that no process idles at the end.
 LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "job_server")
 
-# Modules and test items stay: garbage is not looked for in them, neither while they are made nor later.
+# Modules and test items are never freed, so the garbage collector does not search them, now or later.
 gc.disable()
 
-# A Java process lives for seconds here, too short for its second compiler to pay, or for verifying the bytecode of
-# Spark's own files each time; that of a subprocess too.
+# A Java process lives for seconds, including those of subprocesses: too short for its second compiler, or the
+# verification of Spark's bytecode, to be worth its time.
 os.environ.setdefault(
     "JDK_JAVA_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
@@ -46,20 +46,20 @@ if "slipcover" in sys.modules:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the tests that draw what they do go on."""
+    """Add options for the length of the randomized tests."""
     parser.addoption("--pairs", type=int, default=None, help="pairs of jobs that a differential test draws")
     parser.addoption("--requests-seconds", type=int, default=30, help="seconds that a job server is sent requests")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Several processes share the files so that only some of them start Spark."""
+    """Distribute the files over the processes so that only some of them start Spark."""
     from support.distribution import SparkApart
 
     return SparkApart(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first; each test's limit is longer on a slow machine."""
+    """Sort the longest files first, and extend each test's time limit on a slow machine."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(Path(os.path.relpath(item.path, TESTS)).parts[0], len(ranks)))
     for item in items:
@@ -70,16 +70,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Look for garbage from here on, in what the tests make."""
+    """Enable the garbage collector for the objects that tests create."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One for all tests of a process, since starting it takes longer than most of them.
+    """Yield the session of all tests of a process, because starting it takes longer than most tests.
 
-    Two cores, and a second attempt of a failed task: `local[2]` would never retry one, and more show nothing new.
+    It has two cores and retries a failed task once: `local[2]` would never retry one, and more cores find no more.
     """
     from distkeras.spark import session
 
@@ -93,7 +93,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     started = session("local[2,2]", app_name="distkeras tests", config=config)
-    started.sparkContext.setLogLevel("OFF")  # the failures here are meant
+    started.sparkContext.setLogLevel("OFF")  # failures in these tests are intended
     for thread in threading.enumerate():
         if thread.name == "distkeras-warm-up":
             thread.join(patience(120))

@@ -1,4 +1,4 @@
-"""Stop conditions on a driver that is harness centers by hand; with real jobs in tests/training."""
+"""Callbacks on a harness that provides centers; tests/training has tests with jobs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ STATUS = Status(0, 2, 0, 0, 0, math.nan, math.nan)
 
 @pytest.fixture(scope="module")
 def replica() -> KerasReplica:
-    """One weight w without a bias: over the only row, 1 with the target 0, the loss is w squared."""
+    """Return a replica with one weight w and no bias; on the only row, 1 with the target 0, the loss is w squared."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile("sgd", "mse", metrics=["mae"])
     return KerasReplica(model)
 
 
-#: Where no test asks for rows: `CallbackHarness` gives them.
+#: A placeholder for a DataFrame, whose rows `CallbackHarness` provides.
 NO_FRAME: Any = None
 ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)
 
 
 class CallbackHarness:
-    """A callback, begun, and what it asks for."""
+    """A harness that begins a callback and records its requests."""
 
     def __init__(self, callback: Any, replica: KerasReplica) -> None:
         self.callback, self.replica = callback, replica
@@ -58,7 +58,7 @@ class CallbackHarness:
         self.stopped = self.stopped or reason
 
     def feed(self, *weights: float) -> int | None:
-        """The number of evaluations after which it stopped, from 1; None if it did not."""
+        """Return the number of evaluations after which the callback stopped the job, from 1; None if it did not."""
         for number, weight in enumerate(weights, start=1):
             self.callback.on_center(self.context(weight, number))
             if self.stopped:
@@ -66,36 +66,38 @@ class CallbackHarness:
         return None
 
     def end(self, weight: float, clock: int) -> float | None:
-        """The weight that it wants restored; None for the last one."""
+        """Return the weight that the callback restores at the end; None if it keeps the last one."""
         context = self.context(weight, clock, final=True)
         self.callback.on_end(context)
         return None if context.restored is None else float(context.restored.vector[0])
 
 
 class TestEarlyStopping:
-    def test_target(self, replica: KerasReplica) -> None:
+    def test_a_target_stops_the_job(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, target=0.25), replica)
         assert harness.feed(2.0, 1.0, 0.5, 0.1) == 3
         assert harness.stopped == "loss 0.25 has reached 0.25"
         assert harness.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
 
-    def test_target_of_what_is_to_be_large(self, replica: KerasReplica) -> None:
+    def test_a_target_may_be_reached_from_below(self, replica: KerasReplica) -> None:
         assert (
             CallbackHarness(EarlyStopping(NO_FRAME, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0)
             == 3
         )
 
     @pytest.mark.parametrize(("patience", "stops"), [(1, 3), (2, 6), (3, None)])
-    def test_patience(self, replica: KerasReplica, patience: int, stops: int | None) -> None:
+    def test_patience_is_the_number_of_evaluations_without_improvement(
+        self, replica: KerasReplica, patience: int, stops: int | None
+    ) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=patience), replica)
         assert harness.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
 
-    def test_it_says_what_it_has_waited_for(self, replica: KerasReplica) -> None:
+    def test_the_reason_names_the_best_value(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
         harness.feed(2.0, 3.0, -3.0)
         assert harness.stopped == "loss has not become better than 4 in 2 evaluations in a row"
 
-    def test_min_delta(self, replica: KerasReplica) -> None:
+    def test_a_smaller_improvement_than_min_delta_does_not_count(self, replica: KerasReplica) -> None:
         assert (
             CallbackHarness(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4)
             == 3
@@ -107,8 +109,8 @@ class TestEarlyStopping:
             is None
         )
 
-    def test_nan_is_no_better_than_anything(self, replica: KerasReplica) -> None:
-        # Of other bits, or it would be the same center.
+    def test_nan_is_never_an_improvement(self, replica: KerasReplica) -> None:
+        # The bits of both NaN differ; otherwise it would be the same center.
         assert CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, -math.nan) == 2
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
         assert harness.feed(1.0, math.nan, -math.nan) == 3
@@ -122,12 +124,12 @@ class TestEarlyStopping:
         assert harness.end(0.75, 9) == 0.5
         assert (harness.callback.best, harness.callback.best_clock) == (0.25, 2)
 
-    def test_the_last_one_may_be_the_best(self, replica: KerasReplica) -> None:
+    def test_the_last_center_may_be_the_best(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
         harness.feed(2.0, 0.5)
         assert harness.end(0.25, 9) is None
 
-    def test_without_it_the_last_one_stays(self, replica: KerasReplica) -> None:
+    def test_the_last_center_is_kept_without_restore_best_weights(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME), replica)
         harness.feed(2.0, 0.5)
         assert harness.end(2.0, 9) is None
@@ -140,32 +142,32 @@ class TestEarlyStopping:
         assert len(harness.callback.evaluations) == 1
         assert harness.stopped is None
 
-    def test_a_center_that_stands_still_is_not_waited_for(self, replica: KerasReplica) -> None:
-        # Within a round, or while a buffer fills, the clock goes on.
+    def test_an_unchanged_center_does_not_count_against_the_patience(self, replica: KerasReplica) -> None:
+        # Within a round, or while a buffer fills, the clock rises and the center does not change.
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
         assert harness.feed(3.0, 3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.5) is None
         assert [values["clock"] for values in harness.callback.evaluations] == [1, 5, 8]
 
-    def test_what_is_drained_at_the_end_is_evaluated(self, replica: KerasReplica) -> None:
+    def test_a_drained_center_is_evaluated_at_the_end(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
         harness.feed(3.0, 2.0)
-        assert harness.end(2.5, 2) == 2.0  # the center has moved without a commit, and is worse
+        assert harness.end(2.5, 2) == 2.0  # the center has changed without a commit, and is worse
         assert [values["loss"] for values in harness.callback.evaluations] == [9.0, 4.0, 6.25]
 
-    def test_warming_up_is_no_evaluation(self, replica: KerasReplica) -> None:
+    def test_warming_up_does_not_count_as_an_evaluation(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME), replica)
         harness.callback.warm_up(lambda: replica)
         assert harness.callback.evaluations == []
         harness.feed(2.0)
         assert [values["loss"] for values in harness.callback.evaluations] == [4.0]
 
-    def test_another_job_begins_from_scratch(self, replica: KerasReplica) -> None:
+    def test_a_second_job_starts_without_the_state_of_the_first(self, replica: KerasReplica) -> None:
         callback = EarlyStopping(NO_FRAME, patience=1, restore_best_weights=True)
         CallbackHarness(callback, replica).feed(0.1, 1.0)
         assert CallbackHarness(callback, replica).feed(3.0, 2.0) is None
         assert len(callback.evaluations) == 2
 
-    def test_an_unknown_metric(self, replica: KerasReplica) -> None:
+    def test_an_unknown_metric_is_refused(self, replica: KerasReplica) -> None:
         with pytest.raises(ConfigurationError, match=r"one of \['loss', 'mae'\].*'accuracy'"):
             CallbackHarness(EarlyStopping(NO_FRAME, "val_accuracy"), replica)
 
@@ -173,10 +175,10 @@ class TestEarlyStopping:
         ("name", "sign"),
         [("loss", 1), ("accuracy", -1), ("val_sparse_categorical_accuracy", -1), ("mae", 1), ("auc", -1)],
     )
-    def test_which_way_is_better(self, name: str, sign: int) -> None:
+    def test_the_direction_follows_from_the_name_of_the_metric(self, name: str, sign: int) -> None:
         assert EarlyStopping(NO_FRAME, name).sign == sign
 
-    def test_where_the_name_does_not_say(self) -> None:
+    def test_mode_must_be_given_for_an_unknown_name(self) -> None:
         with pytest.raises(ConfigurationError, match="`mode` must be given"):
             EarlyStopping(NO_FRAME, "surprise")
         assert EarlyStopping(NO_FRAME, "surprise", mode="max").sign == -1
@@ -186,13 +188,13 @@ class TestEarlyStopping:
         [{"patience": 0}, {"max_rows": 0}, {"min_delta": -1.0}, {"mode": "best"}, {"every_commits": 0}]
         + [{"every_seconds": seconds} for seconds in (0, -1.0, math.nan, math.inf, "1", True)],
     )
-    def test_arguments(self, options: dict[str, Any]) -> None:
+    def test_invalid_arguments_are_refused(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
             EarlyStopping(NO_FRAME, **options)
 
 
 class RecordingTrial:
-    """A trial that is pruned by a loss above 3."""
+    """A trial that is pruned if its loss is above 3."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, float]] = []
@@ -216,7 +218,7 @@ class TestPruning:
         assert len(pruning.evaluations) == 6
         assert (pruning.pruned, harness.stopped) == (False, None)
 
-    def test_the_end_of_a_center_that_was_evaluated_is_reported(self, replica: KerasReplica) -> None:
+    def test_the_end_is_reported_without_a_second_evaluation(self, replica: KerasReplica) -> None:
         pruning = Pruning(trial := RecordingTrial(), NO_FRAME)
         harness = CallbackHarness(pruning, replica)
         pruning.on_center(harness.context(1.0, 4, 1.9))
@@ -224,7 +226,7 @@ class TestPruning:
         assert trial.reports == [(1, 1.0), (2, 1.0)]
         assert len(pruning.evaluations) == 1
 
-    def test_a_pruned_trial_ends_the_job_and_is_asked_nothing_more(self, replica: KerasReplica) -> None:
+    def test_a_pruned_trial_ends_the_job_and_receives_no_further_reports(self, replica: KerasReplica) -> None:
         pruning = Pruning(trial := RecordingTrial(), NO_FRAME)
         harness = CallbackHarness(pruning, replica)
         pruning.on_center(harness.context(2.0, 1, 1.0))
@@ -235,9 +237,9 @@ class TestPruning:
         assert CallbackHarness(pruning, replica).feed(1.0) is None
         assert not pruning.pruned
 
-    def test_arguments(self) -> None:
+    def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`trial` must have the methods `report` and `should_prune`"):
-            Pruning(object(), NO_FRAME)  # type: ignore[arg-type]  # what is tested
+            Pruning(object(), NO_FRAME)  # type: ignore[arg-type]  # the test passes a wrong type
         with pytest.raises(ConfigurationError, match="`every_epochs` must be"):
             Pruning(RecordingTrial(), NO_FRAME, every_epochs=0)
 
@@ -261,17 +263,17 @@ def test_weights_are_restored_at_the_end_only(replica: KerasReplica) -> None:
 
 def test_the_model_has_the_centers_weights(replica: KerasReplica) -> None:
     context = CallbackHarness(Callback(), replica).context(1.25, 7)
-    assert context.clock == 0  # as the status has it
+    assert context.clock == 0  # the clock of the status
     assert context.model.get_weights()[0].item() == 1.25
     assert context.clock == 7
 
 
-def test_how_often() -> None:
+def test_the_interval_is_set_by_the_constructor() -> None:
     assert (Callback().every_commits, Callback().every_seconds) == (None, 10.0)
     assert (Callback(every_commits=5).every_commits, Callback(every_commits=5).every_seconds) == (5, None)
 
 
-def test_how_often_may_be_said_by_the_class() -> None:
+def test_the_interval_is_set_by_the_class() -> None:
     class Often(Callback):
         every_commits = 3
 
@@ -282,11 +284,11 @@ def test_how_often_may_be_said_by_the_class() -> None:
         every_seconds = 2.0
 
         def __init__(self) -> None:
-            """Without that of the base."""
+            """Do not call the base class."""
 
     class Unsaid(Callback):
         def __init__(self) -> None:
-            """Likewise."""
+            """Do not call the base class."""
 
     assert (Often().every_commits, Often().every_seconds) == (3, None)
     seldom = Often(every_seconds=5)
@@ -300,7 +302,7 @@ def test_how_often_may_be_said_by_the_class() -> None:
 
 
 class Ending(Callback):
-    """Keeps how a job ended."""
+    """A callback that records the errors of jobs."""
 
     def __init__(self, on_begin: Exception | None = None, on_failure: Exception | None = None) -> None:
         super().__init__()
@@ -317,17 +319,17 @@ class Ending(Callback):
             raise self.raises
 
 
-def test_those_that_had_begun_learn_that_a_job_failed_before_it_began(caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_that_had_begun_are_notified_if_a_later_one_fails_to_begin(caplog: pytest.LogCaptureFixture) -> None:
     error = EmptyDataError("nothing there")
     first, second = Ending(on_failure=OSError("no disk")), Ending()
     third, fourth = Ending(on_begin=error), Ending()
-    setup = TrainingSetup(("loss",), lambda: None, lambda df, most: None)  # type: ignore[arg-type, return-value]  # not asked for
+    setup = TrainingSetup(("loss",), lambda: None, lambda df, most: None)  # type: ignore[arg-type, return-value]  # the callbacks do not use these
     with pytest.raises(EmptyDataError, match="nothing there"):
         begin_callbacks([first, second, third, fourth], setup)
     assert [callback.failures for callback in (first, second, third, fourth)] == [[error], [error], [error], []]
     assert "Ending.on_failure raised an error, after the job had failed" in caplog.text
 
 
-def test_what_is_no_callback() -> None:
+def test_an_object_that_is_not_a_callback_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`callbacks` must be"):
         require_callbacks([lambda context: None])

@@ -1,6 +1,6 @@
-"""Jobs as runs of MLflow, with the real package and a store in a folder.
+"""Jobs as runs of MLflow, with the package itself and a store in a folder.
 
-Not of the default suite, because the package is missing, and because importing it takes long:
+These tests are not in the default suite, because MLflow may not be installed and its import takes long:
 ``pip install 'distkeras[mlflow]'; pytest -m slow tests/test_mlflow_logger.py``.
 """
 
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def mlflow() -> Any:
-    """MLflow, imported for a test that runs."""
+    """Import MLflow for a test that runs."""
     return pytest.importorskip("mlflow", reason="needs the extra mlflow")
 
 
 @pytest.fixture(autouse=True)
 def store(mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A store of this test alone, and a client of it; one of files, since mlflow-skinny has no database."""
+    """Yield a client of a new store in files, because mlflow-skinny has no database."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
@@ -60,9 +60,9 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-# MLflow says so of functions of its own, when its flavors are first used.
+# MLflow warns about its own functions when its flavors are first used.
 @pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
-def test_a_job_is_a_run_and_its_model_a_function_of_spark(spark: SparkSession, store: Any, mlflow: Any) -> None:
+def test_a_job_is_a_run_whose_model_is_a_function_of_spark(spark: SparkSession, store: Any, mlflow: Any) -> None:
     x, y = blobs()
     df = table(spark, x, y)
     logger = MLflowLogger(df, run_name="blobs", every_commits=1)
@@ -101,7 +101,7 @@ def test_a_job_is_a_run_and_its_model_a_function_of_spark(spark: SparkSession, s
     )
 
 
-def test_each_fit_of_an_estimator_has_a_run_of_its_own(spark: SparkSession, store: Any, mlflow: Any) -> None:
+def test_each_fit_of_an_estimator_has_its_own_run(spark: SparkSession, store: Any, mlflow: Any) -> None:
     with mlflow.start_run() as parent:
         estimator = KerasEstimator(network(), callbacks=[MLflowLogger(log_model=False)], **OPTIONS)
     df = table(spark, *blobs())
@@ -140,25 +140,25 @@ def test_a_stream_is_a_run_that_ends_with_it(
 
 
 class Job:
-    """Calls a logger as a job would."""
+    """A job that calls a logger."""
 
     def __init__(self, logger: MLflowLogger) -> None:
         self.logger = logger
         logger.on_begin(TrainingSetup(("loss",), _nothing, _nothing, options={"rule": "agn", "decay": None}))
 
-    def tell(self, clock: int, loss: float) -> None:
+    def report(self, clock: int, loss: float) -> None:
         status = Status(clock, 2, 0, 0, 16 * clock, loss, 1.0, 0.5)
         self.logger.on_center(CallbackContext(status, 1.0, _nothing, _nothing, lambda reason: None))
 
 
 def _nothing(*_: Any) -> Any:
-    raise AssertionError("not asked for")
+    raise AssertionError("the logger must not call this")
 
 
-def test_metrics_and_the_end_of_a_job_that_fails(store: Any, mlflow: Any) -> None:
+def test_the_metrics_and_the_error_of_a_failed_job_are_logged(store: Any, mlflow: Any) -> None:
     job = Job(MLflowLogger(log_model=False))
     for clock, loss in ((0, math.nan), (3, 2.0), (3, 2.0), (5, 1.0)):
-        job.tell(clock, loss)
+        job.report(clock, loss)
     run_id = job.logger.run_id
     assert store.get_run(run_id).info.status == "RUNNING"
     job.logger.on_failure(ValueError("a bad row"))
@@ -174,7 +174,7 @@ def test_metrics_and_the_end_of_a_job_that_fails(store: Any, mlflow: Any) -> Non
     assert store.get_run(job.logger.run_id).info.status == "KILLED"
 
 
-def test_a_run_that_is_there_is_taken_and_stays_open(store: Any, mlflow: Any) -> None:
+def test_an_active_run_is_used_and_stays_open(store: Any, mlflow: Any) -> None:
     with mlflow.start_run() as run:
         job = Job(MLflowLogger(log_model=False))
         assert job.logger.run_id == run.info.run_id
@@ -182,7 +182,7 @@ def test_a_run_that_is_there_is_taken_and_stays_open(store: Any, mlflow: Any) ->
         assert mlflow.active_run().info.run_id == run.info.run_id
 
 
-def test_what_cannot_work(mlflow: Any) -> None:
+def test_invalid_arguments_are_refused(mlflow: Any) -> None:
     with pytest.raises(ConfigurationError, match="`run_name`"):
         MLflowLogger(run_name="")
     with pytest.raises(ConfigurationError, match="MLflowLogger"):

@@ -1,4 +1,4 @@
-"""A job's numbers, as Prometheus reads them."""
+"""The metrics of a job that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
 from distkeras.ps.errors import ConfigurationError
 
 
-def test_numbers_during_a_job_and_after(spark: SparkSession, tmp_path: Path) -> None:
+def test_metrics_are_served_during_a_job_and_after_it(spark: SparkSession, tmp_path: Path) -> None:
     during: list[dict[str, float]] = []
     seen = tmp_path / "seen"
 
@@ -28,7 +28,7 @@ def test_numbers_during_a_job_and_after(spark: SparkSession, tmp_path: Path) -> 
     metrics = PrometheusMetrics(every_seconds=0.01)
     try:
         x, y = blobs()
-        network = _network(step_callback_layer(wait_at_step(8, seen)))  # after two commits: an epoch has four steps
+        network = _network(step_callback_layer(wait_at_step(8, seen)))  # after two commits; an epoch has four steps
         trainer: Any = Trainer(network, "agn", worker_optimizer="sgd", loss=LOSS, num_workers=2, num_epoch=3)
         trainer.train(table(spark, x, y), callbacks=[metrics, Look(every_seconds=0.01)])
         assert all(found["distkeras_up"] == 1 for found in during)

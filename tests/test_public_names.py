@@ -1,4 +1,4 @@
-"""What ``from distkeras import ...`` gives."""
+"""The public names of ``distkeras``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_public_name_loads(name: str) -> None:
     assert name in dir(distkeras)
 
 
-def test_a_name_is_what_its_module_has() -> None:
+def test_a_public_name_is_the_object_of_its_module() -> None:
     assert distkeras.Trainer is Trainer
     assert distkeras.simulate is simulate
     assert distkeras.KerasGradient is KerasGradient
@@ -32,19 +32,19 @@ def test_a_name_is_what_its_module_has() -> None:
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(distkeras.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    told = {
+    imported = {
         alias.asname: (node.module, alias.name)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.asname
     }
-    assert {"__version__", *told} == set(distkeras.__all__)
-    for name, (module, attribute) in told.items():
+    assert {"__version__", *imported} == set(distkeras.__all__)
+    for name, (module, attribute) in imported.items():
         assert getattr(distkeras, name) is pkgutil.resolve_name(f"{module}.{attribute}"), name
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_all_files_have_the_same_version() -> None:
     root = Path(__file__).parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert distkeras.__version__ == project["version"]

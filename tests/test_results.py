@@ -1,4 +1,4 @@
-"""Records as tables, and the check that every mini-batch counted once."""
+"""The tables of a job's records, and the check that every mini-batch counted once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def records(
     metrics: tuple[str, ...] = ("loss",),
     gap: float = np.nan,
 ) -> JobRecords:
-    """Commits ``(worker, epoch, first, last)`` in clock order; each step's loss is its number, overall."""
+    """Return records of commits ``(worker, epoch, first, last)`` by clock; a step's loss is its overall number."""
     commits = np.zeros(len(ranges), COMMIT)
     steps: list[Any] = []
     for clock, (worker, epoch, first, last) in enumerate(ranges):
@@ -52,7 +52,7 @@ class TestHistory:
         assert table["worker"].to_pylist() == [0] * 6 + [1] * 6
         assert table["iteration"].to_pylist() == [0, 1, 2, 3, 4, 5] * 2
         assert table["epoch"].to_pylist() == [0, 0, 0, 1, 1, 1] * 2
-        # The numbers that the steps were given above, in the order of the commits.
+        # The losses are the numbers of the steps in the order of the commits.
         assert table["loss"].to_pylist() == [2, 4, 5, 9, 10, 11, 0, 1, 3, 6, 7, 8]
 
     def test_types(self) -> None:
@@ -71,7 +71,7 @@ class TestHistory:
         assert table["samples"].to_pylist() == [4] * 12
         assert table["timestamp"].cast(pa.int64())[6].as_py() == 10_250_000
 
-    def test_nothing_at_all(self) -> None:
+    def test_tables_without_commits_are_empty(self) -> None:
         empty = records([])
         assert empty.history().num_rows == 0
         assert empty.commits().num_rows == 0
@@ -79,7 +79,7 @@ class TestHistory:
 
 
 class TestCommits:
-    def test_gap_is_null_unless_measured(self) -> None:
+    def test_the_gap_is_null_unless_it_is_measured(self) -> None:
         assert records([(0, 0, 0, 0)]).commits()["gap"].to_pylist() == [None]
         assert records([(0, 0, 0, 0)], gap=0.0).commits()["gap"].to_pylist() == [0.0]
 
@@ -90,14 +90,14 @@ class TestCommits:
         assert schema.field("wait").type == pa.float64()
         assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
 
-    def test_ledger(self) -> None:
+    def test_the_ledger_has_the_mini_batches_of_each_commit(self) -> None:
         ledger = records([(0, 0, 0, 2), (0, 0, 3, 3)]).ledger()
         assert ledger["first_batch"].to_pylist() == [0, 3]
         assert ledger["last_batch"].to_pylist() == [2, 3]
 
 
 class TestExactlyOnce:
-    def test_whole(self) -> None:
+    def test_a_complete_ledger_passes(self) -> None:
         records([(0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 2, 2), (1, 1, 0, 0), (0, 1, 0, 2)]).check_exactly_once(
             {0: 3, 1: 1}, 2
         )
@@ -109,20 +109,22 @@ class TestExactlyOnce:
         "ranges",
         [
             [(0, 0, 0, 1)],  # the end is missing
-            [(0, 0, 1, 2)],  # the start is
-            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is
-            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one is counted twice
-            [(0, 0, 0, 2), (0, 0, 0, 2)],  # all are
-            [(0, 0, 0, 3)],  # one too many
+            [(0, 0, 1, 2)],  # the start is missing
+            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is missing
+            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one mini-batch is counted twice
+            [(0, 0, 0, 2), (0, 0, 0, 2)],  # all are counted twice
+            [(0, 0, 0, 3)],  # one mini-batch too many
             [],
         ],
     )
-    def test_anything_else(self, ranges: list[tuple[int, int, int, int]]) -> None:
+    def test_a_mini_batch_that_is_missing_or_repeated_is_an_error(
+        self, ranges: list[tuple[int, int, int, int]]
+    ) -> None:
         with pytest.raises(LedgerError, match="exactly once: 0 to 2 in epoch 0") as caught:
             records(ranges).check_exactly_once({0: 3}, 1)
         assert caught.value.worker == 0
 
-    def test_a_missing_epoch(self) -> None:
+    def test_a_missing_epoch_is_an_error(self) -> None:
         with pytest.raises(LedgerError, match="in epoch 1"):
             records([(0, 0, 0, 2)]).check_exactly_once({0: 3}, 2)
 
@@ -142,7 +144,7 @@ class TestExactlyOnce:
         ],
     )
     @pytest.mark.parametrize("known", [3, -1])
-    def test_a_job_that_ended_early_has_the_first_ones(
+    def test_a_job_that_ended_early_has_a_prefix_of_its_mini_batches(
         self, ranges: list[tuple[int, int, int, int]], known: int
     ) -> None:
         records(ranges).check_exactly_once({0: known}, 3, stopped=True)
@@ -151,18 +153,20 @@ class TestExactlyOnce:
         "ranges",
         [
             [(0, 0, 1, 2)],  # the start is missing
-            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is
-            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one is counted twice
-            [(0, 0, 0, 1), (0, 1, 0, 0)],  # epoch 0 was not ended
-            [(0, 1, 0, 0)],  # it is missing
-            [(0, 0, 0, 3)],  # one too many
+            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is missing
+            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one mini-batch is counted twice
+            [(0, 0, 0, 1), (0, 1, 0, 0)],  # epoch 0 is incomplete
+            [(0, 1, 0, 0)],  # epoch 0 is missing
+            [(0, 0, 0, 3)],  # one mini-batch too many
         ],
     )
-    def test_and_nothing_else(self, ranges: list[tuple[int, int, int, int]]) -> None:
+    def test_other_mini_batches_of_a_job_that_ended_early_are_an_error(
+        self, ranges: list[tuple[int, int, int, int]]
+    ) -> None:
         with pytest.raises(LedgerError, match="exactly once"):
             records(ranges).check_exactly_once({0: 3}, 3, stopped=True)
 
-    def test_a_skipped_commit_counts_in_the_ledger_and_is_none_that_was_applied(self) -> None:
+    def test_a_skipped_commit_is_in_the_ledger_and_not_in_the_commits(self) -> None:
         found = records([(0, 0, 0, 1), (0, 0, 2, 2)])
         found.commits_array["skipped"][1] = 1
         found.check_exactly_once({0: 3}, 1)
@@ -170,7 +174,7 @@ class TestExactlyOnce:
         assert found.commits()["clock"].to_pylist() == [0]
         assert found.history().num_rows == 3
 
-    def test_where_records_were_lost_nothing_may_be_double_and_no_more_be_absent(self) -> None:
+    def test_lost_records_explain_only_as_many_missing_mini_batches(self) -> None:
         found = records([(0, 0, 2, 2), (0, 1, 0, 2)])
         found.missing = 2
         found.check_exactly_once({0: 3}, 2)
@@ -186,7 +190,7 @@ class TestExactlyOnce:
 
     @pytest.mark.parametrize("exact", [False, True], ids=["in this job", "in one before"])
     def test_commits_of_another_number_of_workers_do_not_count(self, exact: bool) -> None:
-        """Two workers' first epoch and a part of their second; then one's second and third."""
+        """Two workers train epoch 0 and a part of epoch 1; after a resume, one worker trains epochs 1 and 2."""
         others = [(0, 0, 0, 1), (1, 0, 0, 1), (0, 1, 0, 0)]
         own = [(0, 1, 0, 3), (0, 2, 0, 3)]
         clock, epoch = (4, 0) if exact else (3, 1)
@@ -195,9 +199,9 @@ class TestExactlyOnce:
         with pytest.raises(LedgerError, match="exactly once"):
             records([*others, *own[:1]]).check_exactly_once({0: 4}, 3, resumed)
 
-    def test_a_worker_without_rows(self) -> None:
+    def test_a_worker_without_rows_passes(self) -> None:
         records([]).check_exactly_once({0: 0}, 3)
 
-    def test_a_worker_that_no_task_reported(self) -> None:
+    def test_a_worker_that_no_task_reported_is_an_error(self) -> None:
         with pytest.raises(LedgerError):
             records([(1, 0, 0, 0)]).check_exactly_once({0: 1}, 1)

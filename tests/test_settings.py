@@ -1,4 +1,4 @@
-"""Arguments of a trainer: its constructor refuses what cannot work, by the argument's own name."""
+"""Arguments of a trainer: the constructor refuses invalid values with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "wire_format": ("float16", None, np.zeros(2)),
     "features_col": ((), "", (3,), 5, True),
     "label_col": ((), "", 5),
-    "learning_rate": (0.1,),  # the rule takes no steps at the server
+    "learning_rate": (0.1,),  # the rule makes no steps at the server
     "class_weight": (
         [1.0, 2.0],
         "balanced",
@@ -75,17 +75,17 @@ BAD: dict[str, tuple[Any, ...]] = {
     "monitoring": (True, {"progress": True}, Network()),
 }
 SYNCHRONOUS = [name for name, kind in all_rules().items() if kind().traits.synchronous]
-#: Keywords that say what the model and the rule are.
+#: Keywords that define the model and the rule.
 OF_MODEL_AND_RULE = {
     "model", "rule", "worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "custom_objects",
 }  # fmt: skip
-#: Fields of server and workers that `train` settles, and the limit that a trainer leaves as it is.
+#: Fields of server and workers that `train` sets, and a limit that a trainer does not change.
 SETTLED_LATER = {"rule", "workers", "checkpoint", "max_body"}
 
 
 @cache
 def linear_model() -> keras.Model:
-    """No trainer changes the model that it is given."""
+    """Return a model that all tests share, because a trainer does not change its model."""
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
@@ -94,14 +94,14 @@ def trainer(rule: Any = "downpour", **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_work_is_refused_by_its_own_name(name: str) -> None:
+def test_the_error_for_an_invalid_value_names_the_argument(name: str) -> None:
     for value in BAD[name]:
         given = {name: value} if name in GROUPS else grouped({name: value})
         with pytest.raises(ConfigurationError, match=rf"^`{name}`"):
             Trainer(linear_model(), "downpour", loss="mse", **given)
 
 
-def test_each_keyword_is_tried_above() -> None:
+def test_each_keyword_has_invalid_values_above() -> None:
     assert {*options_of(Trainer), *GROUPS} - OF_MODEL_AND_RULE == set(BAD) - {"custom_objects"}
 
 
@@ -109,7 +109,7 @@ def test_a_trainer_has_few_keywords() -> None:
     assert len(inspect.signature(Trainer).parameters) <= 28
 
 
-def test_groups_and_options_say_the_same() -> None:
+def test_groups_of_options_and_single_options_are_equivalent() -> None:
     options = {"tls": True, "threads": 2, "progress": False, "batch_size": 8}
     arguments = grouped(options)
     assert arguments == {
@@ -125,30 +125,30 @@ def test_groups_and_options_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("resume", [None, *NO_SWITCH])
-def test_what_is_no_switch_of_train(resume: Any, tmp_path: Path) -> None:
+def test_an_invalid_resume_is_refused(resume: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^`resume`"):
         trainer().train(NO_TABLE, checkpoint=tmp_path, resume=resume)
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, "0.1", True, math.nan])
-def test_what_is_no_learning_rate_of_a_server(rate: Any) -> None:
+def test_an_invalid_learning_rate_of_the_server_is_refused(rate: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^`learning_rate`"):
         trainer("asgd", learning_rate=rate)
 
 
 @pytest.mark.parametrize("rule", SYNCHRONOUS)
-def test_a_rule_of_rounds_has_no_staleness_to_bound(rule: str) -> None:
+def test_a_staleness_bound_is_refused_for_a_rule_of_rounds(rule: str) -> None:
     with pytest.raises(ConfigurationError, match="`staleness_bound`"):
         trainer(rule, staleness_bound=1)
 
 
-def test_a_rule_that_is_none() -> None:
+def test_a_rule_of_a_wrong_type_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"^`rule` must be"):
         trainer(7)
 
 
 @pytest.mark.parametrize("number", NO_COUNT)
-def test_a_number_of_models_that_is_none(number: Any) -> None:
+def test_an_invalid_number_of_models_is_refused(number: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^`num_ensembles` must be"):
         EnsembleTrainer(linear_model(), loss="mse", num_ensembles=number)
 
@@ -178,57 +178,57 @@ def test_defaults_are_the_same_in_the_signature_and_in_the_settings() -> None:
     assert made.worker_settings == WorkerSettings(made.rule, workers=1)
 
 
-def test_settings_are_where_they_act() -> None:
+def test_each_setting_is_in_the_object_that_uses_it() -> None:
     deadlines = Deadlines(reply=5.0)
     made = trainer("asgd", num_workers=3, deadlines=deadlines, staleness_bound=2, threads=4, host="10.0.0.1")
     assert (made.server_settings.workers, made.worker_settings.workers) == (3, 3)
     assert made.server_settings.deadlines is made.worker_settings.deadlines is deadlines
     assert made.settings.host == "10.0.0.1"
-    assert made.server_settings.learning_rate == Constant(float(np.float32(0.01)))  # the worker optimizer's
+    assert made.server_settings.learning_rate == Constant(float(np.float32(0.01)))  # the rate of the worker optimizer
 
 
-def test_commits_are_skipped_only_where_the_user_says_so() -> None:
+def test_no_commit_is_skipped_by_default() -> None:
     assert trainer().server_settings.max_skipped == 0
     assert trainer(max_skipped=5).server_settings.max_skipped == 5
 
 
-def test_a_rule_that_cannot_go_on_while_a_commit_travels() -> None:
+def test_overlap_is_refused_for_a_rule_that_needs_each_reply() -> None:
     with pytest.raises(ConfigurationError, match="`overlap` must be False"):
         trainer("aeasgd", overlap=True)
 
 
-def test_a_rule_whose_window_cannot_be_chosen() -> None:
+def test_an_automatic_window_is_refused_for_a_rule_that_adds_up() -> None:
     with pytest.raises(ConfigurationError, match="`window` must be a number: rule 'downpour' adds up"):
         make("downpour", window="auto")
 
 
-def test_no_loss() -> None:
+def test_a_missing_loss_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`loss` must be given"):
         Trainer(linear_model(), "downpour")
 
 
-def test_an_unbuilt_model() -> None:
+def test_an_unbuilt_model_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`model` must be built"):
         Trainer(keras.Sequential([keras.layers.Dense(1)]), "downpour", loss="mse")
 
 
-def test_an_unknown_rule() -> None:
+def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`rule` must be one of"):
         trainer("sgd")
 
 
 @pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if kind().traits.gradient])
-def test_a_worker_optimizer_that_a_gradient_rule_refuses(name: str) -> None:
+def test_a_gradient_rule_refuses_adam(name: str) -> None:
     with pytest.raises(ConfigurationError, match="`worker_optimizer` must be SGD"):
         trainer(name, worker_optimizer="adam")
 
 
-def test_a_worker_optimizer_that_early_stopping_refuses() -> None:
+def test_a_rule_that_needs_the_plain_step_refuses_momentum() -> None:
     rule, momentum = make("easgd", early_stopping="2.9"), keras.optimizers.SGD(momentum=0.9)
     with pytest.raises(ConfigurationError, match="needs the plain step"):
         trainer(rule, worker_optimizer=momentum)
 
 
-def test_a_number_names_itself_in_the_dist_keras_classes_too() -> None:
+def test_an_error_names_the_argument_of_a_dist_keras_class() -> None:
     with pytest.raises(ConfigurationError, match="`communication_window` must be"):
         AEASGD(linear_model(), "sgd", "mse", communication_window=0)
