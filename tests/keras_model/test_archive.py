@@ -1,4 +1,4 @@
-"""Model bytes, the backend's choice, custom objects."""
+"""Archives of models as bytes, the choice of the backend, custom objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def python(code: str, stdin: bytes = b"", backend: str | None = None) -> subproc
     return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=patience(120))
 
 
-def test_a_model_survives_the_trip_uncompiled() -> None:
+def test_a_model_is_saved_and_loaded_uncompiled() -> None:
     model = small()
     model.compile("adam", "mse")
     x = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
@@ -73,7 +73,7 @@ archive.from_bytes(data)
     [pytest.param([], id="", marks=pytest.mark.slow), pytest.param(["vocabulary"], id="with a vocabulary")],
 )
 def test_a_process_that_is_killed_while_it_loads_a_model_leaves_no_file(tmp_path: Path, assets: list[str]) -> None:
-    """But for what Keras unpacks: that is in Spark's own folder, which goes with the application."""
+    """Only the files that Keras unpacks remain, in Spark's own folder, which ends with the application."""
     ours, sparks = tmp_path / "ours", tmp_path / "sparks"
     ours.mkdir()
     sparks.mkdir()
@@ -99,7 +99,7 @@ class Halved(keras.Model):
 
 
 def built_by_name_only() -> keras.Model:
-    """Says that it is built, but its layer has no weights yet."""
+    """Return a model that claims to be built although its layer has no weights yet."""
     model = Halved()
     model.built = True
     return model
@@ -112,7 +112,7 @@ def model_without_input() -> keras.Model:
 @pytest.mark.parametrize(
     "model", [model_without_input, Halved, built_by_name_only, lambda: "model.keras", lambda: None]
 )
-def test_what_is_not_a_built_model_is_refused(model: Callable[..., Any] | type[Halved]) -> None:
+def test_a_model_that_is_not_built_is_refused(model: Callable[..., Any] | type[Halved]) -> None:
     with pytest.raises(ConfigurationError, match="`model` must be"):
         archive.to_bytes(model())
 
@@ -140,7 +140,7 @@ class Unused(keras.layers.Layer):
     pass
 
 
-def test_only_the_custom_objects_of_a_model_are_taken_along() -> None:
+def test_only_the_custom_objects_of_a_model_are_sent() -> None:
     data = archive.to_bytes(keras.Sequential([keras.layers.Input((3,)), Scaled()]))
     assert dict(archive.custom_objects(data)) == {"tests_models>Scaled": Scaled}
     assert archive.custom_objects()["tests_models>Unused"] is Unused
@@ -148,8 +148,8 @@ def test_only_the_custom_objects_of_a_model_are_taken_along() -> None:
         assert archive.custom_objects()["mine"] is Unused
 
 
-@pytest.mark.slow  # as workers do in `training/test_models`
-def test_custom_objects_load_in_a_process_that_has_never_seen_them() -> None:
+@pytest.mark.slow  # `training/test_models` does this in workers
+def test_custom_objects_load_in_a_process_that_has_not_imported_them() -> None:
     data = archive.to_bytes(keras.Sequential([keras.layers.Input((3,)), Scaled()]))
     source = "\n".join(
         [
@@ -204,7 +204,7 @@ def test_a_backend_that_does_not_train_is_refused_before_a_job(monkeypatch: pyte
         archive.to_bytes(model)
 
 
-def test_unpickling_custom_objects_settles_the_backend_first() -> None:
+def test_unpickling_custom_objects_sets_the_backend_first() -> None:
     settling = type(archive.CustomObjects().__reduce__()[1][0])("theano")
     with pytest.raises(ConfigurationError, match="`name` must be one of"):
         pickle.loads(pickle.dumps(settling))

@@ -1,4 +1,4 @@
-"""What a model says and its configuration does not is refused by name; sound models are not."""
+"""Properties of a model that its configuration lacks are refused by name; other models are accepted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from distkeras.ps.errors import ConfigurationError
 
 
 def of_newer_keras(optimizer: str) -> pytest.MarkDecorator:
-    """Skip where Keras is too old to have an optimizer of this name."""
+    """Return a mark that skips a test if Keras is too old to have an optimizer of this name."""
     return pytest.mark.skipif(not hasattr(keras.optimizers, optimizer), reason=f"this Keras has no {optimizer}")
 
 
 @keras.saving.register_keras_serializable("carried")
 class Scaled(layers.Layer):
-    """Forgets its factor in `get_config`, and counts its calls."""
+    """A layer whose `get_config` omits the factor, and that counts its calls."""
 
     def __init__(self, factor: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
@@ -41,7 +41,7 @@ class Scaled(layers.Layer):
 
 @keras.saving.register_keras_serializable("carried")
 class Lookahead(keras.optimizers.SGD):
-    """Stores weights with its fifth step, and draws back to them with each fifth one."""
+    """An optimizer that stores the weights of its fifth step, and pulls back to them in every fifth step."""
 
     def build(self, variables: Any) -> None:
         super().build(variables)
@@ -58,7 +58,7 @@ class Lookahead(keras.optimizers.SGD):
 
 @keras.saving.register_keras_serializable("carried")
 class Coupled(keras.optimizers.SGD):
-    """Weight decay within the momentum: it depends on weights, and draws back to none."""
+    """An optimizer with weight decay within the momentum: it depends on weights, and stores none."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         super().update_step(gradient + 0.01 * variable, variable, learning_rate)
@@ -147,19 +147,19 @@ def of_text() -> keras.Model:
         (of_text, "TextVectorization, belong into the data.*'string_lookup.*' of StringLookup"),
     ],
 )
-def test_what_workers_would_not_do_is_refused_by_name(make: Callable[[], keras.Model], named: str) -> None:
+def test_a_property_that_workers_would_lose_is_refused_by_name(make: Callable[[], keras.Model], named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"(?s){named}"):
         Trainer(make(), "downpour")
 
 
-def test_an_argument_is_compared_as_well() -> None:
+def test_an_optimizer_argument_is_checked_as_well() -> None:
     optimizer = keras.optimizers.AdamW()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     with pytest.raises(ConfigurationError, match=r"`worker_optimizer`.*_exclude_from_weight_decay_pattern"):
         Trainer(network(), "downpour", worker_optimizer=optimizer, loss="mse")
 
 
-def test_gradients_are_not_accumulated_under_a_gradient_rule() -> None:
+def test_accumulation_is_refused_for_a_gradient_rule() -> None:
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     with pytest.raises(ConfigurationError, match=r"without momentum, weight decay or accumulation"):
         Trainer(network(), "asgd", worker_optimizer=optimizer, loss="mse")
@@ -188,7 +188,7 @@ SOUND: dict[str, Callable[[], list[Any]]] = {
         for name, make in SOUND.items()
     ],
 )
-def test_sound_models_pass_new_and_used_and_loaded(make_layers: Callable[[], list[Any]]) -> None:
+def test_a_valid_model_is_accepted_new_trained_and_loaded(make_layers: Callable[[], list[Any]]) -> None:
     model = keras.Sequential([keras.Input((6,)), *make_layers(), layers.Dense(3)])
     model.compile(keras.optimizers.AdamW(), "mse", metrics=["mae", keras.metrics.CosineSimilarity()])
     assert Trainer(model, "downpour")
@@ -197,7 +197,7 @@ def test_sound_models_pass_new_and_used_and_loaded(make_layers: Callable[[], lis
     assert Trainer(archive.from_bytes(archive.to_bytes(model), compiled=True), "downpour")
 
 
-def test_what_a_layer_counts_is_its_own() -> None:
+def test_a_counter_of_a_layer_is_accepted() -> None:
     model = changed(lambda _: None, Scaled())
     model.fit(np.zeros((4, 6)), np.zeros((4, 3)), verbose=0)
     assert Trainer(model, "downpour")
@@ -217,7 +217,7 @@ def keras_own() -> list[Any]:
     return found
 
 
-def test_keras_own_objects_are_described_by_their_configurations() -> None:
+def test_objects_of_keras_are_described_by_their_configurations() -> None:
     objects = keras_own()
     assert len(objects) > 60
     for given in objects:
@@ -226,7 +226,7 @@ def test_keras_own_objects_are_described_by_their_configurations() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [Coupled(0.1, momentum=0.9), "adam", "lion", "adafactor"])
-def test_an_optimizer_that_stores_no_weights_is_taken(optimizer: Any) -> None:
+def test_an_optimizer_that_stores_no_weights_is_accepted(optimizer: Any) -> None:
     require_independent(keras.optimizers.get(optimizer))
 
 
@@ -237,7 +237,7 @@ def test_an_optimizer_that_stores_no_weights_is_taken(optimizer: Any) -> None:
         pytest.param("schedulefreeadamw", "begins as a function", marks=of_newer_keras("ScheduleFreeAdamW")),
     ],
 )
-def test_an_optimizer_that_goes_on_from_weights_of_its_own_is_refused(optimizer: str, text: str) -> None:
+def test_an_optimizer_that_stores_weights_is_refused(optimizer: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"must not store weights: .*{text}"):
         require_independent(keras.optimizers.get(optimizer))
 
@@ -251,7 +251,7 @@ def test_flags_of_compile_reach_the_workers() -> None:
         assert {name: getattr(built, name) for name in flags} == flags
 
 
-def test_an_unscaled_loss_stays_so() -> None:
+def test_an_unscaled_loss_stays_unscaled() -> None:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -1,4 +1,4 @@
-"""Optimizer, loss and metrics: what is wrong with them is said by name."""
+"""Optimizer, loss and metrics: the errors for invalid values name the argument."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Inexplicable(keras.losses.Loss):
         return y_pred
 
 
-#: Argument, what callers call it, and values that it cannot have.
+#: Each argument, its public name, and invalid values.
 REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
     ("optimizer", "worker_optimizer", (0, 5, "", [], {}, True, np.zeros(2))),
     ("loss", "loss", (0, 5, "", [], {}, True, np.zeros(2), math.nan)),
@@ -70,12 +70,12 @@ REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
         ({"optimizer": object()}, r"`worker_optimizer` must be an optimizer of Keras 3"),
         ({"loss": object()}, r"`loss` must be a name, a function or an object"),
         ({"loss": Inexplicable(2.0)}, r"`loss` must be of Keras' classes.*Received: Inexplicable"),
-        *(({name: bad}, f"^`{told}` must be") for name, told, values in REFUSED for bad in values),
+        *(({name: bad}, f"^`{public}` must be") for name, public, values in REFUSED for bad in values),
         ({"objects": [OwnLoss]}, r"`custom_objects` must be a dictionary"),
         ({"objects": {"OwnLoss": 3}}, r"`custom_objects` must be a dictionary"),
     ],
 )
-def test_what_is_wrong_is_named(given: dict[str, Any], text: str) -> None:
+def test_the_error_for_an_invalid_value_names_the_argument(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as caught:
         recipe(**given).build(archive.to_bytes(model()))
     assert "\n" not in str(caught.value)
@@ -90,14 +90,14 @@ def test_what_is_wrong_is_named(given: dict[str, Any], text: str) -> None:
         {"loss": {"dense": OwnLoss()}},
     ],
 )
-def test_a_class_of_the_users_own_need_not_be_registered(given: dict[str, Any]) -> None:
+def test_a_custom_class_need_not_be_registered(given: dict[str, Any]) -> None:
     made = recipe(**given)
     assert len(made.objects) == 1
     made.build(archive.to_bytes(model()))
 
 
-def test_one_within_another_is_named() -> None:
-    """Only the outer object's class is seen."""
+def test_an_unregistered_inner_optimizer_is_refused() -> None:
+    """The recipe contains only the class of the outer optimizer."""
 
     class Inner(keras.optimizers.SGD):
         pass

@@ -1,4 +1,4 @@
-"""Mini-batches that lie in stacks train the same, no matter which of them make a window."""
+"""Mini-batches of a stack: training does not depend on which of them make a window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distkeras.keras_model.tensorflow import lent
 
 
 def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:
-    """As the data plane makes them: ``rows`` whole ones a stack."""
+    """Return mini-batches as the data plane makes them, with ``rows`` complete mini-batches per stack."""
     data = batches(count, weighted=weighted)
     for first in range(0, count, rows):
         part = data[first : first + rows]
@@ -33,13 +33,13 @@ def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:
     [
         pytest.param(slice(0, 4), True, marks=pytest.mark.slow),
         (slice(1, 3), False),
-        (slice(2, 7), True),  # over a seam
+        (slice(2, 7), True),  # from two stacks
         pytest.param([3, 2, 1], False, marks=pytest.mark.slow),
         ([0, 2, 2, 3], True),
         pytest.param([0, 0, 1], False, marks=pytest.mark.slow),
     ],
 )
-def test_batches_are_trained_on_where_they_lie(picked: slice | list[int], weighted: bool) -> None:
+def test_batches_of_stacks_train_like_single_batches(picked: slice | list[int], weighted: bool) -> None:
     data = stacked_batches(8, 4, weighted)
     chosen = data[picked] if isinstance(picked, slice) else [data[index] for index in picked]
     together, apart = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
@@ -49,7 +49,7 @@ def test_batches_are_trained_on_where_they_lie(picked: slice | list[int], weight
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="compiled steps are TensorFlow's")
-def test_a_stack_is_taken_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_is_passed_to_tensorflow_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
     def counted(array: np.ndarray) -> Any:

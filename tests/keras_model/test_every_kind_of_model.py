@@ -1,7 +1,7 @@
-"""Keras as people use it: what one worker and a real server make of a model is what Keras itself makes of it.
+"""Every kind of model: one worker and a server train it as Keras itself does.
 
-Under the rule downpour, the center moves by what its only worker moves; so it ends where Keras' own steps end, over the
-same mini-batches. That holds for every kind of model, or the model is refused with the reason.
+Under the rule downpour, the center moves by the movement of its only worker, so it ends where the steps of Keras end
+over the same mini-batches. This holds for every kind of model, or the model is refused with the reason.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Draw = np.random.Generator
 
 
 class Case(NamedTuple):
-    """A compiled model, and what makes a mini-batch for it."""
+    """A compiled model, and a function that makes mini-batches for it."""
 
     model: keras.Model
     batch: Callable[[Draw], tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]]
 
 
 def classes_of(model: keras.Model, shape: tuple[int, ...] = (6,), integers: int = 0, **compiled: Any) -> Case:
-    """A model of three classes."""
+    """Return the case of a model of three classes."""
 
     def batch(draw: Draw) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
         full = (ROWS, *shape)
@@ -82,7 +82,7 @@ def several_inputs_and_outputs() -> Case:
 
 @keras.saving.register_keras_serializable("matrix")
 class Branched(keras.Model):
-    """A subclass with a training step of its own; it is called on inputs before it is trained."""
+    """A subclassed model, which is called on inputs before it is trained."""
 
     def __init__(self, units: int = 5, **options: Any) -> None:
         super().__init__(**options)
@@ -98,7 +98,7 @@ class Branched(keras.Model):
 
 @keras.saving.register_keras_serializable("matrix")
 class Penalized(layers.Layer):
-    """Adds a loss of its own, and counts its calls in an integer."""
+    """A layer that adds a loss and counts its calls in an integer."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -117,7 +117,7 @@ def subclassed() -> Case:
 
 
 def wrapped() -> Case:
-    """A subclass as a layer of a functional model: so it is trained from Spark."""
+    """Return the case of a subclassed model as a layer of a functional model, as Spark needs it."""
     inputs = keras.Input((6,))
     return classes_of(keras.Model(inputs, Branched(4)(inputs)))
 
@@ -188,7 +188,7 @@ def metrics_of_every_form() -> Case:
     )
 
 
-#: What is tried in every run; the others are slow together.
+#: The cases of the default suite; the others are slow.
 FEW = {"several inputs and outputs", "batch normalization", "lora"}
 CASES: dict[str, Callable[[], Case]] = {
     "several inputs and outputs": several_inputs_and_outputs,
@@ -242,7 +242,7 @@ def batches_for(case: Case) -> list[Batch]:
 
 
 class Trained(NamedTuple):
-    """What one worker and a server have made of a model."""
+    """The result of training a model with one worker and a server."""
 
     replica: KerasReplica
     center: np.ndarray
@@ -267,7 +267,7 @@ def trained(model: keras.Model, batches: list[Batch]) -> Trained:
         client = running.client(0, size=replica.size, **options)
 
         def begin(welcome: Any) -> Any:
-            payload = lambda: client.payload(rule.traits.parts)  # noqa: E731 - as the task has it
+            payload = lambda: client.payload(rule.traits.parts)  # noqa: E731 - the task does the same
             return work(rule, replica, iter(batches), payload, moving_statistics=len(statistics))
 
         run_worker(client, client.join(), begin)
@@ -281,7 +281,7 @@ def trained(model: keras.Model, batches: list[Batch]) -> Trained:
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_the_center_ends_where_keras_ends(name: str) -> None:
+def test_the_center_equals_the_weights_of_keras(name: str) -> None:
     keras.utils.set_random_seed(5)
     case = CASES[name]()
     batches = batches_for(case)
@@ -308,7 +308,7 @@ def test_the_center_ends_where_keras_ends(name: str) -> None:
 
 
 @pytest.mark.parametrize("make_case", [frozen, lora])
-def test_only_what_trains_travels(make_case: Callable[[], Case]) -> None:
+def test_only_trainable_weights_are_sent(make_case: Callable[[], Case]) -> None:
     case = make_case()
     found = trained(case.model, batches_for(case))
     numbers = sum(int(np.prod(weight.shape)) for weight in case.model.trainable_weights)
@@ -334,7 +334,7 @@ def all_frozen() -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    ("make_model", "told"),
+    ("make_model", "message"),
     [
         (lambdas, "ambda"),
         (float8, "a float that moves by its gradient"),
@@ -342,8 +342,10 @@ def all_frozen() -> keras.Model:
         (lambda: keras.Sequential([layers.Dense(3)]), "must be built"),
     ],
 )
-def test_what_cannot_work_says_why(make_model: Callable[[], keras.Model], told: str) -> None:
+def test_the_error_for_an_unsupported_model_gives_the_reason(
+    make_model: Callable[[], keras.Model], message: str
+) -> None:
     model = make_model()
     model.compile("sgd", "mse")
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         trained(model, batches_for(classes_of(stack())))

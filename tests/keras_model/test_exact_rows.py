@@ -1,4 +1,4 @@
-"""Training by rows is training with whole tables, to the bit, in a process with one compute thread."""
+"""Training by rows equals training with whole tables, to the bit, in a process with one compute thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from support.patience import patience
 from support.training import exact_rows
 
 pytestmark = [
-    pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="other backends add up in an order of their own"
-    ),
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends add up in another order"),
     pytest.mark.timeout(600),
 ]
 
 
-#: The cases of the default suite. The others are slow: they combine what these show.
+#: The cases of the default suite. The others are slow, and combine the properties of these.
 BY_DEFAULT = {
     "names, two outputs, moving statistics",
     "lazy adam, two tables",
@@ -32,7 +30,7 @@ PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mar
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[str, str | None]:
-    """Of the program, which computes those that are asked for: starting it takes longer than most."""
+    """Return the results of one program for all requested cases; starting it takes longer than most cases."""
     calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     names = [call.params["name"] for call in calls if call is not None]
     threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
@@ -50,10 +48,10 @@ def results(request: pytest.FixtureRequest) -> dict[str, str | None]:
     return found
 
 
-def test_the_default_cases_are_there() -> None:
+def test_the_default_cases_exist() -> None:
     assert exact_rows.cases().keys() >= BY_DEFAULT
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_rows_are_trained_as_the_whole_table(results: dict[str, str | None], name: str) -> None:
+def test_rows_are_trained_like_the_whole_table(results: dict[str, str | None], name: str) -> None:
     assert results[name] is None, results[name]

@@ -1,4 +1,4 @@
-"""What a model is known by: the same code gives the same, anything that trains otherwise something else."""
+"""The identity of a model: the same code has the same identity, and a model that trains differently another."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def usual() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("build", [branched, nested])
-def test_the_same_code_gives_the_same_again_in_one_process(build: Callable[[], keras.Model]) -> None:
+def test_the_same_code_has_the_same_identity_again_in_one_process(build: Callable[[], keras.Model]) -> None:
     first, second = build(), build()
-    assert first.layers[-1].name != second.layers[-1].name  # Keras counts on
+    assert first.layers[-1].name != second.layers[-1].name  # Keras continues its numbering
     assert identity(first) == identity(second)
 
 
-def test_names_and_weights_do_not_count() -> None:
+def test_names_and_weights_are_not_in_the_identity() -> None:
     model = branched(name="other")
     assert identity(model) == usual()
     model.set_weights([weights + 1 for weights in model.get_weights()])
     assert identity(model) == usual()
 
 
-def test_an_optimizer_by_name_is_the_one_with_its_defaults() -> None:
+def test_the_name_of_an_optimizer_means_its_defaults() -> None:
     assert identity(branched(), optimizer=keras.optimizers.Adam()) == usual()
 
 
@@ -82,11 +82,13 @@ def test_an_optimizer_by_name_is_the_one_with_its_defaults() -> None:
         (branched(), {"metrics": ["mae"]}, "compilation.metrics"),
     ],
 )
-def test_what_trains_otherwise_is_another_one(other: keras.Model, options: dict[str, Any], path: str) -> None:
+def test_a_model_that_trains_differently_has_another_identity(
+    other: keras.Model, options: dict[str, Any], path: str
+) -> None:
     found = [place for place, _, _ in differences(identity(other, **options), usual())]
     assert path in found
 
 
-def test_a_layer_inside_others_counts() -> None:
+def test_an_inner_layer_is_in_the_identity() -> None:
     found = list(differences(identity(nested("relu")), identity(nested())))
     assert [(own, saved) for _, own, saved in found] == [("relu", "tanh")]

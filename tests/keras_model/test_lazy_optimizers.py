@@ -1,4 +1,4 @@
-"""Lazy optimizers: a row's state changes, and moves it, in the steps that touch the row, and in no others."""
+"""Lazy optimizers: a row and its state change only in the steps that touch the row."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ on_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the gradients of other backends do not name rows"
 )
 
-#: The rows that a step touches, which may be there several times, and a gradient for each.
+#: The rows that a step touches, possibly repeated, and a gradient for each.
 Step = tuple[Sequence[int], np.ndarray]
 
 
 def gradient_of(step: Step, rows: int) -> Any:
-    """Return a gradient as TensorFlow has it for a table that was looked up."""
+    """Return a gradient in TensorFlow's form for the lookups of a table."""
     import tensorflow as tf
 
     ids, values = step
@@ -68,7 +68,7 @@ def test_golden_steps_of_adam_with_a_gap() -> None:
     assert found[2][2] == 1.0
     assert found[1][0] == found[0][0]
     dense = trained(keras.optimizers.Adam(0.1, 0.5, 0.75, 1e-30), np.ones((3, 1), np.float32), GAP, dense=True)
-    assert dense[1][0] < dense[0][0]  # Adam moves the row on
+    assert dense[1][0] < dense[0][0]  # Adam moves the row also in steps that do not touch it
 
 
 @on_tensorflow
@@ -115,13 +115,13 @@ LAZY: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[..., np.nda
 @pytest.mark.parametrize("name", LAZY)
 @settings(max_examples=20, deadline=None)
 @given(touched, st.integers(0, 1000))
-def test_rows_move_as_defined_and_the_others_not_at_all(name: str, ids: list[list[int]], seed: int) -> None:
+def test_touched_rows_move_as_defined_and_others_do_not_move(name: str, ids: list[list[int]], seed: int) -> None:
     draw = np.random.default_rng(seed)
     start = draw.normal(size=(ROWS, WIDTH)).astype(np.float32)
     steps = [(own, draw.normal(size=(len(own), WIDTH)).astype(np.float32)) for own in ids]
     lazy, _, reference = LAZY[name]
     found = trained(lazy(), start, steps)
-    # 1 - 0.999 ** t has some five digits in float32.
+    # 1 - 0.999 ** t has about five digits in float32.
     np.testing.assert_allclose(found[-1], reference(start, steps), rtol=5e-5, atol=5e-5)
     for (own, _), before, after in zip(steps, [start, *found], found, strict=False):
         others = np.setdiff1d(np.arange(ROWS), own)
@@ -130,19 +130,19 @@ def test_rows_move_as_defined_and_the_others_not_at_all(name: str, ids: list[lis
 
 @on_tensorflow
 @pytest.mark.parametrize("name", LAZY)
-def test_where_every_step_touches_every_row_it_is_the_optimizer_of_keras(name: str) -> None:
+def test_an_optimizer_equals_that_of_keras_if_every_step_touches_every_row(name: str) -> None:
     draw = np.random.default_rng(0)
     start = draw.normal(size=(ROWS, WIDTH)).astype(np.float32)
     steps = [(draw.permutation(ROWS).tolist(), draw.normal(size=(ROWS, WIDTH)).astype(np.float32)) for _ in range(12)]
     lazy, dense, _ = LAZY[name]
     expected = trained(dense(), start, steps, dense=True)
     np.testing.assert_array_equal(trained(lazy(), start, steps), expected)
-    np.testing.assert_array_equal(trained(lazy(), start, steps, dense=True), expected)  # no gradient names rows
+    np.testing.assert_array_equal(trained(lazy(), start, steps, dense=True), expected)  # with dense gradients
 
 
 @on_tensorflow
 @pytest.mark.parametrize("give", [lambda: "LazyAdam", lambda: "lazymomentum", lambda: LazyAdam(0.25, clipvalue=1.0)])
-def test_a_worker_has_the_optimizer_that_was_named_or_given(give: Callable[[], Any]) -> None:
+def test_a_worker_has_the_optimizer_that_was_passed_or_named(give: Callable[[], Any]) -> None:
     model, given = one_table(), give()
     file = archive.to_bytes(model)
     own = recipe_of(model, file, optimizer=given).build(file).optimizer
@@ -153,14 +153,14 @@ def test_a_worker_has_the_optimizer_that_was_named_or_given(give: Callable[[], A
 
 
 @on_tensorflow
-def test_a_name_with_arguments_is_an_optimizer() -> None:
+def test_an_optimizer_may_be_a_name_with_arguments() -> None:
     found = optimizer_of({"class_name": "LazyMomentum", "config": {"momentum": 0.5, "nesterov": True}})
     assert (type(found), found.momentum, found.nesterov) == (LazyMomentum, 0.5, True)
     assert type(optimizer_of({"class_name": "Adam"})) is keras.optimizers.Adam
 
 
 @on_tensorflow
-def test_a_model_is_saved_with_it_and_its_state() -> None:
+def test_a_model_is_saved_with_a_lazy_optimizer_and_its_state() -> None:
     model = one_table(LazyAdam(0.5))
     model.fit(np.array([[1, 2, 3, 4]]), np.ones((1, 1)), verbose=0)
     again = archive.from_bytes(archive.to_bytes(model), compiled=True)
@@ -179,12 +179,12 @@ def test_a_model_is_saved_with_it_and_its_state() -> None:
         (lambda: LazyMomentum(momentum=0.0), "`momentum` must be"),
     ],
 )
-def test_what_would_change_every_row_is_an_error(make: Callable[[], Any], reason: str) -> None:
+def test_options_that_change_every_row_are_refused(make: Callable[[], Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         make()
 
 
-def test_a_backend_whose_gradients_name_no_rows_is_an_error() -> None:
+def test_a_backend_with_dense_gradients_is_refused() -> None:
     with (
         mock.patch("keras.backend.backend", return_value="jax"),
         pytest.raises(ConfigurationError, match=r"LazyAdam needs Keras on TensorFlow.*Received: backend 'jax'"),

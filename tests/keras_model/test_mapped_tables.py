@@ -1,4 +1,4 @@
-"""A model whose tables stay in files predicts what the whole model predicts, and holds no table."""
+"""A model whose tables stay in files: it predicts like the whole model and holds no table in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mapped(model: keras.Model, folder: Path) -> MappedModel:
 
 
 def two_towers() -> keras.Model:
-    """A table that is called twice, one of hashed ids, one that is small, a dense input, and two outputs."""
+    """Return a model of a shared table, a table of hashed ids, a small table, a dense input, and two outputs."""
     keras.utils.set_random_seed(1)
     user, items = keras.Input((1,), dtype="int32", name="user"), keras.Input((3,), dtype="int32", name="items")
     key, extra = keras.Input((2,), dtype="int64", name="key"), keras.Input((2,), name="extra")
@@ -57,7 +57,7 @@ def two_towers() -> keras.Model:
 def inputs_of(draw: np.random.Generator, rows: int) -> list[np.ndarray]:
     return [
         draw.integers(0, ROWS, (rows, 1)).astype(np.int32),
-        draw.integers(-ROWS, ROWS, (rows, 3)).astype(np.int32),  # Keras counts from the end
+        draw.integers(-ROWS, ROWS, (rows, 3)).astype(np.int32),  # Keras counts negative ids from the end
         draw.integers(0, 1 << 40, (rows, 2)),
         draw.normal(size=(rows, 2)).astype(np.float32),
     ]
@@ -69,7 +69,7 @@ def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
         np.testing.assert_array_equal(own, np.asarray(other))
 
 
-def test_the_numbers_are_those_of_the_whole_model(tmp_path: Path) -> None:
+def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
     model, draw = two_towers(), np.random.default_rng(0)
     parts = mapped(model, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
@@ -94,10 +94,10 @@ IDS = st.integers(-ROWS, ROWS - 1)
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(IDS, IDS, IDS, IDS, st.integers(-(1 << 62), 1 << 62)), min_size=1, max_size=4))
-def test_drawn_rows_have_the_numbers_of_the_whole_model(
+def test_predictions_and_metrics_of_drawn_rows_equal_those_of_the_whole_model(
     both: tuple[keras.Model, MappedModel], rows: list[tuple[int, ...]]
 ) -> None:
-    """Repeated ids, those that Keras counts from the end, and the first and last row among them."""
+    """The drawn ids include repeated and negative ids, and the first and the last row."""
     drawn = np.array(rows, np.int64)
     inputs: list[np.ndarray] = [
         drawn[:, :1].astype(np.int32),
@@ -114,7 +114,7 @@ def test_drawn_rows_have_the_numbers_of_the_whole_model(
     assert found.any()
 
 
-def test_a_sequential_model_of_ids_that_are_floats(tmp_path: Path) -> None:
+def test_a_sequential_model_may_have_ids_that_are_floats(tmp_path: Path) -> None:
     stack = [keras.Input((4,)), layers.Embedding(ROWS, 3), layers.Flatten(), layers.Dropout(0.5), layers.Dense(2)]
     model = keras.Sequential(stack)
     ids = np.random.default_rng(0).integers(0, ROWS, (5, 4)) + np.float32(0.75)
@@ -141,7 +141,7 @@ def test_other_tables_stay_within_the_model() -> None:
 
 
 @pytest.mark.parametrize("bad", [ROWS, -ROWS - 1])
-def test_an_id_that_is_no_row(tmp_path: Path, bad: int) -> None:
+def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
     inputs = inputs_of(np.random.default_rng(0), 4)
     inputs[1][2, 1] = bad
     with pytest.raises(BadValueError, match=rf"ids of 'item' must be in \[0, {ROWS}\).*Received: {bad}") as caught:
@@ -150,13 +150,13 @@ def test_an_id_that_is_no_row(tmp_path: Path, bad: int) -> None:
 
 
 def own_memory() -> int:
-    """Return the bytes of this process that are no file's."""
+    """Return the number of bytes of this process that are not mapped from files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    """The table of this file has 256 MB, and each of its pages is read."""
+    """The table in the file has 256 MB, and all of its pages are read."""
     model = keras.Sequential([keras.Input((64,), dtype="int32"), layers.Embedding(ROWS, 64), layers.Flatten()])
     parts, _ = split_tables(model)
     rows = 1 << 20

@@ -1,4 +1,4 @@
-"""The state of an optimizer goes from one replica to the next, to the bit; what does not fit is not loaded."""
+"""The state of an optimizer passes to the next replica, to the bit; a state that does not fit is not loaded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def loaded(replica: KerasReplica, start: np.ndarray) -> KerasReplica:
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_successor_trains_on_as_its_predecessor_would_have(make: Callable[[], Any]) -> None:
+def test_the_next_replica_trains_as_the_first_one_would_have(make: Callable[[], Any]) -> None:
     data = batches(7)
     first = replica_of(make())
     first.train(data[:3])
@@ -68,7 +68,7 @@ def test_a_successor_trains_on_as_its_predecessor_would_have(make: Callable[[], 
     np.testing.assert_array_equal(weights(second), weights(first))
 
 
-def test_without_it_a_schedule_begins_again() -> None:
+def test_the_state_includes_the_position_of_a_schedule() -> None:
     first = replica_of(keras.optimizers.SGD(SCHEDULE))
     first.train(batches(4))
     second = replica_of(keras.optimizers.SGD(SCHEDULE))
@@ -77,7 +77,7 @@ def test_without_it_a_schedule_begins_again() -> None:
     assert second.learning_rate == first.learning_rate
 
 
-def test_plain_sgd_has_none() -> None:
+def test_plain_sgd_has_no_state() -> None:
     replica = replica_of(keras.optimizers.SGD(0.1))
     replica.train(batches(2))
     assert not has_state(replica.model.optimizer)
@@ -85,7 +85,7 @@ def test_plain_sgd_has_none() -> None:
     assert replica.load_optimizer(None, batches(1)[0]) is None
 
 
-def test_where_none_is_kept_the_successor_says_so() -> None:
+def test_a_missing_state_is_reported() -> None:
     assert replica_of(keras.optimizers.Adam()).load_optimizer(None, batches(1)[0]) == "none is kept"
 
 
@@ -105,7 +105,9 @@ def adam_state() -> OptimizerState:
     ],
     ids=["size", "optimizer", "variables", "dtype"],
 )
-def test_a_state_of_something_else_is_not_loaded(make: Callable[[], Any], options: dict[str, Any]) -> None:
+def test_the_state_of_another_optimizer_or_model_is_not_loaded(
+    make: Callable[[], Any], options: dict[str, Any]
+) -> None:
     replica = replica_of(make(), **options)
     problem = present(replica.load_optimizer(adam_state(), batches(1)[0]))
     assert problem.startswith("it must be of ")
@@ -143,8 +145,8 @@ def packed(model: keras.Model) -> tuple[Recipe, bytes]:
 
 
 @pytest.mark.parametrize("features", [6, None], ids=["the traced loop", "data of another kind"])
-def test_a_replica_that_is_used_again_takes_it_over(features: int | None) -> None:
-    """Also where the data are of another kind, so that the new model takes the place of the kept one."""
+def test_a_reused_replica_loads_the_state(features: int | None) -> None:
+    """With data of another kind, a new model replaces the kept one, and loads the state as well."""
     data, cache = batches(7), ReplicaCache()
     if features is None:
         data = [dataclasses.replace(batch, y=tuple(y.astype(np.int16) for y in batch.y)) for batch in data]

@@ -1,4 +1,4 @@
-"""What a worker needs to rebuild the driver's model; all through a pickle, as Spark ships it."""
+"""The recipe, from which a worker rebuilds the driver's model; each one is pickled, as Spark does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def network(*layers: Any) -> keras.Model:
 
 
 def rebuild(model: keras.Model, *, train: bool = False, **arguments: Any) -> keras.Model:
-    """The compiled model at the other end; ``train``: as a worker makes it."""
+    """Return the compiled model that another process would rebuild; ``train`` rebuilds it for training."""
     given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")) | arguments
     file = archive.to_bytes(model)
     recipe = recipe_of(model, file, **given)
@@ -35,7 +35,7 @@ class TestOptimizer:
         assert isinstance(optimizer, keras.optimizers.SGD)
         assert optimizer.momentum == 0
 
-    def test_the_models_own(self) -> None:
+    def test_the_default_is_the_models_own(self) -> None:
         model = network()
         model.compile(keras.optimizers.Adam(0.02, beta_1=0.8), "mse")
         optimizer = rebuild(model).optimizer
@@ -43,12 +43,12 @@ class TestOptimizer:
         assert float(optimizer.learning_rate) == pytest.approx(0.02)
         assert optimizer.beta_1 == pytest.approx(0.8)
 
-    def test_one_given_wins(self) -> None:
+    def test_an_argument_has_precedence(self) -> None:
         model = network()
         model.compile("adam", "mse")
         assert isinstance(rebuild(model, optimizer="rmsprop").optimizer, keras.optimizers.RMSprop)
 
-    def test_one_that_was_used_travels_without_its_state(self) -> None:
+    def test_a_used_optimizer_is_rebuilt_without_its_state(self) -> None:
         model = network()
         model.compile(keras.optimizers.Adam(0.02), "mse")
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
@@ -56,7 +56,7 @@ class TestOptimizer:
         assert int(rebuild(model).optimizer.iterations) == 0
 
     @pytest.mark.parametrize("policy", [None, "mixed_float16"])
-    def test_the_models_own_trains_on_from_its_state(self, policy: str | None) -> None:
+    def test_the_models_own_optimizer_continues_from_its_state(self, policy: str | None) -> None:
         model = network(keras.layers.Dense(4, "tanh", dtype=policy))
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
         optimizer = keras.optimizers.Adam(schedule, global_clipnorm=1.0)
@@ -73,34 +73,34 @@ class TestOptimizer:
         given = dict.fromkeys(("loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
         assert not recipe_of(model, archive.to_bytes(model), optimizer="adam", **given).optimizer_state
 
-    def test_a_state_of_other_variables_than_train_now_is_left_behind(self) -> None:
+    def test_the_state_of_variables_that_no_longer_train_is_dropped(self) -> None:
         model = network(keras.layers.Dense(4))
         model.compile("adam", "mse")
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
         model.layers[0].trainable = False
         assert int(rebuild(model, train=True).optimizer.iterations) == 0
 
-    def test_a_schedule(self) -> None:
+    def test_a_schedule_is_kept(self) -> None:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)
         optimizer = rebuild(network(), loss="mse", optimizer=keras.optimizers.SGD(schedule)).optimizer
         assert optimizer.get_config()["learning_rate"]["config"]["initial_learning_rate"] == 0.5
 
     @pytest.mark.parametrize("bad", ["sdg", {"class": 1}])
-    def test_one_that_does_not_exist(self, bad: dict[str, int] | str) -> None:
+    def test_an_unknown_optimizer_is_refused(self, bad: dict[str, int] | str) -> None:
         with pytest.raises(ConfigurationError, match="must be"):
             rebuild(network(), loss="mse", optimizer=bad)
 
-    def test_one_that_is_none(self) -> None:
+    def test_an_object_that_is_not_an_optimizer_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`worker_optimizer` must be an optimizer of Keras 3"):
             rebuild(network(), loss="mse", optimizer=object())
 
 
 class TestLossAndMetrics:
-    def test_no_loss(self) -> None:
+    def test_a_missing_loss_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be given, or the model be compiled with one"):
             rebuild(network())
 
-    def test_a_function_of_the_notebooks_own(self) -> None:
+    def test_a_function_of_a_notebook_is_sent_by_value(self) -> None:
         factor = 3.0
 
         def scaled(y_true: Any, y_pred: Any) -> Any:
@@ -118,7 +118,7 @@ class TestLossAndMetrics:
         figures = model.evaluate(np.ones((2, 3)), np.eye(2), verbose=0, return_dict=True)
         assert figures["top"] == 1.0
 
-    def test_loss_weights_and_weighted_metrics(self) -> None:
+    def test_loss_weights_and_weighted_metrics_are_kept(self) -> None:
         inputs = keras.Input((3,))
         heads = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
         model = rebuild(
@@ -132,7 +132,7 @@ class TestLossAndMetrics:
         assert figures["loss"] == pytest.approx(2 * float(np.mean(model.predict(x, verbose=0)[0] ** 2)), rel=1e-5)
         assert "a_mse" in figures
 
-    def test_the_models_own(self) -> None:
+    def test_the_default_is_the_models_own(self) -> None:
         model = network()
         model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
         rebuilt = rebuild(model)
@@ -141,7 +141,7 @@ class TestLossAndMetrics:
 
 
 class TestCustomObjects:
-    def test_a_registered_layer_travels_by_value(self) -> None:
+    def test_a_registered_layer_is_sent_by_value(self) -> None:
         @keras.saving.register_keras_serializable("recipe")
         class Plus(keras.layers.Layer):
             def call(self, x: Any) -> Any:
@@ -152,7 +152,7 @@ class TestCustomObjects:
         x = np.ones((1, 3), np.float32)
         np.testing.assert_array_equal(rebuilt.predict(x, verbose=0), model.predict(x, verbose=0))
 
-    def test_one_that_is_not_registered_is_given(self) -> None:
+    def test_an_unregistered_class_must_be_in_custom_objects(self) -> None:
         class Minus(keras.layers.Layer):
             def call(self, x: Any) -> Any:
                 return x - 1
@@ -162,7 +162,7 @@ class TestCustomObjects:
             rebuild(model, loss="mse")
         assert rebuild(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
 
-    def test_only_what_the_model_names_travels(self) -> None:
+    def test_only_the_classes_of_the_model_are_sent(self) -> None:
         @keras.saving.register_keras_serializable("recipe")
         class NotInTheModel(keras.layers.Layer):
             pass
@@ -172,7 +172,7 @@ class TestCustomObjects:
         assert recipe_of(network(), file, loss="mse", **given).objects == {}
 
 
-def test_another_backend_than_this_process_runs_on_is_refused() -> None:
+def test_a_backend_other_than_that_of_the_process_is_refused() -> None:
     file = archive.to_bytes(network())
     given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
     recipe = recipe_of(network(), file, loss="mse", **given)
@@ -189,7 +189,7 @@ def test_the_weights_are_not_in_the_closure() -> None:
 
 
 def test_a_wrapped_optimizer_can_be_rebuilt_more_than_once() -> None:
-    """Keras takes the configuration of a `LossScaleOptimizer` apart when it reads it."""
+    """Keras modifies the configuration of a `LossScaleOptimizer` when it reads it."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25)), "mse")
     data = archive.to_bytes(model)
@@ -201,7 +201,7 @@ def test_a_wrapped_optimizer_can_be_rebuilt_more_than_once() -> None:
 
 
 def test_workers_compute_with_the_drivers_settings_of_keras() -> None:
-    """Losses read `epsilon` while they compute; a reused worker may have that of an earlier job."""
+    """Losses read `epsilon` while they compute; a reused worker may still have the value of an earlier job."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     before = keras.config.epsilon()

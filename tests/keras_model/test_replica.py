@@ -1,4 +1,4 @@
-"""The replica against plain Keras: same batches, same weights, same losses."""
+"""The replica compared with plain Keras: the same mini-batches result in the same weights and losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_compiled_steps = pytest.mark.skipif(
 
 
 def train_with_keras(model: keras.Model, data: list[Batch]) -> list[dict[str, float]]:
-    """What Keras itself does with the same batches: the logs of each."""
+    """Train with Keras itself on the same mini-batches, and return the logs of each."""
     rows = []
     for batch in data:
         x = batch.x[0] if len(batch.x) == 1 else list(batch.x)
@@ -67,7 +67,7 @@ def test_train_equals_train_on_batch(optimizer: Callable[..., Any]) -> None:
     assert replica.size == 6 * 8 + 8 + 8 * 3 + 3
 
 
-def test_steps_together_equal_single_steps_with_a_short_last_batch() -> None:
+def test_a_window_equals_single_steps_with_a_short_last_batch() -> None:
     data = [*batches(5), *batches(1, rows=7, seed=2), *batches(2, seed=3)]
     many, single = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
     together = many.train(data)
@@ -77,12 +77,12 @@ def test_steps_together_equal_single_steps_with_a_short_last_batch() -> None:
     assert many.train([]).shape == (0, 2)
 
 
-def test_many_steps_are_cut_to_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_window_is_split_to_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.keras_model.compiled_steps.MOST_BYTES_A_CALL", 2 * (ROWS * 6 * 4 + ROWS * 8))
     assert_same_training(classifier, batches(5))
 
 
-def test_sample_weights() -> None:
+def test_sample_weights_equal_those_of_keras() -> None:
     data = batches(4, weighted=True)
     replica = assert_same_training(lambda: classifier(weighted_metrics=["accuracy"], metrics=None), data)
     unweighted = KerasReplica(classifier()).train([dataclasses.replace(batch, weight=None) for batch in data])
@@ -120,7 +120,7 @@ def data_of_two_inputs_and_outputs(weighted: bool) -> list[Batch]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_several_inputs_and_outputs(weighted: bool) -> None:
+def test_several_inputs_and_outputs_equal_keras(weighted: bool) -> None:
     replica = assert_same_training(two_inputs_and_outputs, data_of_two_inputs_and_outputs(weighted))
     assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
     assert replica.metric_names[0] == "loss"
@@ -128,7 +128,7 @@ def test_several_inputs_and_outputs(weighted: bool) -> None:
 
 def test_losses_of_outputs_are_means_over_rows_for_any_size_of_batch() -> None:
     whole = data_of_two_inputs_and_outputs(True)[0]
-    replica, most = KerasReplica(two_inputs_and_outputs()), whole.size - 1  # a last batch of one row
+    replica, most = KerasReplica(two_inputs_and_outputs()), whole.size - 1  # the last mini-batch has one row
     expected = replica.evaluate(whole, whole.size)
     assert {"score_loss", "kind_loss"} < expected.keys()
     assert replica.evaluate(whole, most) == pytest.approx(expected, rel=1e-5)
@@ -158,7 +158,7 @@ def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
     np.testing.assert_allclose(replica.train(ordered)[:, 0], expected, rtol=2e-6)
 
 
-def test_eager_model_and_subclassed_model() -> None:
+def test_an_eager_and_a_subclassed_model_equal_keras() -> None:
     assert_same_training(lambda: classifier(run_eagerly=True), batches(2))
 
     def subclassed() -> Subclassed:
@@ -180,7 +180,7 @@ class Subclassed(keras.Model):
         return self.dense(x)
 
 
-def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home() -> None:
+def test_moving_statistics_are_separate_from_the_vector() -> None:
     def build() -> keras.Model:
         return classifier("sgd", layers.BatchNormalization(momentum=0.5), layers.Dropout(0.0))
 
@@ -198,7 +198,7 @@ def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home(
     assert not np.array_equal(moved, before)
 
 
-def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_travel() -> None:
+def test_other_state_is_in_neither_vector() -> None:
     frozen = layers.Dense(8)
     model = classifier("sgd", frozen, layers.BatchNormalization(trainable=False), layers.Dropout(0.5))
     frozen.trainable = False
@@ -218,7 +218,7 @@ def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_trav
     assert KerasReplica(recurrent).moving_statistics.size == 0
 
 
-def test_dropout_draws_again_each_step_and_as_keras_does() -> None:
+def test_dropout_draws_in_each_step_as_keras_does() -> None:
     assert_same_training(lambda: classifier("sgd", layers.Dropout(0.5, seed=3)), batches(4))
     (batch,) = batches(1)
     replica = KerasReplica(classifier(keras.optimizers.SGD(0.0), layers.Dropout(0.5, seed=3)))
@@ -227,7 +227,7 @@ def test_dropout_draws_again_each_step_and_as_keras_does() -> None:
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
-def test_mixed_precision(policy: str) -> None:
+def test_mixed_precision_equals_keras(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     try:
         optimizer = keras.optimizers.SGD(0.1)
@@ -262,7 +262,7 @@ def test_other_precisions_are_cast_on_load_and_read(dtype: str) -> None:
     assert np.isfinite(out).all()
 
 
-def test_load_read_round_trip_without_aliasing() -> None:
+def test_loaded_values_are_read_back_and_share_no_memory() -> None:
     replica = KerasReplica(classifier())
     vector = np.random.default_rng(8).normal(size=replica.size).astype(np.float32)
     kept = vector.copy()
@@ -326,7 +326,7 @@ def test_one_trace_serves_every_number_of_steps_and_batch_size() -> None:
     assert len(traces) == 3
 
 
-def test_prepare_settles_the_names_and_moves_nothing() -> None:
+def test_prepare_sets_the_metric_names_and_changes_no_weight() -> None:
     replica = KerasReplica(classifier("adam", layers.BatchNormalization()))
     with pytest.raises(LocalProtocolError, match="metric_names"):
         _ = replica.metric_names
@@ -349,7 +349,7 @@ def test_labels_that_do_not_fit_are_refused_before_training() -> None:
         KerasReplica(classifier(loss="mse", metrics=[keras.metrics.F1Score()])).prepare(one_hot)
 
 
-def test_refused_models() -> None:
+def test_unsuitable_models_are_refused() -> None:
     unbuilt = keras.Sequential([layers.Dense(1)])
     unbuilt.compile("sgd", loss="mse")
     with pytest.raises(ConfigurationError, match="must be built"):
@@ -363,8 +363,8 @@ def test_refused_models() -> None:
         KerasReplica(bare)
 
 
-def test_prepare_moves_no_seed_and_no_state() -> None:
-    stateful = keras.backend.backend() != "torch"  # Keras cannot train such a layer there
+def test_prepare_changes_no_seed_and_no_state() -> None:
+    stateful = keras.backend.backend() != "torch"  # Keras cannot train such a layer on PyTorch
     inner = [layers.LSTM(4, stateful=stateful, dropout=0.5, seed=1), layers.BatchNormalization(), layers.Dense(2)]
     model = keras.Sequential([keras.Input(batch_shape=(3, 5, 4)), *inner])
     model.compile("sgd", "mse")

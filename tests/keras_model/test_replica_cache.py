@@ -1,4 +1,4 @@
-"""A replica that is used again trains like a new one, to the bit; and what cannot be is not."""
+"""The cache of replicas: a reused replica trains like a new one, to the bit; other replicas are not reused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkeras.keras_model.replica_cache import ReplicaCache, fingerprint
 
 
 def network(optimizer: Any = "sgd", *, loss: Any = "sparse_categorical_crossentropy", units: int = 7) -> keras.Model:
-    """Return a model with all that holds state: weights, seeds, moving averages, a frozen layer, metrics."""
+    """Return a model with all kinds of state: weights, seeds, moving averages, a frozen layer, metrics."""
     model = keras.Sequential(
         [
             keras.Input((6,)),
@@ -44,7 +44,7 @@ def packed(model: keras.Model) -> tuple[Recipe, bytes]:
 
 
 def load_first(replica: KerasReplica, start: np.ndarray) -> None:
-    """What a worker does with a center, before its first step."""
+    """Load a center as a worker does before its first step."""
     replica.load(start)
     replica.load_moving_statistics(np.zeros(replica.moving_statistics.size, np.float32))
 
@@ -83,7 +83,7 @@ OPTIMIZERS = {
         ),
     ],
 )
-def test_a_second_use_is_the_first_to_the_bit(optimizer: Callable[[], Any], run: Callable[..., Any]) -> None:
+def test_a_second_use_equals_the_first_to_the_bit(optimizer: Callable[[], Any], run: Callable[..., Any]) -> None:
     recipe, file = packed(network(optimizer()))
     data, cache = batches(5), ReplicaCache()
     with cache.lent(recipe, file) as first:
@@ -98,14 +98,14 @@ def test_a_second_use_is_the_first_to_the_bit(optimizer: Callable[[], Any], run:
         np.testing.assert_array_equal(one, third)
 
 
-def test_it_is_lent_to_one_at_a_time() -> None:
+def test_a_replica_has_one_user_at_a_time() -> None:
     recipe, file = packed(network())
     cache = ReplicaCache()
     with cache.lent(recipe, file) as first, cache.lent(recipe, file) as second:
         assert first is not second
 
 
-def test_it_is_not_kept_after_an_exception() -> None:
+def test_a_replica_is_not_kept_after_an_exception() -> None:
     recipe, file = packed(network())
     cache = ReplicaCache()
     with pytest.raises(ZeroDivisionError), cache.lent(recipe, file) as first:
@@ -125,7 +125,7 @@ def test_it_is_not_kept_after_an_exception() -> None:
     ],
     ids=["optimizer", "loss", "layer", "schedule", "momentum"],
 )
-def test_another_model_or_compilation_gets_another(other: Callable[[], keras.Model]) -> None:
+def test_another_model_or_compilation_has_another_replica(other: Callable[[], keras.Model]) -> None:
     cache = ReplicaCache()
     with cache.lent(*packed(network())) as first:
         pass
@@ -135,7 +135,7 @@ def test_another_model_or_compilation_gets_another(other: Callable[[], keras.Mod
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_another_learning_rate_is_set(wrapped: bool) -> None:
-    """A wrapped optimizer's is found nowhere but within: such a replica is built again."""
+    """The rate of a wrapped optimizer cannot be set from outside, so such a replica is built again."""
 
     def model(rate: float) -> keras.Model:
         found = keras.Sequential([keras.Input((6,)), layers.Dense(7), layers.Dropout(0.5, seed=3), layers.Dense(3)])
@@ -160,7 +160,7 @@ def test_another_learning_rate_is_set(wrapped: bool) -> None:
 
 
 def shared(units: int, swapped: bool) -> keras.Model:
-    """A layer used twice, a wrapped one, and a model within the model."""
+    """Return a model with a shared layer, a wrapped layer, and an inner model."""
     x = keras.Input((6, units))
     dense = layers.Dense(units)
     inner = keras.Sequential([layers.Bidirectional(layers.LSTM(units)), layers.Dense(3, activation="softmax")])
@@ -171,8 +171,8 @@ def shared(units: int, swapped: bool) -> keras.Model:
     return model
 
 
-def test_a_model_that_is_built_once_more_is_the_same_one() -> None:
-    """The names that Keras gives to it and to its layers make no difference."""
+def test_a_model_that_is_built_again_has_the_same_replica() -> None:
+    """The names that Keras assigns to the model and its layers make no difference."""
     cache = ReplicaCache()
     with cache.lent(*packed(shared(4, swapped=False))) as first:
         pass
@@ -193,7 +193,7 @@ def two_headed() -> keras.Model:
     return model
 
 
-def test_names_count_where_metrics_are_named_by_them() -> None:
+def test_names_matter_if_metrics_are_named_after_them() -> None:
     cache = ReplicaCache()
     one = two_headed()
     with cache.lent(*packed(one)) as first:
@@ -204,8 +204,8 @@ def test_names_count_where_metrics_are_named_by_them() -> None:
         assert third is not first
 
 
-def test_what_is_shared_counts() -> None:
-    """Two layers of equal settings are not one layer that is used twice."""
+def test_sharing_a_layer_matters() -> None:
+    """Two layers with equal settings differ from one layer that is used twice."""
 
     def model(once: bool) -> keras.Model:
         x = keras.Input((6,))
@@ -221,7 +221,7 @@ def test_what_is_shared_counts() -> None:
         assert second is not first
 
 
-def test_weights_that_no_center_brings_are_the_models_own() -> None:
+def test_weights_that_are_not_in_the_center_are_the_models_own() -> None:
     model, cache = network(), ReplicaCache()
     with cache.lent(*packed(model)) as first:
         pass
@@ -232,7 +232,7 @@ def test_weights_that_no_center_brings_are_the_models_own() -> None:
         np.testing.assert_array_equal(second.model.layers[-2].get_weights()[0], frozen.get_weights()[0])
 
 
-def test_weights_that_a_center_brings_may_differ() -> None:
+def test_weights_that_are_in_the_center_may_differ() -> None:
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     model.compile("sgd", "mse")
     cache = ReplicaCache()
@@ -247,7 +247,7 @@ def mean_of_scores(_: Any, scores: Any) -> Any:
     return keras.ops.mean(scores)
 
 
-def of_the_users_own(kind: str) -> keras.Model:
+def custom(kind: str) -> keras.Model:
     if kind == "loss":
         return network(loss=mean_of_scores)
     if kind == "metric":
@@ -262,8 +262,8 @@ def of_the_users_own(kind: str) -> keras.Model:
 
 
 @pytest.mark.parametrize("kind", ["loss", "metric", "layer"])
-def test_what_is_the_users_own_is_built_again(kind: str) -> None:
-    recipe, file = packed(of_the_users_own(kind))
+def test_a_replica_with_custom_code_is_built_again(kind: str) -> None:
+    recipe, file = packed(custom(kind))
     cache = ReplicaCache()
     with cache.lent(recipe, file) as first:
         pass
@@ -271,7 +271,7 @@ def test_what_is_the_users_own_is_built_again(kind: str) -> None:
         assert second is not first
 
 
-def test_state_that_begins_as_the_weights_begins_as_those_that_are_loaded() -> None:
+def test_state_that_is_initialized_from_weights_uses_the_loaded_weights() -> None:
     recipe, file = packed(network(keras.optimizers.ScheduleFreeAdamW(0.1)))
     data, cache, draw = batches(5), ReplicaCache(), np.random.default_rng(0)
     with cache.lent(recipe, file) as first:
@@ -292,7 +292,7 @@ def named(optimizer: Any, *names: str, **options: Any) -> keras.Model:
     return model
 
 
-def test_names_count_where_an_optimizer_reads_them() -> None:
+def test_names_matter_if_an_optimizer_reads_them() -> None:
     cache, muon = ReplicaCache(), lambda: keras.optimizers.Muon(0.1, exclude_layers=["block_1"])
     with cache.lent(*packed(named(muon(), "block_1", "block_2"))) as first:
         pass
@@ -300,7 +300,7 @@ def test_names_count_where_an_optimizer_reads_them() -> None:
         assert second is not first
 
 
-def test_names_count_where_a_setting_mentions_them() -> None:
+def test_names_matter_if_a_setting_mentions_them() -> None:
     model = named("sgd", "block_1", "block_2")
     recipe, file = packed(model)
     with zipfile.ZipFile(BytesIO(file)) as opened:
@@ -317,7 +317,7 @@ def test_names_count_where_a_setting_mentions_them() -> None:
         assert digest(text, settings) != digest(swapped, settings)
 
 
-def test_words_in_names_count_and_numbers_do_not() -> None:
+def test_words_in_names_matter_and_numbers_do_not() -> None:
     cache = ReplicaCache()
     with cache.lent(*packed(named("sgd", "block_1", "block_2"))) as first:
         pass
@@ -327,8 +327,8 @@ def test_words_in_names_count_and_numbers_do_not() -> None:
         assert third is not first
 
 
-def test_labels_of_another_shape_settle_the_metrics_again() -> None:
-    """What "accuracy" means depends on the labels."""
+def test_labels_of_another_shape_rebuild_the_metrics() -> None:
+    """The meaning of "accuracy" depends on the labels."""
     recipe, file = packed(network(loss="mse"))
     x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
     one_hot, numbers = np.eye(3, dtype=np.float32)[np.arange(8) % 3], (np.arange(8) % 3).astype(np.float32)[:, None]
@@ -343,7 +343,7 @@ def test_labels_of_another_shape_settle_the_metrics_again() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_keras_itself_is_set_to_counts() -> None:
+def test_settings_of_keras_matter() -> None:
     cache, before = ReplicaCache(), keras.config.epsilon()
     with cache.lent(*packed(network())) as first:
         pass
@@ -355,7 +355,7 @@ def test_what_keras_itself_is_set_to_counts() -> None:
         keras.config.set_epsilon(before)
 
 
-def test_unseeded_dropout_is_drawn_for_each_job() -> None:
+def test_the_seed_of_unseeded_dropout_is_drawn_for_each_job() -> None:
     model = keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(3)])
     model.compile("sgd", "mse")
     recipe, file = packed(model)

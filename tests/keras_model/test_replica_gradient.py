@@ -1,4 +1,4 @@
-"""A replica's gradient is that of plain SGD."""
+"""The gradient of a replica, which is that of plain SGD."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distkeras.keras_model.replica import KerasReplica
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [("sgd", True), ("adam", False)]),
     ],
 )
-def test_gradient_is_one_plain_sgd_step(optimizer: str, weighted: bool) -> None:
+def test_the_gradient_equals_one_step_of_plain_sgd(optimizer: str, weighted: bool) -> None:
     """For every compiled optimizer, the gradient is -(change)/(learning rate) of one SGD step."""
     (batch,) = batches(1, weighted=weighted)
     eta = 0.5
@@ -39,7 +39,7 @@ def test_gradient_is_one_plain_sgd_step(optimizer: str, weighted: bool) -> None:
     np.testing.assert_array_equal(weights(replica), start)
 
 
-def test_gradient_does_not_disturb_training() -> None:
+def test_the_gradient_does_not_change_the_training() -> None:
     first, second, third = batches(3)
     momentum, alone = (KerasReplica(classifier(keras.optimizers.SGD(0.1, momentum=0.9))) for _ in range(2))
     momentum.train([first])
@@ -49,7 +49,7 @@ def test_gradient_does_not_disturb_training() -> None:
     np.testing.assert_allclose(weights(momentum), weights(alone), rtol=1e-6, atol=1e-7)
 
 
-def test_gradient_keeps_clipping_and_ignores_constraints() -> None:
+def test_the_gradient_is_clipped_and_ignores_constraints() -> None:
     (batch,) = batches(1)
     replica = KerasReplica(classifier(keras.optimizers.SGD(1.0, global_clipnorm=1e-3)))
     out = replica.layout.empty()
@@ -80,10 +80,10 @@ def test_gradient_keeps_clipping_and_ignores_constraints() -> None:
         ),
     ],
 )
-def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradients(
+def test_steps_and_gradients_have_the_clipping_of_the_worker_optimizer(
     clipping: dict[str, float], clip: Callable[..., Any]
 ) -> None:
-    """Through the recipe, as on an executor."""
+    """The replica is built from a recipe, as on an executor."""
     (batch,) = batches(1)
     plain = KerasReplica(classifier("sgd"))
     raw = plain.layout.empty()
@@ -103,8 +103,8 @@ def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradient
     np.testing.assert_allclose(start - weights(replica), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # the spare output has no loss
-def test_gradient_of_embedding_and_of_unused_weights_is_dense() -> None:
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # the unused output has no loss
+def test_the_gradient_of_an_embedding_and_of_unused_weights_is_dense() -> None:
     keras.utils.set_random_seed(7)
     ids, spare = keras.Input((4,), dtype="int32"), keras.Input((2,))
     pooled = layers.GlobalAveragePooling1D()(layers.Embedding(5, 3)(ids))
@@ -123,7 +123,7 @@ def test_gradient_of_embedding_and_of_unused_weights_is_dense() -> None:
     assert np.all(table[1] != 0)
 
 
-def test_overflow_under_mixed_float16_gives_a_zero_gradient() -> None:
+def test_an_overflow_under_mixed_float16_is_a_zero_gradient() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**100)

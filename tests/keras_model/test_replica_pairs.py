@@ -1,6 +1,6 @@
-"""Drawn pairs of jobs that differ in one thing: after the first, the second trains as if it were alone, to the bit.
+"""Drawn pairs of jobs that differ in one setting: the second trains as if it were alone, to the bit.
 
-The first comes again after the second, as the workers of a job may come one after another. ``--pairs N`` draws more.
+The first job is repeated after the second, because workers of two jobs may alternate. ``--pairs N`` draws more.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 
-#: Pairs over all chains where `--pairs` does not say: by default, and among the slow tests.
+#: Pairs in all walks without `--pairs`: by default, and in the slow tests.
 FEW, MANY = 28, 420
-#: Wrappers: one that is drawn as an option, and one that no worker takes.
+#: Wrappers: the base class, one that is drawn as an option, and one that no worker accepts.
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 OPTIMIZERS = [
     name
@@ -38,7 +38,7 @@ def folded(*inner: Any) -> list[Any]:
     return [layers.Reshape((3, 2)), *inner, layers.Flatten()]
 
 
-#: Every one takes 6 numbers; several hold state that no center brings.
+#: Layers with 6 inputs; several have state that is not in the center.
 LAYERS: dict[str, Callable[[], list[Any]]] = {
     "plain": lambda: [layers.Dense(4, "relu")],
     "wider": lambda: [layers.Dense(5, "relu")],
@@ -69,7 +69,7 @@ def crossentropy() -> Any:
     return keras.losses.SparseCategoricalCrossentropy()
 
 
-#: What the labels look like: class numbers, classes as columns, or one number a row.
+#: Losses, and their labels: class numbers, one-hot classes, or one number per row.
 LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
     "by name": (lambda: "sparse_categorical_crossentropy", "classes"),
     "object": (crossentropy, "classes"),
@@ -85,7 +85,7 @@ METRICS: dict[str, Callable[[bool], Any]] = {
     "none": lambda _: None,
     "several": lambda classes: [keras.metrics.SparseTopKCategoricalAccuracy(2) if classes else "mae", "accuracy"],
 }
-#: Layers' names: Keras' own, with the numbers that come next, or given ones.
+#: Names of layers: those of Keras, which are numbered, or given ones.
 NAMES: dict[str, Callable[[int], str | None]] = {
     "numbered by Keras": lambda _: None,
     "once more": lambda _: None,
@@ -110,7 +110,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation": {"gradient_accumulation_steps": 2},
     "scaled": {"loss_scale_factor": 8.0},
 }
-#: For those optimizers that have such an argument.
+#: Arguments that only some optimizers have.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "none": {},
     "momentum": {"momentum": 0.9},
@@ -122,7 +122,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "one layer excluded": {"exclude_layers": ["block_1"]},
     "warmup": {"warmup_steps": 3},
 }
-#: What a job is; the first of each is what a walk begins with.
+#: The settings of a job; a walk begins with the first value of each.
 FACETS: dict[str, tuple[Any, ...]] = {
     "layers": tuple(LAYERS),
     "optimizer": tuple(OPTIMIZERS),
@@ -142,7 +142,7 @@ FACETS: dict[str, tuple[Any, ...]] = {
     "epsilon": (1e-7, 1e-3),
     "use": ("train", "gradient"),
 }
-#: Changes after which the kept replica is to serve: what goes wrong there goes wrong in silence.
+#: Settings whose change keeps the replica: a defect there would raise no error.
 SERVED = ("names", "rate", "weights", "center", "data")
 Job = tuple[tuple[str, Any], ...]
 
@@ -188,7 +188,7 @@ def batches_of(job: Mapping[str, Any], model: keras.Model) -> list[Batch]:
 
 
 def result(replica: KerasReplica, job: Mapping[str, Any]) -> list[np.ndarray]:
-    """Train as a worker does, taking over a center's values before the first window and the second."""
+    """Train as a worker does, with a new center before each of the two windows, and return all results and state."""
     draw, batches = np.random.default_rng(job["center"]), batches_of(job, replica.model)
     statistics, found = replica.moving_statistics.empty(), []
     for window in (batches[:3], batches[3:]):
@@ -233,13 +233,13 @@ def alone(job: Job) -> list[np.ndarray]:
 
 
 def applicable(optimizer: str) -> list[str]:
-    """Names of the arguments that an optimizer has."""
+    """Return the names of the arguments in `ARGUMENTS` that an optimizer accepts."""
     known = inspect.signature(getattr(keras.optimizers, optimizer)).parameters
     return [name for name, arguments in ARGUMENTS.items() if arguments.keys() <= known.keys()]
 
 
 def walk(draw: random.Random, optimizer: str, pairs: int) -> list[Job]:
-    """Draw jobs: one, another that differs in one thing, the first again; and so on from one of the two."""
+    """Draw jobs: one, another that differs in one setting, the first again; then continue from one of the two."""
     job = {facet: values[0] for facet, values in FACETS.items()} | {"optimizer": optimizer}
     job |= {"layers": draw.choice(FACETS["layers"]), "arguments": applicable(optimizer)[-1], "names": "given"}
     jobs = [tuple(job.items())]
@@ -256,11 +256,11 @@ def walk(draw: random.Random, optimizer: str, pairs: int) -> list[Job]:
     return jobs[: pairs + 1]
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Adafactor's smallest number is none of float16
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Adafactor's smallest number underflows in float16
 @pytest.mark.parametrize(
     ("optimizer", "pairs"),
     [
-        *((optimizer, FEW) for optimizer in ("SGD", "AdamW")),  # the others differ in their states
+        *((optimizer, FEW) for optimizer in ("SGD", "AdamW")),  # the other optimizers differ only in their states
         *(pytest.param(optimizer, MANY, marks=pytest.mark.slow) for optimizer in OPTIMIZERS),
     ],
 )
@@ -276,7 +276,7 @@ def test_the_second_of_two_jobs_trains_as_if_it_were_alone(
     for job in jobs:
         try:
             wanted = alone(job)
-        except Exception:  # noqa: BLE001 - Keras itself cannot train some: Muon with clipped gradients of two dtypes
+        except Exception:  # noqa: BLE001 - Keras cannot train some jobs: Muon with clipped gradients of two dtypes
             continue
         for place, (found, expected) in enumerate(zip(run(cache, job), wanted, strict=True)):
             changed: dict[str, Any] = {} if before is None else dict(set(job) - set(before))

@@ -1,4 +1,4 @@
-"""What a worker's optimizer keeps of rows: by row, for one job, and not in the state that is sent."""
+"""The optimizer's state of rows at a worker: it is kept by row id, and sent with the rest of the state."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def trained(case: CutCase, data: Sequence[Batch], replica: TableReplica) -> tupl
         pytest.param("lazymomentum", 1, marks=[on_tensorflow, pytest.mark.slow]),
     ],
 )
-def test_a_successor_goes_on_with_what_is_kept_of_rows(optimizer: Any, vectors: int) -> None:
+def test_the_next_attempt_continues_with_the_state_of_rows(optimizer: Any, vectors: int) -> None:
     case, data = CutCase.of(two_tables(optimizer_of(optimizer))), batches_of(two_id_inputs, 12)
     one = case.small()
     _, state = trained(case, data[:6], one)
@@ -98,7 +98,7 @@ def test_a_successor_goes_on_with_what_is_kept_of_rows(optimizer: Any, vectors: 
 
 
 @on_tensorflow
-def test_a_state_that_does_not_fit_is_not_taken() -> None:
+def test_a_state_that_does_not_fit_is_not_loaded() -> None:
     case, data = adagrad(), batches_of(two_id_inputs, 6)
     _, state = trained(case, data, case.small())
     example = batches_in(next(case.windows(data)))[0]
@@ -109,7 +109,7 @@ def test_a_state_that_does_not_fit_is_not_taken() -> None:
         found = fresh.load_optimizer(changed, example)
         kept = fresh.read_optimizer()
         assert kept is not None
-        assert kept.content.nbytes < state.content.nbytes  # it has taken no row
+        assert kept.content.nbytes < state.content.nbytes  # no row was loaded
         return found
 
     assert "rows" in str(problem(state.content[:-4]))

@@ -1,4 +1,4 @@
-"""Which tables of a model can travel by rows, why others cannot, and what is cut."""
+"""The tables of a model that can travel by rows, the reasons why others cannot, and the cut model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Subclassed(keras.Model):
 
 @keras.saving.register_keras_serializable("test_tables")
 class OwnStep(keras.Model):
-    """A functional model of the user's own class."""
+    """A functional model of a custom class."""
 
 
 @keras.saving.register_keras_serializable("test_tables")
@@ -70,7 +70,7 @@ class OwnEmbedding(layers.Embedding):
 
 @keras.saving.register_keras_serializable("test_tables")
 class Tied(layers.Layer):
-    """Uses the weights of an Embedding that it is made with."""
+    """A layer that uses the weights of an Embedding."""
 
     def __init__(self, table: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -216,7 +216,7 @@ DENSE = {
 
 
 @pytest.mark.parametrize(("model", "reason"), DENSE.values(), ids=DENSE)
-def test_what_must_stay_dense_says_why(model: Callable[[], keras.Model], reason: str) -> None:
+def test_a_table_that_must_stay_dense_has_a_reason(model: Callable[[], keras.Model], reason: str) -> None:
     if model is reversible and not hasattr(layers, "ReversibleEmbedding"):
         pytest.skip("this version of Keras has none")
     case = CutCase.of(model())
@@ -244,19 +244,21 @@ def test_a_window_must_be_a_number(window: Any) -> None:
     assert "a number of mini-batches" in CutCase.of(one_table(), window=window).cut.kept_dense["table"]
 
 
-def test_models_that_are_layers_are_cut_and_left_as_they_are() -> None:
+def test_inner_models_are_cut_and_the_model_is_not_changed() -> None:
     model = towers()
     shapes = {layer.name: layer.output.shape for layer in model.layers}
     recipe = recipe_of(model, to_bytes(model))
     result = cut(model, recipe, window=WINDOW, batch_size=SIZE, least_bytes=0)
     assert [table.name for table in result.tables] == ["one/narrow", "other/within/wide"]
-    assert {layer.name: layer.output.shape for layer in model.layers} == shapes  # else, several outputs
+    assert {
+        layer.name: layer.output.shape for layer in model.layers
+    } == shapes  # calling an inner model again would add outputs
     assert model.get_layer("one").get_layer("narrow").output.shape == (None, 2, 5)
     only = cut(model, recipe, window=WINDOW, batch_size=SIZE, choose=["other/within/wide"])
     assert only.kept_dense == {"one/narrow": "`tables` does not name it"}
 
 
-def test_a_table_gains_from_a_number_of_rows_on() -> None:
+def test_a_table_travels_by_rows_from_a_number_of_rows_on() -> None:
     most = WINDOW * SIZE * 4
     for rows, travels in ((WORTH * most, True), (WORTH * most - 1, False)):
         case = CutCase.of(embedded(layers.Embedding(rows, 8, name="table")))
@@ -264,14 +266,14 @@ def test_a_table_gains_from_a_number_of_rows_on() -> None:
     assert CutCase.of(embedded(layers.Embedding(20, 8, name="table")), choose=["table"]).cut.tables[0].most == 20
 
 
-def test_a_table_gains_from_a_number_of_bytes_on() -> None:
+def test_a_table_travels_by_rows_from_a_number_of_bytes_on() -> None:
     most = WINDOW * SIZE * 4
     for rows, travels in ((most + (1 << 14), True), (most + (1 << 14) - 1, False)):
         case = CutCase.of(embedded(layers.Embedding(rows, 16, name="table")), least_bytes=LEAST_BYTES)
         assert bool(case.cut.tables) is travels
 
 
-def test_tables_may_be_named_or_forbidden() -> None:
+def test_tables_may_be_chosen_or_excluded() -> None:
     assert [table.name for table in CutCase.of(two_tables()).cut.tables] == ["narrow", "wide"]
     case = CutCase.of(two_tables(), choose=("wide",))
     assert [table.name for table in case.cut.tables] == ["wide"]
@@ -291,7 +293,9 @@ def test_a_window_touches_at_most_its_ids() -> None:
     each = WINDOW * SIZE
     assert CutCase.of(one_table()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
     assert CutCase.of(one_table(mask_zero=True)).cut.tables == (TableShape("table", ROWS, 8, 4 * each + 1),)
-    assert CutCase.of(two_calls()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)  # one tensor comes twice
+    assert CutCase.of(two_calls()).cut.tables == (
+        TableShape("table", ROWS, 8, 4 * each),
+    )  # one of the tensors is used twice
     assert CutCase.of(slices()).cut.tables == (
         TableShape("table", ROWS, 8, 3 * each),
         TableShape("other", ROWS, 3, each),
@@ -302,18 +306,18 @@ def test_a_window_touches_at_most_its_ids() -> None:
     )
 
 
-def test_the_small_model_is_shipped_without_the_table() -> None:
+def test_the_small_model_is_sent_without_the_table() -> None:
     case = CutCase.of(embedded(layers.Embedding(200_000, 8, name="table")))
     assert len(case.file) > 200_000 * 8 * 4 > 30 * len(case.cut.model_file)
     assert len(pickle.dumps(case.cut.worker)) < 5000
 
 
-def test_inputs_that_only_make_ids_are_left_out() -> None:
+def test_inputs_that_are_only_ids_are_omitted() -> None:
     worker = CutCase.of(extra_input()).cut.worker
     assert worker is not None
     assert worker.inputs == (1,)
     assert worker.ids_file == b""
-    worker = CutCase.of(named()).cut.worker  # Keras sorts dictionaries; the ids are used otherwise, too
+    worker = CutCase.of(named()).cut.worker  # Keras sorts dictionaries; the ids also have another use
     assert worker is not None
     assert worker.inputs == (0, 1)
     assert worker.sources[0].inputs == (1,)
@@ -339,7 +343,7 @@ def test_dense_variables_keep_their_order() -> None:
         assert dense.moving_statistics.shapes == small.moving_statistics.shapes
 
 
-def test_the_given_model_is_left_as_it_is() -> None:
+def test_the_given_model_is_not_changed() -> None:
     case = CutCase.of(slices())
     model = case.recipe.build(case.file)
     before, weights = model.get_config(), model.get_weights()
@@ -349,7 +353,7 @@ def test_the_given_model_is_left_as_it_is() -> None:
         np.testing.assert_array_equal(value, expected)
 
 
-def test_vocabularies_travel() -> None:
+def test_vocabularies_are_sent() -> None:
     case = CutCase.of(string_lookup())
     assert case.cut.worker is not None
     for file in (case.cut.model_file, case.cut.worker.ids_file):

@@ -1,4 +1,4 @@
-"""The way between numpy and TensorFlow: same values, no shared memory, updates that wait."""
+"""Arrays between NumPy and TensorFlow: equal values, no unintended sharing of memory, and late updates."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from distkeras.data.batches import Batch, aligned  # noqa: E402 - only where TensorFlow is there
-from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - only where TensorFlow is there
-from distkeras.keras_model.tensorflow import assign_float32, lent, stacked, variable_memory  # noqa: E402 - only where it is there
+from distkeras.data.batches import Batch, aligned  # noqa: E402 - only if TensorFlow is installed
+from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - only if TensorFlow is installed
+from distkeras.keras_model.tensorflow import assign_float32, lent, stacked, variable_memory  # noqa: E402 - only if it is installed
 
 
 def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def test_an_aligned_array_is_lent_where_it_is() -> None:
+def test_an_aligned_array_is_shared_without_a_copy() -> None:
     rows = aligned((5, 16, 4), np.dtype(np.float32))
     rows[...] = np.arange(rows.size).reshape(rows.shape)
     rows.flags.writeable = False
-    tf.zeros(())  # what comes before its runtime is set up, TensorFlow copies
+    tf.zeros(())  # TensorFlow copies arrays until its runtime has started
     tensor = lent(rows)
     np.testing.assert_array_equal(tensor.numpy(), rows)
     assert address(np.asarray(memoryview(tensor))) == address(rows)
@@ -32,7 +32,7 @@ def test_an_aligned_array_is_lent_where_it_is() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int64", "float16", "bool"])
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (0, 4)])
-def test_stacked_holds_the_same_in_memory_of_its_own(dtype: str, shape: tuple[int, ...]) -> None:
+def test_stacked_arrays_are_a_copy_with_equal_values(dtype: str, shape: tuple[int, ...]) -> None:
     arrays = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) + np.dtype(dtype).type(i) for i in range(3)]
     expected = np.stack(arrays)
     tensor = lent(stacked(arrays))
@@ -42,9 +42,9 @@ def test_stacked_holds_the_same_in_memory_of_its_own(dtype: str, shape: tuple[in
     np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
-def test_assigned_values_are_the_variable_s_own() -> None:
+def test_assigned_values_share_no_memory_with_the_variable() -> None:
     variable = tf.Variable(np.zeros((100, 3), np.float32))
-    for start in range(8):  # wherever the values begin, relative to what TensorFlow would take over
+    for start in range(8):  # for every alignment of the values
         values = np.arange(start, start + 300, dtype=np.float32)
         vector = np.empty(start + 300, np.float32)
         vector[start:] = values
@@ -57,9 +57,9 @@ def test_assigned_values_are_the_variable_s_own() -> None:
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the model is TensorFlow's only on that backend")
-def test_a_step_moves_the_weights_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_updates_the_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def copied() -> bool:
-        """Whether some weight lies elsewhere after some steps."""
+        """Return whether the memory of a weight changes in some steps."""
         hidden = [keras.layers.Dense(16, activation="relu") for _ in range(3)]
         model = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(2)])
         model.compile("sgd", "mse")
@@ -74,13 +74,13 @@ def test_a_step_moves_the_weights_where_they_are(monkeypatch: pytest.MonkeyPatch
 
     assert not copied()
     monkeypatch.setattr("distkeras.keras_model.compiled_steps.updates_last", lambda optimizer: nullcontext())
-    assert copied()  # otherwise TensorFlow has learned it, and `updates_last` may go
+    assert copied()  # otherwise TensorFlow has fixed this, and `updates_last` may be removed
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the model is TensorFlow's only on that backend")
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_step_reads_no_table_as_a_whole(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
-    """TensorFlow would copy it each time."""
+def test_a_step_does_not_read_a_whole_table(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    """TensorFlow would copy the table in each step."""
     graphs = []
 
     class Recorded(keras.Sequential):
@@ -89,7 +89,7 @@ def test_a_step_reads_no_table_as_a_whole(monkeypatch: pytest.MonkeyPatch, optim
             return super().train_step(data)
 
     def wholes() -> int:
-        """How many times a step reads a variable of the table's shape."""
+        """Return how many times a step reads a variable of the table's shape."""
         table = keras.layers.Embedding(60, 5)
         model = Recorded([keras.Input((3,), dtype="int32"), table, keras.layers.Flatten()])
         model.compile(optimizer, "mse")
@@ -101,4 +101,4 @@ def test_a_step_reads_no_table_as_a_whole(monkeypatch: pytest.MonkeyPatch, optim
     assert wholes() == 0
     for name in ("rows_read_alone", "rows_moved_alone"):
         monkeypatch.setattr(f"distkeras.keras_model.compiled_steps.{name}", lambda part: nullcontext())
-    assert wholes() > 0  # otherwise Keras has learned it, and both may go
+    assert wholes() > 0  # otherwise Keras has fixed this, and both may be removed

@@ -1,4 +1,4 @@
-"""Weights that workers read from a file for themselves."""
+"""Weights that each worker reads from a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.weights_file import ELSEWHERE, with_all_weights, without_weights_of
 from distkeras.ps.errors import ConfigurationError, NodeError, sorted_error
 
-WIDTH = 256  # of a layer, whose weights are worth a reference
+WIDTH = 256  # of a layer that is large enough to be replaced by a reference
 
 
 def base() -> keras.Model:
@@ -54,10 +54,10 @@ def assert_same_weights(one: keras.Model, other: keras.Model) -> None:
         ),
     ],
 )
-def test_a_model_comes_back_from_its_archive_and_the_file(tmp_path: Path, name: str, form: str) -> None:
+def test_a_model_is_loaded_from_its_archive_and_the_file(tmp_path: Path, name: str, form: str) -> None:
     frozen, path = base(), str(tmp_path / name)
     model = tuned(frozen)
-    model.fit(np.ones((4, WIDTH)), np.zeros(4), verbose=0)  # an optimizer with a state
+    model.fit(np.ones((4, WIDTH)), np.zeros(4), verbose=0)  # gives the optimizer a state
     saved = frozen if name.startswith("base") else model
     (saved.save if name.endswith(".keras") else saved.save_weights)(path)
     data = archive.to_bytes(model)
@@ -69,7 +69,7 @@ def test_a_model_comes_back_from_its_archive_and_the_file(tmp_path: Path, name: 
         np.testing.assert_array_equal(here.numpy(), there.numpy())
 
 
-def test_half_precision_comes_back_too(tmp_path: Path) -> None:
+def test_weights_of_half_precision_are_loaded(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(WIDTH, dtype="bfloat16")])
     model.save_weights(tmp_path / "half.weights.h5")
     sent = without_weights_of(archive.to_bytes(model), str(tmp_path / "half.weights.h5"))
@@ -77,7 +77,7 @@ def test_half_precision_comes_back_too(tmp_path: Path) -> None:
     assert_same_weights(archive.from_bytes(with_all_weights(sent)), model)
 
 
-def test_a_file_of_another_layout_serves_by_its_numbers(tmp_path: Path) -> None:
+def test_a_file_of_another_layout_is_matched_by_its_values(tmp_path: Path) -> None:
     frozen = base()
     with h5py.File(tmp_path / "preset.h5", "w") as file:
         file["anything/at all"] = frozen.layers[-1].kernel.numpy()
@@ -86,8 +86,8 @@ def test_a_file_of_another_layout_serves_by_its_numbers(tmp_path: Path) -> None:
     assert_same_weights(archive.from_bytes(with_all_weights(sent)), model)
 
 
-def test_a_worker_has_them_and_knows_another_file(tmp_path: Path) -> None:
-    """A kept replica takes over what the file has now."""
+def test_a_worker_reads_the_weights_and_notices_another_file(tmp_path: Path) -> None:
+    """A kept replica loads the current weights of the file."""
     cache, kept, frozen, path = ReplicaCache(), [], base(), tmp_path / "base.weights.h5"
     model = tuned(frozen)
     for shift in (0.0, 0.0, 1.0):
@@ -100,12 +100,12 @@ def test_a_worker_has_them_and_knows_another_file(tmp_path: Path) -> None:
     assert kept[0] is kept[1] is kept[2]
 
 
-def test_any_other_archive_stays_as_it_is() -> None:
+def test_an_archive_without_references_is_not_changed() -> None:
     data = archive.to_bytes(tuned(base()))
     assert with_all_weights(data) is data
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
     frozen, path = base(), tmp_path / "base.weights.h5"
     frozen.save_weights(path)
     sent = without_weights_of(archive.to_bytes(tuned(frozen)), str(path))
@@ -118,7 +118,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
         with_all_weights(sent)
 
 
-def test_what_cannot_work_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unsuitable_file_names_it(tmp_path: Path) -> None:
     model = tuned(base())
     data = archive.to_bytes(model)
     for name, content in (("no.h5", b"text"), ("no.keras", zipped({"config.json": b"{}"}))):
@@ -134,20 +134,20 @@ def test_what_cannot_work_is_named(tmp_path: Path) -> None:
         without_weights_of(data, str(tmp_path / "other.weights.h5"))
 
 
-def test_a_machine_that_cannot_read_is_no_fault_of_the_user() -> None:
-    told = ConfigurationError("`frozen_weights` must be a file of weights that driver and executors can read")
-    told.__cause__ = OSError(5, "Input/output error")
-    assert isinstance(sorted_error(told), NodeError)
+def test_a_failing_read_is_an_error_of_the_node() -> None:
+    error = ConfigurationError("`frozen_weights` must be a file of weights that driver and executors can read")
+    error.__cause__ = OSError(5, "Input/output error")
+    assert isinstance(sorted_error(error), NodeError)
 
 
-def test_only_a_reference_says_where(tmp_path: Path) -> None:
+def test_an_archive_with_a_reference_contains_its_address(tmp_path: Path) -> None:
     frozen = base()
     frozen.save_weights(tmp_path / "base.weights.h5")
     sent = without_weights_of(archive.to_bytes(tuned(frozen)), str(tmp_path / "base.weights.h5"))
     with zipfile.ZipFile(io.BytesIO(sent)) as found:
-        told = json.loads(found.read(ELSEWHERE))
-    assert told["uri"] == str(tmp_path / "base.weights.h5")
-    assert len(told["arrays"]) == 2
+        reference = json.loads(found.read(ELSEWHERE))
+    assert reference["uri"] == str(tmp_path / "base.weights.h5")
+    assert len(reference["arrays"]) == 2
 
 
 def zipped(members: dict[str, bytes]) -> bytes:

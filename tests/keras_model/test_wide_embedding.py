@@ -1,4 +1,4 @@
-"""A layer whose table no process holds: what a worker gets in its place, and what it predicts by itself."""
+"""A layer whose table no process holds completely: its replacement at a worker, and its predictions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sequential() -> keras.Model:
 
 
 def dot() -> keras.Model:
-    """A factorization, which has no other weights."""
+    """Return a factorization, which has no other weights."""
     user, item = (keras.Input((1,), dtype="int64", name=name) for name in ("user", "item"))
     table = wide()
     return keras.Model([user, item], layers.Dot(1)([layers.Flatten()(table(ids)) for ids in (user, item)]))
@@ -58,14 +58,14 @@ def test_a_worker_has_a_small_embedding_in_its_place(model: Callable[[], keras.M
     (number, shape), *others = case.cut.partial
     assert not others
     assert shape == TableShape("table", ROWS, WIDTH, shape.most, 4, 0.5)
-    assert number == len(case.cut.tables) - 1  # those that the driver holds come first
+    assert number == len(case.cut.tables) - 1  # the tables that the driver holds are first
     small = case.small().model.get_layer("table")
     assert type(small) is layers.Embedding
     assert (small.input_dim, small.output_dim) == (shape.most, WIDTH)
 
 
 @travels
-def test_what_keeps_it_from_travelling() -> None:
+def test_the_error_for_a_wide_table_that_must_stay_dense_gives_the_reason() -> None:
     ids = keras.Input((4,), dtype="int64")
     within = keras.Model(ids, layers.Flatten()(keras.Sequential([keras.Input((4,), dtype="int64"), wide()])(ids)))
     frozen = sequential()
@@ -92,13 +92,13 @@ def test_what_keeps_it_from_travelling() -> None:
         ({"seed": -1}, "seed"),
     ],
 )
-def test_what_is_no_table(options: dict[str, Any], name: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], name: str) -> None:
     given: dict[str, Any] = {"input_dim": 9, "output_dim": 2, "folder": "/nowhere"}
     with pytest.raises(ConfigurationError, match=f"`{name}` must be"):
         WideEmbedding(**(given | options))
 
 
-def test_it_predicts_with_the_rows_that_were_trained_and_with_others(tmp_path: Path) -> None:
+def test_predictions_use_trained_and_initial_rows(tmp_path: Path) -> None:
     trained = np.array([5, 2**60, 0])
     vectors = np.arange(9, dtype=np.float32).reshape(3, 3)
     place = save_rows(str(tmp_path), [(trained[:2], vectors[:2]), (trained[2:], vectors[2:])])
@@ -114,7 +114,7 @@ def test_it_predicts_with_the_rows_that_were_trained_and_with_others(tmp_path: P
         copy(ids, training=True)
 
 
-def test_rows_go_to_several_files_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_saved_in_several_files_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.keras_model.stored_rows.FILE_BYTES", 50)
     blocks = [(np.array([number, number + 100]), np.full((2, 3), number, np.float32)) for number in range(5)]
     shape = wide().table()
@@ -130,7 +130,7 @@ def test_rows_go_to_several_files_and_come_back(tmp_path: Path, monkeypatch: pyt
     assert list(load_rows(save_rows(str(tmp_path), []), shape)) == []
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="the `folder` of 'table' must be"):
         require_folder("table", str(tmp_path / "file"))
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_an_id_of_a_row_that_is_not_there_is_named() -> None:
+def test_the_error_for_an_id_outside_the_table_names_it() -> None:
     with pytest.raises(BadValueError, match=r"Received: -3"):
         wide()._take(np.array([1, -3]))  # noqa: SLF001 - a backend wraps the error
 
@@ -154,7 +154,7 @@ def test_ids_that_their_dtype_rounds_are_refused(tmp_path: Path, policy: str, dt
         layer(keras.Input((1,), dtype=dtype))
 
 
-def test_ids_of_a_float_input_stay_what_they_are_in_half_precision(tmp_path: Path) -> None:
+def test_ids_of_a_float_input_stay_exact_in_half_precision(tmp_path: Path) -> None:
     ids = keras.Input((1,))
     layer = WideEmbedding(2**24, 2, str(tmp_path), scale=1.0, dtype="mixed_bfloat16")
     model = keras.Model(ids, layer(ids))

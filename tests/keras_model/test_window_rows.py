@@ -1,4 +1,4 @@
-"""Windows of mini-batches with local ids: they are what they name, nothing is copied, and bad ids are named."""
+"""Windows of mini-batches with local ids: the rows are the right ones, other arrays are shared, and errors name ids."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def epoch(ids: list[list[np.ndarray]], epoch: int = 0) -> list[Batch]:
     return [Batch(epoch, n, n == len(ids) - 1, tuple(x), (numbers(draw, len(x[0])),), None) for n, x in enumerate(ids)]
 
 
-def test_windows_are_of_the_rules_length_and_end_with_their_epochs() -> None:
+def test_windows_have_the_rules_length_and_end_with_their_epochs() -> None:
     draw = np.random.default_rng(1)
     data = [batch for n, count in enumerate((7, 3, 1)) for batch in epoch([[draw.integers(0, 9, (2, 4))]] * count, n)]
     windows = list(ONE.windows(data))
@@ -72,7 +72,7 @@ ids = st.integers(0, OTHER_ROWS - 1) | st.sampled_from([0, 1, OTHER_ROWS - 1])
 
 @given(st.data())
 @pytest.mark.parametrize("case", [ONE, MASKED, SHARED, TWO], ids=["one", "masked", "shared", "two"])
-def test_local_ids_name_the_rows_that_the_ids_were(case: CutCase, data: st.DataObject) -> None:
+def test_local_ids_identify_the_original_rows(case: CutCase, data: st.DataObject) -> None:
     assert case.cut.worker is not None
     inputs = 1 if case in (ONE, MASKED) else 2
     width = 4 if inputs == 1 else 2
@@ -112,7 +112,7 @@ def test_local_ids_name_the_rows_that_the_ids_were(case: CutCase, data: st.DataO
                 at += 1
 
 
-def test_other_inputs_are_shared_and_stacks_stay_stacks() -> None:
+def test_other_inputs_and_stacks_are_shared() -> None:
     case, data = CutCase.of(extra_input()), batches_of(ids_extra_and_target, 12, stacked=6)
     for window in case.windows(data[:6]):
         assert len({id(batch.stack) for batch in batches_in(window)}) == 1
@@ -126,14 +126,14 @@ def test_other_inputs_are_shared_and_stacks_stay_stacks() -> None:
             assert np.shares_memory(batch.stack.x[1], batch.x[1])
 
 
-def test_a_window_may_lie_in_several_stacks() -> None:
+def test_a_window_may_have_several_stacks() -> None:
     data = batches_of(ids_and_target, 9, stacked=2)
     for window in ONE.windows(data):
         for batch in batches_in(window):
             np.testing.assert_array_equal(batch.rows[0][batch.x[0]], data[batch.index].x[0])
 
 
-def test_sample_weights_stay() -> None:
+def test_sample_weights_are_kept() -> None:
     data = batches_of(ids_and_target, 6, weighted=True)
     for window in ONE.windows(data):
         for batch in batches_in(window):
@@ -142,7 +142,7 @@ def test_sample_weights_stay() -> None:
 
 
 @pytest.mark.parametrize("value", [-ROWS - 1, ROWS, 2**31 - 1])
-def test_an_id_that_is_no_row_is_named_before_its_window_is_trained(value: int) -> None:
+def test_the_error_for_an_id_outside_the_table_comes_before_its_window(value: int) -> None:
     data = batches_of(ids_and_target, 9)
     bad = data[4].x[0].copy()
     bad[3, 2] = value
@@ -157,17 +157,17 @@ def test_an_id_that_is_no_row_is_named_before_its_window_is_trained(value: int) 
     assert (raised.value.worker, raised.value.column, raised.value.step) == (2, "column_0", 4)
 
 
-def test_ids_below_zero_count_from_the_end_as_keras_counts() -> None:
+def test_negative_ids_count_from_the_end_as_in_keras() -> None:
     given = np.array([[-1, 2, -ROWS, ROWS - 1]])
     window = next(ONE.windows(epoch([[given]])))
     np.testing.assert_array_equal(window.rows[0], [0, 2, ROWS - 1])
-    np.testing.assert_array_equal(batches_in(window)[0].x[0], [[0, 1, 2, 0]])  # in the order in which they come
+    np.testing.assert_array_equal(batches_in(window)[0].x[0], [[0, 1, 2, 0]])  # in order of appearance
     np.testing.assert_array_equal(batches_in(window)[0].rows[0], [ROWS - 1, 2, 0])
-    with pytest.raises(BadValueError, match=f"Received: -{ROWS} "):  # Keras does not mask it, and row 0 is masked
+    with pytest.raises(BadValueError, match=f"Received: -{ROWS} "):  # Keras does not mask this id, and row 0 is masked
         next(MASKED.windows(epoch([[given]])))
 
 
-def test_an_id_that_is_no_row_is_named_by_its_row_where_rows_keep_their_order() -> None:
+def test_the_error_names_the_row_of_the_id_if_rows_are_not_shuffled() -> None:
     data = epoch([[np.full((SIZE, 4), 5)]] * 2)
     bad = np.full((SIZE, 4), 5)
     bad[3, 2] = ROWS
@@ -179,13 +179,13 @@ def test_an_id_that_is_no_row_is_named_by_its_row_where_rows_keep_their_order() 
         next(ONE.windows(data, spec=spec))
 
 
-def test_an_id_behind_a_slice_is_named_by_the_column_that_it_is_cut_from() -> None:
+def test_the_error_for_an_id_of_a_slice_names_the_column() -> None:
     case, data = CutCase.of(slices()), epoch([[np.full((2, 4), ROWS)]])
     with pytest.raises(BadValueError, match=f"ids of 'table' must be .* Received: {ROWS} in row 0 .*column 'column_0'"):
         next(case.windows(data))
 
 
-def test_tables_of_one_tensor_name_the_one_that_lacks_the_row() -> None:
+def test_the_error_for_tables_of_one_tensor_names_the_table_without_the_row() -> None:
     keras.utils.set_random_seed(1)
     ids, layers = keras.Input((4,), dtype="int32"), keras.layers
     parts = [
@@ -198,7 +198,7 @@ def test_tables_of_one_tensor_name_the_one_that_lacks_the_row() -> None:
         next(case.windows(epoch([[np.full((2, 4), 850)]])))
 
 
-def test_a_fraction_is_cut_off_as_embedding_does_but_not_where_a_mask_would_see_it() -> None:
+def test_fractions_are_truncated_as_in_keras_unless_they_change_the_mask() -> None:
     values = np.array([[1.9, 2.0, 0.0, 3.2]], np.float32)
     window = next(ONE.windows(epoch([[values]])))
     np.testing.assert_array_equal(batches_in(window)[0].rows[0][batches_in(window)[0].x[0]], [[1, 2, 0, 3]])
@@ -208,7 +208,7 @@ def test_a_fraction_is_cut_off_as_embedding_does_but_not_where_a_mask_would_see_
 
 
 @pytest.mark.parametrize("name", ["hashing", "lookups", "sequential with hashing", "slices"])
-def test_ids_are_those_that_the_model_makes(name: str) -> None:
+def test_ids_are_those_that_the_model_computes(name: str) -> None:
     case = CutCase.of(CASES[name].model())
     assert case.cut.worker is not None
     data = batches_of(CASES[name].draw, 5, stacked=2)
@@ -229,7 +229,7 @@ def test_ids_are_those_that_the_model_makes(name: str) -> None:
         assert any(np.array_equal(ids_of_a_table, own) for own in found)
 
 
-def test_columns_are_found_by_their_places() -> None:
+def test_the_error_names_the_column_by_its_position() -> None:
     data = batches_of(two_id_inputs, 3)
     bad = data[1].x[1].copy()
     bad[0, 0] = ROWS
