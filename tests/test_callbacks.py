@@ -280,13 +280,13 @@ def test_the_interval_is_set_by_the_class() -> None:
     class Wrong(Callback):
         every_commits = 0
 
-    class OnItsOwn(Callback):
+    class WithoutBaseInit(Callback):
         every_seconds = 2.0
 
         def __init__(self) -> None:
             """Do not call the base class."""
 
-    class Unsaid(Callback):
+    class WithoutInterval(Callback):
         def __init__(self) -> None:
             """Do not call the base class."""
 
@@ -296,7 +296,7 @@ def test_the_interval_is_set_by_the_class() -> None:
     assert seldom.every_seconds == 5
     with pytest.raises(ConfigurationError, match="`every_commits` must be"):
         Wrong()
-    own, unsaid = require_callbacks([OnItsOwn(), Unsaid()])
+    own, unsaid = require_callbacks([WithoutBaseInit(), WithoutInterval()])
     assert (own.every_commits, own.every_seconds) == (None, 2.0)
     assert (unsaid.every_commits, unsaid.every_seconds) == (None, 10.0)
 

@@ -18,7 +18,7 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError
 
 
-def of_newer_keras(optimizer: str) -> pytest.MarkDecorator:
+def if_keras_has(optimizer: str) -> pytest.MarkDecorator:
     """Return a mark that skips a test if Keras is too old to have an optimizer of this name."""
     return pytest.mark.skipif(not hasattr(keras.optimizers, optimizer), reason=f"this Keras has no {optimizer}")
 
@@ -95,7 +95,7 @@ def regularize(model: keras.Model) -> None:
     model.layers[0].kernel.regularizer = keras.regularizers.L2(0.1)
 
 
-def step_otherwise(model: keras.Model) -> None:
+def replace_train_step(model: keras.Model) -> None:
     model.train_step = lambda data: {}
 
 
@@ -117,7 +117,7 @@ def stateful() -> keras.Model:
     return model
 
 
-def of_text() -> keras.Model:
+def text_model() -> keras.Model:
     inputs = keras.Input((1,), dtype="string")
     words = layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot", name="words")
     model = keras.Model(inputs, layers.Dense(2)(words(inputs)))
@@ -133,18 +133,18 @@ def of_text() -> keras.Model:
         (lambda: changed(freeze), "'first'.*kernel.*trainable is False, and True once it is rebuilt"),
         (lambda: changed(constrain), "'first'.*kernel.*constraint is NonNeg"),
         (lambda: changed(regularize), "'first'.*kernel.*regularizer is L2"),
-        (lambda: changed(step_otherwise), "the model.train_step is"),
+        (lambda: changed(replace_train_step), "the model.train_step is"),
         (lambda: changed(lambda _: None, Scaled(3.0)), "scaled.*factor is 3.0, and 1.0 once it is rebuilt"),
         (lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)), "must not have `use_ema`.*AdamW"),
         pytest.param(
             lambda: with_optimizer(keras.optimizers.ScheduleFreeAdamW()),
             "'schedule_free_adam_?w.*', whose .*momentum.*AdamW",
-            marks=of_newer_keras("ScheduleFreeAdamW"),
+            marks=if_keras_has("ScheduleFreeAdamW"),
         ),
         (lambda: with_optimizer(Lookahead(0.1, name="ahead")), "'ahead.*whose steps without gradient move weights"),
-        pytest.param(several, "one optimizer for all weights", marks=of_newer_keras("MultiOptimizer")),
+        pytest.param(several, "one optimizer for all weights", marks=if_keras_has("MultiOptimizer")),
         (stateful, r"stateful=False.*\['memory'\]"),
-        (of_text, "TextVectorization, belong into the data.*'string_lookup.*' of StringLookup"),
+        (text_model, "TextVectorization, belong into the data.*'string_lookup.*' of StringLookup"),
     ],
 )
 def test_a_property_that_workers_would_lose_is_refused_by_name(make: Callable[[], keras.Model], named: str) -> None:
@@ -203,7 +203,7 @@ def test_a_counter_of_a_layer_is_accepted() -> None:
     assert Trainer(model, "downpour")
 
 
-def keras_own() -> list[Any]:
+def keras_objects() -> list[Any]:
     kinds = [*vars(keras.losses).values(), *vars(keras.optimizers).values(), *vars(keras.metrics).values()]
     found: list[Any] = []
     for kind in kinds:
@@ -218,7 +218,7 @@ def keras_own() -> list[Any]:
 
 
 def test_objects_of_keras_are_described_by_their_configurations() -> None:
-    objects = keras_own()
+    objects = keras_objects()
     assert len(objects) > 60
     for given in objects:
         rebuilt = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(given))
@@ -234,7 +234,7 @@ def test_an_optimizer_that_stores_no_weights_is_accepted(optimizer: Any) -> None
     ("optimizer", "text"),
     [
         ("ftrl", "steps without gradient move weights"),
-        pytest.param("schedulefreeadamw", "begins as a function", marks=of_newer_keras("ScheduleFreeAdamW")),
+        pytest.param("schedulefreeadamw", "begins as a function", marks=if_keras_has("ScheduleFreeAdamW")),
     ],
 )
 def test_an_optimizer_that_stores_weights_is_refused(optimizer: str, text: str) -> None:

@@ -39,7 +39,7 @@ class OwnOptimizer(keras.optimizers.SGD):
     pass
 
 
-class Inexplicable(keras.losses.Loss):
+class WithoutConfig(keras.losses.Loss):
     def __init__(self, factor: float) -> None:
         super().__init__()
 
@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
         ({"optimizer": lambda: None}, r"`worker_optimizer` must be an optimizer of Keras 3"),
         ({"optimizer": object()}, r"`worker_optimizer` must be an optimizer of Keras 3"),
         ({"loss": object()}, r"`loss` must be a name, a function or an object"),
-        ({"loss": Inexplicable(2.0)}, r"`loss` must be of Keras' classes.*Received: Inexplicable"),
+        ({"loss": WithoutConfig(2.0)}, r"`loss` must be of Keras' classes.*Received: WithoutConfig"),
         *(({name: bad}, f"^`{public}` must be") for name, public, values in REFUSED for bad in values),
         ({"objects": [OwnLoss]}, r"`custom_objects` must be a dictionary"),
         ({"objects": {"OwnLoss": 3}}, r"`custom_objects` must be a dictionary"),

@@ -81,7 +81,7 @@ def test_golden_steps_of_momentum_with_a_gap(nesterov: bool, last: list[float]) 
 
 
 def adam_by_rows(table: np.ndarray, steps: Sequence[Step]) -> np.ndarray:
-    """Lazy Adam in numpy, row by row, with rate 0.1."""
+    """Return the table after steps of lazy Adam in NumPy, row by row, with rate 0.1."""
     table, first, second = table.astype(np.float64), np.zeros(table.shape), np.zeros(table.shape)
     for number, (ids, values) in enumerate(steps, start=1):
         for row in set(ids):
@@ -94,7 +94,7 @@ def adam_by_rows(table: np.ndarray, steps: Sequence[Step]) -> np.ndarray:
 
 
 def momentum_by_rows(table: np.ndarray, steps: Sequence[Step]) -> np.ndarray:
-    """Lazy momentum in numpy, row by row, with rate 0.1."""
+    """Return the table after steps of lazy momentum in NumPy, row by row, with rate 0.1."""
     table, velocity = table.astype(np.float64), np.zeros(table.shape)
     for ids, values in steps:
         for row in set(ids):

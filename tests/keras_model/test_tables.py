@@ -173,7 +173,7 @@ def ids_of_unknown_number() -> keras.Model:
     return compiled(keras.Model(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(embedding()(ids)))))
 
 
-def gone_on() -> keras.Model:
+def trained_further() -> keras.Model:
     model = one_table(keras.optimizers.Adagrad(0.1))
     model.fit(np.zeros((4, 4), np.int32), np.zeros(4), verbose=0)
     return model
@@ -203,7 +203,7 @@ DENSE = {
     "doubtful ids": (doubtful_ids, "made by 'doubtful', which may do otherwise in training"),
     "unknown number": (ids_of_unknown_number, "how many ids a row of data has is not known"),
     "few rows": (lambda: embedded(layers.Embedding(200, 8, name="table")), "200 rows of 8 are too few"),
-    "state": (gone_on, "continues from accumulators"),
+    "state": (trained_further, "continues from accumulators"),
     "momentum": (optimized("SGD", momentum=0.9), "momentum"),
     "weight decay": (optimized("SGD", weight_decay=0.1), "weight decay"),
     "accumulation": (optimized("SGD", gradient_accumulation_steps=2), "accumulated gradients"),

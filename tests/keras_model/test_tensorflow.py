@@ -88,7 +88,7 @@ def test_a_step_does_not_read_a_whole_table(monkeypatch: pytest.MonkeyPatch, opt
             graphs.append(tf.compat.v1.get_default_graph())
             return super().train_step(data)
 
-    def wholes() -> int:
+    def whole_reads() -> int:
         """Return how many times a step reads a variable of the table's shape."""
         table = keras.layers.Embedding(60, 5)
         model = Recorded([keras.Input((3,), dtype="int32"), table, keras.layers.Flatten()])
@@ -98,7 +98,7 @@ def test_a_step_does_not_read_a_whole_table(monkeypatch: pytest.MonkeyPatch, opt
         reads = [step for step in graphs[-1].get_operations() if step.type == "ReadVariableOp"]
         return sum(read.outputs[0].shape == (60, 5) for read in reads)
 
-    assert wholes() == 0
+    assert whole_reads() == 0
     for name in ("rows_read_alone", "rows_moved_alone"):
         monkeypatch.setattr(f"distkeras.keras_model.compiled_steps.{name}", lambda part: nullcontext())
-    assert wholes() > 0  # otherwise Keras has fixed this, and both may be removed
+    assert whole_reads() > 0  # otherwise Keras has fixed this, and both may be removed

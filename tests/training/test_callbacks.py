@@ -201,22 +201,22 @@ def test_a_pruned_trial_ends_its_job(spark: SparkSession) -> None:
     assert study.best_trial.number == 0
 
 
-class Endings(Callback):
+class RecordsEnd(Callback):
     """A callback that keeps the arguments of its calls at the end of a job."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Any] = []
+        self.received: list[Any] = []
         self.last: list[Status] = []
 
     def on_end(self, context: CallbackContext) -> None:
         self.last.append(context.status)
 
     def on_success(self, results: Any) -> None:
-        self.told.append((results.model, results.history.count(), set(results.timings)))
+        self.received.append((results.model, results.history.count(), set(results.timings)))
 
     def on_failure(self, error: BaseException) -> None:
-        self.told.append(error)
+        self.received.append(error)
 
 
 def test_callbacks_of_keras_work_in_a_spark_job(spark: SparkSession, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_callbacks_of_keras_work_in_a_spark_job(spark: SparkSession, tmp_path: P
         num_workers=2,
         num_epoch=3,
     )
-    ending = Endings()
+    ending = RecordsEnd()
     trained = trainer.train(table(spark, *blobs()), callbacks=[KerasCallbacks(theirs, table(spark, x, y)), ending])
     assert (seen[0], seen[-1]) == ("begin", "end")
     epochs = [epoch for epoch, _ in seen[1:-1]]
@@ -260,7 +260,7 @@ def test_callbacks_of_keras_work_in_a_spark_job(spark: SparkSession, tmp_path: P
         [logs["val_accuracy"] for _, logs in seen[1:-1]]
     )
     assert keras.backend.backend() != "tensorflow" or list((tmp_path / "board" / "validation").iterdir())
-    ((model, steps, timings),) = ending.told
+    ((model, steps, timings),) = ending.received
     assert model is trained
     assert steps == trainer.history.count()
     assert timings == {"start", "spark", "finish", "total"}
@@ -277,7 +277,7 @@ def test_on_end_sees_the_last_commits(spark: SparkSession, monkeypatch: pytest.M
         num_workers=2,
         num_epoch=2,
     )
-    ending = Endings()
+    ending = RecordsEnd()
     trainer.train(table(spark, *blobs()), callbacks=[ending])
     (last,) = ending.last
     assert (last.clock, last.epochs, last.finished) == (trainer.commits.count(), 2, 2)
@@ -290,10 +290,10 @@ class TestErrors:
                 raise ZeroDivisionError("my own mistake")
 
         trainer = counter()
-        ending = Endings()
+        ending = RecordsEnd()
         with pytest.raises(ZeroDivisionError, match="my own mistake") as caught:
             trainer.train(counting_rows(spark, ROWS), callbacks=[Failing(every_commits=3), ending])
-        assert ending.told == [caught.value]
+        assert ending.received == [caught.value]
         assert trainer.stopped is None
         assert sum(counts(trainer.model)) == trainer.history.toPandas().samples.sum()
 
@@ -315,7 +315,7 @@ class TestBadNumbers:
     @pytest.fixture(scope="class")
     @classmethod
     def rows(cls, spark: SparkSession) -> DataFrame:
-        """One-hot rows; the first row's label makes the loss of each mini-batch with this row NaN."""
+        """Return one-hot rows; the label of the first row makes the loss of its mini-batch NaN."""
         return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
 
     def test_commits_with_nan_are_skipped(self, rows: DataFrame) -> None:

@@ -26,13 +26,15 @@ IN_CLUSTER = [f"{kill}@cluster" for kill in KILLS]
 
 
 @pytest.mark.parametrize("kind", ["classic", "connect"])
-def test_a_job_with_its_server_in_the_cluster_survives(kind: str, tmp_path: Path) -> None:
+def test_a_job_with_its_server_in_the_cluster_survives_kills(kind: str, tmp_path: Path) -> None:
     if kind == "connect":
         pytest.importorskip("grpc")
     require_survived(run(tmp_path, kind, *IN_CLUSTER))
 
 
-def test_a_job_with_its_server_on_a_standalone_master_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_with_its_server_on_a_standalone_master_survives_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # the executors use it as well
     folder = tmp_path / "job"
     folder.mkdir()
@@ -55,7 +57,7 @@ def require_survived(found: dict[str, dict[str, Any]]) -> None:
         assert ["server", "restart"] in found[f"{kill}@cluster"]["events"]
 
 
-def test_a_connect_job_with_its_server_at_the_client_survives(tmp_path: Path) -> None:
+def test_a_connect_job_with_its_server_at_the_client_survives_kills(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     found = run(tmp_path, "connect", "worker@driver", "executor@driver", "worker@estimator", "executor@estimator")
     for one in found.values():

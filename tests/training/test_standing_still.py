@@ -105,12 +105,12 @@ def test_a_suspended_server_with_a_checkpoint_is_replaced_and_every_mini_batch_c
 
 
 def test_the_error_of_a_job_is_the_one_that_ended_it_and_not_a_later_one(spark: SparkSession, pids: list[int]) -> None:
-    class Picky(Callback):
+    class Raises(Callback):
         def on_center(self, context: CallbackContext) -> None:
             os.kill(pids[0], signal.SIGSTOP)
             raise ValueError("not good enough")
 
     job = trainer(epochs=1_000_000, reconnect=brief(1))
     with pytest.raises(ValueError, match="not good enough"):
-        job.train(counting_rows(spark, ROWS), callbacks=[Picky(every_commits=1)])
+        job.train(counting_rows(spark, ROWS), callbacks=[Raises(every_commits=1)])
     assert "lost" in [row["kind"] for row in job.events.collect()]

@@ -190,17 +190,17 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
     def done() -> int:
         return max((int(path.name) for path in commits.glob("[0-9]*")), default=-1) + 1
 
-    def while_it_lives(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
+    def wait_while_running(condition: Callable[[], bool], driver: subprocess.Popen[bytes]) -> None:
         until(lambda: condition() or driver.poll() is not None, 180)
         assert driver.poll() is None
 
     def hold(name: str, driver: subprocess.Popen[bytes], after: int) -> int:
         """Suspend the driver or a worker once ``after`` micro-batches are done; return its process id."""
         pid = tmp_path / f"pid-{name}"
-        while_it_lives(lambda: done() >= after, driver)
+        wait_while_running(lambda: done() >= after, driver)
         pid.unlink(missing_ok=True)
         (tmp_path / f"hold-{name}").touch()
-        while_it_lives(lambda: pid.exists() and pid.read_text() != "", driver)
+        wait_while_running(lambda: pid.exists() and pid.read_text() != "", driver)
         return int(pid.read_text())
 
     def go(name: str) -> None:
@@ -209,7 +209,7 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
     def kill_server() -> None:
         (server,) = servers()
         os.kill(server, signal.SIGKILL)
-        while_it_lives(lambda: server not in servers(), driver)
+        wait_while_running(lambda: server not in servers(), driver)
 
     after = 0
     for round_number in range(2):
