@@ -32,23 +32,23 @@ def test_an_error_survives_pickling_and_the_wire(kind: type[DistkerasError]) -> 
         assert str(copy) == str(error)
 
 
-def test_the_text_names_the_fields() -> None:
+def test_the_text_of_an_error_names_its_fields() -> None:
     text = str(BadValueError("no null. Received: null", worker=2, column="x", step=5))
     assert text == "no null. Received: null [worker/partition 2, column 'x', step 5]"
 
 
-def test_missing_fields_stay_missing() -> None:
+def test_missing_fields_are_still_missing_after_the_wire() -> None:
     error = error_of(fault_of(BadValueError("text")))
     assert (error.worker, error.column, error.step, error.remote_traceback) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("kind", [DistkerasError, ProtocolError, errors.DataError])
-def test_a_base_cannot_be_raised(kind: type[Exception]) -> None:
+def test_an_abstract_error_class_cannot_be_raised(kind: type[Exception]) -> None:
     with pytest.raises(TypeError, match="abstract"):
         kind("text")
 
 
-def test_the_table_is_complete() -> None:
+def test_every_concrete_error_is_in_the_table() -> None:
     concrete = {
         value
         for value in vars(errors).values()
@@ -57,7 +57,7 @@ def test_the_table_is_complete() -> None:
     assert concrete == set(ERRORS)
 
 
-def test_a_long_traceback_keeps_its_ends() -> None:
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     fault = fault_of(BadValueError("text", remote_traceback="a" * 50_000 + "z" * 50_000))
     assert len(fault.traceback) < 40_000
     assert fault.traceback.startswith("a")
@@ -65,7 +65,7 @@ def test_a_long_traceback_keeps_its_ends() -> None:
 
 
 class ResourceExhaustedError(Exception):
-    """TensorFlow's, by its name."""
+    """An error with the class name of TensorFlow's error; only the name is compared."""
 
 
 def raised_from(error: Exception, cause: Exception) -> Exception:
@@ -79,7 +79,7 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
         MemoryError(),
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.EMFILE, "Too many open files"),
-        ConnectionResetError("somebody's"),
+        ConnectionResetError("Connection reset by peer"),
         ResourceExhaustedError("OOM when allocating tensor"),
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
         RuntimeError("can't start new thread"),
@@ -88,11 +88,11 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
         raised_from(ValueError("no"), raised_from(KeyError("no"), MemoryError())),
     ],
 )
-def test_a_machines_trouble_is_a_node_error(error: Exception) -> None:
-    told = sorted_error(error)
-    assert type(told) is NodeError
-    assert told.origin is Origin.NODE
-    assert "\n" not in told.message
+def test_an_error_that_the_machine_caused_becomes_a_node_error(error: Exception) -> None:
+    result = sorted_error(error)
+    assert type(result) is NodeError
+    assert result.origin is Origin.NODE
+    assert "\n" not in result.message
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,9 @@ def test_a_machines_trouble_is_a_node_error(error: Exception) -> None:
         (LeaseLostError("taken"), LeaseLostError),
     ],
 )
-def test_what_is_the_users_or_typed_stays_so(error: Exception, kind: type[DistkerasError]) -> None:
-    told = sorted_error(error)
-    assert type(told) is kind
-    assert told is error or kind is WorkerError
+def test_an_error_of_the_users_code_or_a_typed_error_keeps_its_kind(
+    error: Exception, kind: type[DistkerasError]
+) -> None:
+    result = sorted_error(error)
+    assert type(result) is kind
+    assert result is error or kind is WorkerError

@@ -1,4 +1,4 @@
-"""Events: records with a kind, from one process to another and into a table."""
+"""Events: log records with a kind, which are sent from one process to another and collected in a table."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from distkeras.training.progress import StallDetector
 log = logging.getLogger("distkeras.tests")
 
 
-def test_a_record_survives_the_way_through_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_survives_formatting_and_parsing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     report(log, "takeover", "attempt %d\ntook over", 3, worker=1, attempt=3, level=logging.INFO)
     (record,) = records(caplog, log.name)
     line = JsonFormatter().format(record)
     assert "\n" not in line
-    again = present(record_from_json(line))
-    assert (again.name, again.levelno, again.levelname) == (
+    parsed = present(record_from_json(line))
+    assert (parsed.name, parsed.levelno, parsed.levelname) == (
         "distkeras.tests",
         logging.INFO,
         "INFO",
     )
-    assert (again.getMessage(), again.created) == ("attempt 3\ntook over", record.created)
-    assert (vars(again)["event"], vars(again)["worker"], vars(again)["attempt"]) == ("takeover", 1, 3)
+    assert (parsed.getMessage(), parsed.created) == ("attempt 3\ntook over", record.created)
+    assert (vars(parsed)["event"], vars(parsed)["worker"], vars(parsed)["attempt"]) == ("takeover", 1, 3)
 
 
-def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixture) -> None:
+def test_percent_signs_and_tracebacks_survive_formatting_and_parsing(caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise ValueError("100%d")
     except ValueError:
@@ -47,18 +47,18 @@ def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     "line", ["", "Fatal Python error: Aborted", "{}", "[1]", "7", '{"name": 1, "level": "x"}', '{"name": "x', "null"]
 )
-def test_other_lines_are_no_records(line: str) -> None:
+def test_a_line_that_is_not_a_record_is_parsed_as_none(line: str) -> None:
     assert record_from_json(line) is None
 
 
 class TestEvents:
-    def test_records_without_a_kind_are_none(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_record_without_a_kind_is_not_an_event(self, caplog: pytest.LogCaptureFixture) -> None:
         events = Events()
         log.warning("nothing special")
         events.add(records(caplog, log.name)[0], "server")
         assert events.all() == []
 
-    def test_the_latest_are_kept(self) -> None:
+    def test_only_the_latest_events_are_kept(self) -> None:
         events = Events(most=2)
         for number in range(3):
             events.report(log, "stall", "number %d", number, worker=number)
@@ -66,7 +66,7 @@ class TestEvents:
         assert [event.worker for event in events.all()] == [1, 2]
         assert {event.source for event in events.all()} == {"driver"}
 
-    def test_they_do_not_depend_on_levels_and_are_logged_where_those_allow(
+    def test_an_event_is_kept_at_every_log_level_and_logged_if_its_level_is_enabled(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         events = Events()
@@ -77,7 +77,7 @@ class TestEvents:
         assert [event.text for event in events.all()] == ["quietly", "aloud"]
         assert texts(caplog, log.name) == ["aloud"]
 
-    def test_table(self) -> None:
+    def test_the_table_has_a_row_for_each_event(self) -> None:
         rows = [Event(1.5, "server", "takeover", 2, 9, "text"), Event(2.0, "driver", "stop", None, None, "why")]
         table = event_table(rows)
         assert table.schema == pa.schema(

@@ -1,4 +1,4 @@
-"""Settings: checked where they are built, the same after their way through JSON, with a flag for each field."""
+"""Settings: they are checked when they are built, survive JSON, and have a command-line flag for each field."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def worker(rule: str = "agn", **options: Any) -> WorkerSettings:
         ("downpour", {"max_body": 0}, "`max_body` must be"),
     ],
 )
-def test_a_server_setting_that_cannot_work_is_named(rule: str, options: dict[str, Any], text: str) -> None:
+def test_an_invalid_server_setting_is_refused_by_name(rule: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         server(rule, **options)
 
@@ -68,18 +68,18 @@ def test_a_server_setting_that_cannot_work_is_named(rule: str, options: dict[str
         ("downpour", {"threads": 0}, "`threads` must be a positive integer"),
     ],
 )
-def test_a_worker_setting_that_cannot_work_is_named(rule: str, options: dict[str, Any], text: str) -> None:
+def test_an_invalid_worker_setting_is_refused_by_name(rule: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         worker(rule, **options)
 
 
-def test_a_rule_is_no_name_here() -> None:
+def test_the_name_of_a_rule_is_refused_in_place_of_the_rule() -> None:
     for kind in (ServerSettings, WorkerSettings):
         with pytest.raises(ConfigurationError, match="`rule` must be a `Rule`"):
-            kind("downpour", workers=1)  # type: ignore[arg-type]  # the mistake
+            kind("downpour", workers=1)  # type: ignore[arg-type]  # the mistake under test
 
 
-def test_numbers_of_numpy_become_those_of_python() -> None:
+def test_numbers_of_numpy_become_numbers_of_python() -> None:
     settings = server(workers=np.int32(3), staleness_bound=np.int64(1), port=np.uint16(7))
     for number in (settings.workers, settings.staleness_bound, settings.port):
         assert type(number) is int
@@ -112,12 +112,12 @@ def test_server_settings_survive_json(settings: ServerSettings) -> None:
     assert ServerSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
-def test_worker_settings_travel_in_a_closure() -> None:
+def test_worker_settings_can_be_pickled() -> None:
     settings = worker(overlap=True, wire_format="bfloat16")
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
-def test_a_request_survives_json_and_keeps_its_secrets_to_itself() -> None:
+def test_a_request_survives_json_and_its_repr_has_no_secrets() -> None:
     request = StartRequest(
         server(),
         KEY,
@@ -160,7 +160,8 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         authenticate_vectors=True,
     )
     assert settings == expected
-    # Every field that has a flag is tried above, and relays, which go with none of these bounds, below.
+    # The flags of all other fields are set above. `relays`, which excludes these bounds, and `learning_rate` are tested
+    # below.
     defaults = ServerSettings(make("adag", window=3), workers=4)
     same = {
         option.name
@@ -171,7 +172,7 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("relays", ["host", 2])
-def test_relays_are_a_word_or_a_number_on_the_command_line(tmp_path: Path, relays: str | int) -> None:
+def test_the_command_line_accepts_relays_as_a_word_or_as_a_number(tmp_path: Path, relays: str | int) -> None:
     (tmp_path / "key").write_text(KEY.hex())
     words = ["serve", "--rule", "agn", "--workers", "4", "--relays", str(relays)]
     request = request_from(parser().parse_args([*words, "--key-file", str(tmp_path / "key")]))
@@ -179,16 +180,16 @@ def test_relays_are_a_word_or_a_number_on_the_command_line(tmp_path: Path, relay
     assert ServerSettings.from_json(request.settings.to_json()) == request.settings
 
 
-def test_the_command_line_stands_without_docstrings() -> None:
-    """Its help is made from them: `python -OO` has none, and Python 3.13 takes their indentation away."""
+def test_the_command_line_works_without_docstrings() -> None:
+    """The help is made from docstrings: `python -OO` removes them, and Python 3.13 removes their indentation."""
     command = [sys.executable, "-OO", "-m", "distkeras.ps", "serve", "--help"]
     for words, text in ((command, "--staleness-bound"), (command[:1] + command[2:], "number of workers of the job")):
-        told = subprocess.run(words, capture_output=True, text=True, timeout=patience(60), check=False)
-        assert told.returncode == 0, told.stderr
-        assert text in told.stdout
+        completed = subprocess.run(words, capture_output=True, text=True, timeout=patience(60), check=False)
+        assert completed.returncode == 0, completed.stderr
+        assert text in completed.stdout
 
 
-def test_a_learning_rate_is_a_number_on_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_accepts_a_learning_rate_as_a_number(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY.hex())
     words = ["serve", "--rule", "asgd", "--workers", "1", "--learning-rate", "0.5"]
     request = request_from(parser().parse_args([*words, "--key-file", str(tmp_path / "key")]))

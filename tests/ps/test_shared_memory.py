@@ -1,4 +1,4 @@
-"""Memory that processes share: what may be mapped, what is refused, and that nothing of it is left."""
+"""Memory that processes share: what may be mapped, what is refused, and when the memory is freed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 SIZE = 3 * 4096
 
 
-def test_what_one_writes_the_other_reads() -> None:
+def test_each_process_reads_what_the_other_one_writes() -> None:
     shared = REAL.share(SIZE)
     shared.memory[4096:4100] = b"here"
     code = (
@@ -36,7 +36,7 @@ def test_what_one_writes_the_other_reads() -> None:
     assert bytes(shared.memory[:5]) == b"there"
 
 
-def test_hidden_memory_stays_with_those_who_have_it() -> None:
+def test_hidden_memory_can_still_be_used_by_existing_mappings_but_not_mapped_again() -> None:
     shared = REAL.share(SIZE)
     other = REAL.map_shared(shared.place, SIZE)
     shared.hide()
@@ -51,7 +51,7 @@ def inode(shared: SharedMemory) -> int:
     return os.fstat(int(shared.place.partition("/")[2])).st_ino
 
 
-def test_it_goes_with_the_last_who_has_it() -> None:
+def test_memory_is_freed_with_its_last_mapping() -> None:
     shared = REAL.share(SIZE)
     other = REAL.map_shared(shared.place, SIZE)
     own = inode(shared)
@@ -62,7 +62,7 @@ def test_it_goes_with_the_last_who_has_it() -> None:
     assert mapped(os.getpid())[own] == 0
 
 
-def test_it_keeps_its_size() -> None:
+def test_memory_cannot_be_resized() -> None:
     shared = REAL.share(SIZE)
     descriptor = int(shared.place.partition("/")[2])
     for size in (0, SIZE - 1, SIZE + 1):
@@ -71,11 +71,11 @@ def test_it_keeps_its_size() -> None:
     assert os.fstat(descriptor).st_mode & 0o777 == 0o600
 
 
-def test_a_forked_child_does_not_keep_it() -> None:
+def test_a_forked_child_does_not_inherit_the_mapping() -> None:
     shared = REAL.share(SIZE)
     own = inode(shared)
     pid = os.fork()
-    if pid == 0:  # pragma: no cover - not this process
+    if pid == 0:  # pragma: no cover - runs in the child
         os._exit(mapped(os.getpid())[own])
     assert mapped(os.getpid())[own] == 1
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -84,7 +84,7 @@ def test_a_forked_child_does_not_keep_it() -> None:
 
 @contextmanager
 def some_file(kind: str) -> Iterator[int]:
-    """A descriptor of something that is not shared memory of this size."""
+    """Yield a descriptor of a file that is not shared memory of `SIZE` bytes."""
     if kind == "a regular file":
         with tempfile.TemporaryFile() as file:
             file.truncate(SIZE)
@@ -114,7 +114,7 @@ def some_file(kind: str) -> Iterator[int]:
     "kind",
     ["a regular file", "a pipe", "a device", "another size", "no seals", "it may grow", "more seals may follow"],
 )
-def test_nothing_else_is_mapped(kind: str) -> None:
+def test_a_file_that_is_not_shared_memory_of_this_size_is_not_mapped(kind: str) -> None:
     with some_file(kind) as descriptor, pytest.raises(OSError, match=r"must be|Invalid argument|Permission denied"):
         map_shared(f"{os.getpid()}/{descriptor}", SIZE)
 
@@ -130,6 +130,6 @@ def test_another_users_memory_is_not_mapped() -> None:
 @pytest.mark.parametrize(
     "place", ["", "1", "1/", "/1", "self/1", "1/../../etc/passwd", "01/1", "1/1\n", "-1/1", "1/+1", "9" * 11 + "/1"]
 )
-def test_a_place_is_two_numbers(place: str) -> None:
+def test_a_place_must_be_two_numbers(place: str) -> None:
     with pytest.raises(OSError, match="must be the numbers"):
         map_shared(place, SIZE)

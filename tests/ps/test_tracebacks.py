@@ -1,4 +1,4 @@
-"""Tracebacks as text: whose lines they are, and what an error says."""
+"""Tracebacks as text: which frames belong to a library, and what the text of an error shows."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ KeyError: 'not here'
         ("/tmp/ipykernel_7/123.py", False),
     ],
 )
-def test_whose_file_it_is(path: str, library: bool) -> None:
+def test_a_file_is_a_library_file_or_the_users_file(path: str, library: bool) -> None:
     assert is_library(path) is library
 
 
-def test_every_file_of_the_package_is_the_packages() -> None:
+def test_every_file_of_the_package_counts_as_a_library() -> None:
     package = Path(distkeras.__file__).parent
     paths = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
     assert len(paths) > 100
     assert [path for path in paths if not is_library(f"/src/checkout/distkeras/{path}")] == []
 
 
-def test_the_users_own_frames() -> None:
+def test_only_the_frames_of_the_users_code_are_returned() -> None:
     assert users_frames(REMOTE) == (
         '  File "/home/me/distkeras/examples/job.py", line 12, in picky\n    raise KeyError("not here")\n'
         '  File "<ipython-input-3>", line 1, in loss'
@@ -59,7 +59,7 @@ def test_the_users_own_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("KeyError: 'a'", "KeyError: 'a'"),
         ("", ""),
@@ -81,12 +81,12 @@ def test_the_users_own_frames() -> None:
         ),
     ],
 )
-def test_what_an_error_says(text: str, told: str) -> None:
-    assert headline(text) == told
+def test_the_headline_is_the_line_that_states_the_error(text: str, expected: str) -> None:
+    assert headline(text) == expected
 
 
 @pytest.mark.parametrize("kind", [WorkerError, BadValueError])
-def test_an_error_shows_the_users_lines_and_all_when_asked(
+def test_an_error_shows_the_users_frames_or_all_frames_if_the_variable_says_so(
     kind: type[DistkerasError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = kind("what is wrong", worker=1, remote_traceback=REMOTE)
@@ -99,5 +99,5 @@ def test_an_error_shows_the_users_lines_and_all_when_asked(
     assert str(error).endswith(REMOTE)
 
 
-def test_without_lines_of_the_user_it_is_one_line() -> None:
+def test_an_error_without_frames_of_the_user_is_one_line() -> None:
     assert str(BadValueError("a null", remote_traceback="Traceback\n")) == "a null"

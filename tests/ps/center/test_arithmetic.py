@@ -1,4 +1,4 @@
-"""A NaN or infinity is found at the commit whose arithmetic makes it of finite numbers."""
+"""A NaN or infinity is detected at the commit whose arithmetic produces it from finite numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distkeras.ps.rules.gradient import SSGD
 
 
 class Broken(Downpour):
-    """A rule whose arithmetic makes a NaN of finite numbers, at worker 1."""
+    """A rule whose arithmetic produces a NaN from finite numbers, at worker 1."""
 
     name: ClassVar[str] = "broken"
 
@@ -31,7 +31,7 @@ class Broken(Downpour):
 
 
 class Unbounded(Downpour):
-    """A rule whose factor is infinite, which numpy takes for a number like any other."""
+    """A rule whose factor is infinite; numpy raises no error for it."""
 
     name: ClassVar[str] = "unbounded"
 
@@ -43,8 +43,8 @@ class Unbounded(Downpour):
         return None
 
 
-class Forgetful(SSGD):
-    """A rule that has no memory left at the end of a round, or when a worker leaves."""
+class OutOfMemory(SSGD):
+    """A rule that raises MemoryError at the end of a round."""
 
     name: ClassVar[str] = "forgetful"
 
@@ -52,17 +52,17 @@ class Forgetful(SSGD):
         raise MemoryError
 
 
-class TestInPart:
-    """What fails half-way leaves a center that must not be used further."""
+class TestPartialUpdate:
+    """A center is marked as corrupt if an update fails half-way."""
 
-    @pytest.mark.parametrize("skipped", [False, True], ids=["leaves", "has its commit left out"])
-    def test_a_round_that_ends_as_a_worker(self, skipped: bool) -> None:
-        center = Center(Forgetful(), np.zeros(3, np.float32), workers=2, learning_rate=1.0, check_finite=True)
+    @pytest.mark.parametrize("skipped", [False, True], ids=["a worker leaves", "a commit is skipped"])
+    def test_a_round_whose_end_fails_leaves_a_corrupt_center(self, skipped: bool) -> None:
+        center = Center(OutOfMemory(), np.zeros(3, np.float32), workers=2, learning_rate=1.0, check_finite=True)
         for worker in range(2):
             joined(center, worker)
         send(center, commit_of(0))
         assert not center.corrupt
-        with pytest.raises(MemoryError):  # noqa: PT012 - either
+        with pytest.raises(MemoryError):  # noqa: PT012 - one of two statements raises
             if skipped:
                 center.skip(commit_of(1))
             else:
@@ -71,14 +71,14 @@ class TestInPart:
 
 
 class TestFinite:
-    def test_a_factor_that_is_not_finite_is_found_before_anything_moves(self) -> None:
+    def test_an_infinite_factor_is_detected_before_the_center_changes(self) -> None:
         center = Center(Unbounded(), np.zeros(3, np.float32), workers=1, check_finite=True)
         joined(center)
         with pytest.raises(NonFiniteError, match=r"rule 'unbounded' made the center non-finite.*factors \(inf,\)"):
             send(center, commit_of())
         assert center.current.array.tolist() == [0.0, 0.0, 0.0]
 
-    def test_a_kernel_that_makes_a_nan_is_found_at_the_commit_that_it_does_it_at(self) -> None:
+    def test_a_nan_of_a_kernel_is_detected_at_the_commit_that_produces_it(self) -> None:
         center = Center(Broken(), np.zeros(3, np.float32), workers=2, check_finite=True)
         for worker in (0, 1):
             joined(center, worker)
@@ -91,20 +91,20 @@ class TestFinite:
         assert center.clock == 1
 
     @pytest.mark.parametrize("name", ["downpour", "averaging"])
-    def test_moving_statistics_that_overflow_are_found(self, name: str) -> None:
-        """Those of two workers, each finite, at the server's mean of both."""
+    def test_moving_statistics_that_overflow_are_detected(self, name: str) -> None:
+        """The statistics of both workers are finite; the computation of their mean overflows."""
         statistics = np.full(1, 3e38, np.float32)
         zeros = np.zeros(3, np.float32)
         center = Center(make(name), zeros, workers=2, moving_statistics=statistics, check_finite=True)
         for worker in (0, 1):
             joined(center, worker)
-        with pytest.raises(NonFiniteError, match=r"made the center non-finite.*overflow"):  # noqa: PT012 - either
+        with pytest.raises(NonFiniteError, match=r"made the center non-finite.*overflow"):  # noqa: PT012 - either commit
             for worker, sign in ((0, -1), (1, 1)):
                 send(center, commit_of(worker, last=1, moving_statistics=statistics * np.float32(sign)))
 
     @pytest.mark.parametrize("name", list(center_rules()))
-    def test_a_center_that_overflows_is_found_under_every_rule(self, name: str) -> None:
-        """Each number that comes is finite, and so is the center before it."""
+    def test_a_center_that_overflows_is_detected_under_every_rule(self, name: str) -> None:
+        """The payloads are finite, and so is the center before the commits."""
         largest, rule = 3e38, make(name)
         gradient = rule.traits.gradient
         vector = np.full(3, largest, np.float32)
@@ -115,6 +115,6 @@ class TestFinite:
             center.release(worker, 0)
 
         value = -largest if gradient else largest
-        with pytest.raises(NonFiniteError, match=f"rule '{name}' made the center non-finite"):  # noqa: PT012 - either
+        with pytest.raises(NonFiniteError, match=f"rule '{name}' made the center non-finite"):  # noqa: PT012 - either commit
             for worker in (0, 1):
                 send(center, commit_of(worker, value=value, wants_center=not rule.traits.pull_first))

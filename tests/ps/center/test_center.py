@@ -57,14 +57,14 @@ class TestLedger:
 
 
 class TestLease:
-    def test_a_newcomer_waits_while_the_holder_is_connected(self) -> None:
+    def test_a_new_attempt_gets_no_lease_while_the_holder_is_connected(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         assert center.join(0, 7) is None
         center.leases.disconnected(0, 3)
         assert present(center.join(0, 7)).attempt == 7
 
-    def test_the_older_attempt_is_refused(self) -> None:
+    def test_an_older_attempt_is_refused_until_the_lease_expires(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         center.leases.disconnected(0, 3)
@@ -84,7 +84,7 @@ class TestLease:
         center.leases.disconnected(0, 7)
         assert center.join(0, 3) is None
 
-    def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self) -> None:
+    def test_a_late_disconnect_of_the_old_attempt_does_not_disconnect_the_new_one(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         center.leases.disconnected(0, 3)
@@ -92,7 +92,7 @@ class TestLease:
         center.leases.disconnected(0, 3)
         assert center.leases[0].connected
 
-    def test_a_successor_must_pull_before_it_commits(self) -> None:
+    def test_a_new_attempt_must_pull_before_it_commits(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         center.leases.disconnected(0, 3)
@@ -100,7 +100,7 @@ class TestLease:
         with pytest.raises(RemoteProtocolError, match="must pull before it commits"):
             send(center, commit_of(attempt=7))
 
-    def test_the_successor_learns_where_to_continue(self) -> None:
+    def test_the_lease_of_a_new_attempt_says_where_to_continue(self) -> None:
         center = center_of()
         joined(center, attempt=1)
         send(center, commit_of(attempt=1, first=0, last=4))
@@ -143,7 +143,7 @@ class TestVersions:
             center.release(0, 0).buffer.drop()
         assert center.pool.made <= 4
 
-    def test_gap_is_the_root_mean_square_of_what_moved_since_it_was_sent(self) -> None:
+    def test_the_gap_is_the_root_mean_square_change_of_the_center_since_it_was_sent(self) -> None:
         center = center_of(measure_gap=True)
         joined(center, 0)
         joined(center, 1)
@@ -162,7 +162,7 @@ class TestSynchronous:
         assert center.ready(0)
         assert center.ready(1)
 
-    def test_a_dead_worker_still_counts_and_its_successor_ends_the_round(self) -> None:
+    def test_a_round_waits_for_a_dead_worker_until_its_next_attempt_commits(self) -> None:
         center = center_of("averaging")
         for worker in (0, 1):
             center.join(worker, worker)
@@ -177,7 +177,7 @@ class TestSynchronous:
         assert center.ready(0)
         np.testing.assert_array_equal(center.current.array, [3, 3, 3])
 
-    def test_a_successor_whose_partition_has_contributed_waits_for_the_release(self) -> None:
+    def test_a_new_attempt_whose_partition_has_contributed_waits_for_the_end_of_the_round(self) -> None:
         center = center_of("averaging")
         for worker in (0, 1):
             center.join(worker, worker)
@@ -191,7 +191,7 @@ class TestSynchronous:
         send(center, commit_of(1, 1, value=4.0))
         assert center.ready(0)
 
-    def test_leaving_ends_the_round_that_waited_for_the_leaver(self) -> None:
+    def test_a_round_ends_when_the_worker_that_it_waits_for_leaves(self) -> None:
         center = center_of("averaging")
         for worker in (0, 1):
             center.join(worker, worker)
@@ -204,13 +204,13 @@ class TestSynchronous:
 
 
 class TestMovingStatistics:
-    def test_one_worker_sets_them(self) -> None:
+    def test_a_single_worker_sets_them(self) -> None:
         center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
         joined(center)
         send(center, commit_of(moving_statistics=np.array([4.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [4])
 
-    def test_one_worker_sets_them_each_time(self) -> None:
+    def test_a_single_worker_sets_them_with_each_commit(self) -> None:
         center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
         joined(center)
         for number, value in enumerate((4.0, 8.0)):
@@ -218,7 +218,7 @@ class TestMovingStatistics:
             send(center, commit_of(sequence=number + 1, first=number, last=number, moving_statistics=statistics))
             np.testing.assert_array_equal(center.moving_statistics, [value])
 
-    def test_workers_share_by_their_latest_steps(self) -> None:
+    def test_workers_are_weighted_by_the_steps_of_their_latest_commits(self) -> None:
         center = center_of(moving_statistics=np.zeros(1, np.float32))
         joined(center, 0)
         joined(center, 1)
@@ -226,7 +226,7 @@ class TestMovingStatistics:
         send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [5])  # 4 + (8 - 4) * 1 / (3 + 1)
 
-    def test_those_who_have_ended_have_no_share(self) -> None:
+    def test_a_worker_that_has_left_has_no_weight(self) -> None:
         center = center_of(moving_statistics=np.zeros(1, np.float32))
         joined(center, 0)
         joined(center, 1)
@@ -235,7 +235,7 @@ class TestMovingStatistics:
         send(center, commit_of(1, moving_statistics=np.array([8.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [8])
 
-    def test_a_round_weighs_by_steps(self) -> None:
+    def test_a_round_weights_workers_by_their_steps(self) -> None:
         center = center_of("averaging", moving_statistics=np.zeros(1, np.float32))
         for worker in (0, 1):
             center.join(worker, 0)
@@ -246,7 +246,7 @@ class TestMovingStatistics:
         np.testing.assert_array_equal(center.moving_statistics, [5])
 
 
-def test_the_staleness_of_an_overlapped_commit_counts_from_the_reply_before() -> None:
+def test_the_staleness_of_an_overlapped_commit_counts_from_the_previous_reply() -> None:
     center = center_of()
     joined(center)
     for number, overlapped in enumerate((False, True, True)):
@@ -268,12 +268,12 @@ def test_a_gradient_rule_needs_a_learning_rate() -> None:
         center_of("asgd")
 
 
-def test_a_rule_with_rounds_refuses_another_pace() -> None:
+def test_a_rule_with_rounds_refuses_another_scheduler() -> None:
     with pytest.raises(ConfigurationError, match="must run in rounds"):
         center_of("averaging", scheduler=Scheduler(2))
 
 
-def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one() -> None:
+def test_a_rule_without_rounds_applies_each_commit_at_once_under_a_synchronous_scheduler() -> None:
     center = center_of("downpour", scheduler=Synchronous(2))
     for worker in (0, 1):
         center.join(worker, 0)
@@ -287,12 +287,12 @@ def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one() -> None
     assert center.ready(0)
 
 
-class TestWhatIsRecorded:
+class TestRecords:
     @pytest.mark.parametrize("rule", [make("aeasgd", window=1, rho=1.0), make("adag", window=1, algorithm=13)], ids=str)
-    def test_the_gap_of_a_rule_that_pulls_first_is_to_what_its_window_began_with(self, rule: Rule) -> None:
-        """What is pulled right before the commit is the center itself: the gap to that would always be 0."""
+    def test_the_gap_of_a_rule_that_pulls_first_is_measured_from_the_beginning_of_its_window(self, rule: Rule) -> None:
+        """The center that is pulled right before the commit is the current one: the gap from that would always be 0."""
         job = ToyJob(rule, [0.0], [[np.array([1.0])] * 3, [np.array([1.0])] * 3], eta=0.5, measure_gap=True)
-        sent = {0: [0.0], 1: [0.0]}  # what each worker pulled, one a window, the first one to begin with
+        sent = {0: [0.0], 1: [0.0]}  # the center that each worker pulled for each window, the initial one first
         gaps = []
         for worker in (0, 1, 0, 1, 1, 0):
             before = float(job.theta[0])
@@ -303,13 +303,13 @@ class TestWhatIsRecorded:
         assert max(gaps) > 0
 
     @pytest.mark.parametrize("name", ["ssgd", "ssgdm", "ssgdm_local", "averaging", "easgd"])
-    def test_the_staleness_within_a_round_counts_its_earlier_commits(self, name: str) -> None:
+    def test_the_staleness_within_a_round_counts_the_earlier_commits_of_the_round(self, name: str) -> None:
         rule = make(name, **({"window": 1} if name in ("averaging", "easgd") else {}))
         job = ToyJob(rule, [0.0], [[np.array([1.0])] * 2] * 3)
         job.run([1, 0, 2, 2, 1, 0])
         assert job.center.log.commits()["staleness"].tolist() == [0, 1, 2, 0, 1, 2]
 
-    def test_an_overlapped_commit_counts_its_workers_own_one_before_it(self) -> None:
+    def test_the_staleness_of_an_overlapped_commit_includes_the_workers_own_previous_commit(self) -> None:
         center = center_of()
         joined(center)
         for number in range(3):
@@ -318,7 +318,7 @@ class TestWhatIsRecorded:
         assert center.log.commits()["staleness"].tolist() == [0, 1, 1]
 
 
-def test_a_window_of_an_elastic_rule_begins_behind_its_worker_s_own_commit() -> None:
+def test_a_window_of_an_elastic_rule_begins_after_the_workers_own_commit() -> None:
     center = center_of("aeasgd")
     joined(center)
     for number in range(3):

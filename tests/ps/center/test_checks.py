@@ -1,4 +1,4 @@
-"""What a commit must be before anything is done with it."""
+"""The checks of a commit before it is applied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def center_of() -> Center:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["part", "statistics"])
-def test_no_number_may_be_other_than_finite(bad: float, where: str) -> None:
+def test_a_number_that_is_not_finite_is_detected(bad: float, where: str) -> None:
     part, statistics = ONES.copy(), STATISTICS.copy()
     (part if where == "part" else statistics)[1] = bad
     error = not_finite(some_commit(part, moving_statistics=statistics), [part])
@@ -44,8 +44,8 @@ def test_no_number_may_be_other_than_finite(bad: float, where: str) -> None:
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_shapes(wrong: dict[str, Any]) -> None:
-    right: dict[str, Any] = {"parts": (ONES,), "moving_statistics": STATISTICS, "history": np.zeros((1, 3))}
-    check_shapes(center_of(), some_commit(**right))
+def test_a_part_of_a_wrong_shape_is_refused(wrong: dict[str, Any]) -> None:
+    valid: dict[str, Any] = {"parts": (ONES,), "moving_statistics": STATISTICS, "history": np.zeros((1, 3))}
+    check_shapes(center_of(), some_commit(**valid))
     with pytest.raises(ShapeError):
-        check_shapes(center_of(), some_commit(**right | wrong))
+        check_shapes(center_of(), some_commit(**valid | wrong))

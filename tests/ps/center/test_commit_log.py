@@ -1,4 +1,4 @@
-"""The commit log: what it gives back is what came, wherever it keeps it, and memory does not grow with the job."""
+"""The commit log: it returns the commits that were added, from memory or from a file, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def filled(count: int) -> CommitLog:
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
-def test_any_part_is_what_came(count: int) -> None:
+def test_every_part_that_is_read_equals_what_was_added(count: int) -> None:
     log = filled(count)
     assert len(log) == count
     whole = log.read()
@@ -65,31 +65,31 @@ def test_any_part_is_what_came(count: int) -> None:
         assert part.history.tobytes() == rows.tobytes()
 
 
-def test_the_sums_count_all() -> None:
+def test_the_totals_count_all_commits() -> None:
     log = filled(1000)
     assert log.batches == sum(commit_of(number, number % 4).steps for number in range(1000))
     assert log.skipped == 20
     assert log.samples == int(log.read().history[:, 1].sum())
-    again = CommitLog()
-    again.extend(log.read())
-    again.restore_totals(log.totals())
-    assert again.totals() == log.totals()
-    assert (again.loss, again.staleness, again.missing) == (log.loss, log.staleness, 0)
+    restored = CommitLog()
+    restored.extend(log.read())
+    restored.restore_totals(log.totals())
+    assert restored.totals() == log.totals()
+    assert (restored.loss, restored.staleness, restored.missing) == (log.loss, log.staleness, 0)
 
 
-def test_what_was_not_read_back_is_missing() -> None:
-    log, again = filled(1000), CommitLog()
-    again.extend(log.read(0, 400))
-    again.extend(log.read(500))
-    again.restore_totals(log.totals())
-    assert again.missing == int(log.read(400, 100).commits["steps"].sum())
-    assert again.batches == log.batches
-    add(again, 1000, steps=2)
-    assert again.read(899).commits["clock"].tolist() == [999, 1000]
+def test_mini_batches_of_lost_records_count_as_missing() -> None:
+    log, restored = filled(1000), CommitLog()
+    restored.extend(log.read(0, 400))
+    restored.extend(log.read(500))
+    restored.restore_totals(log.totals())
+    assert restored.missing == int(log.read(400, 100).commits["steps"].sum())
+    assert restored.batches == log.batches
+    add(restored, 1000, steps=2)
+    assert restored.read(899).commits["clock"].tolist() == [999, 1000]
 
 
-def test_memory_does_not_grow_with_the_job() -> None:
-    def held(count: int) -> int:
+def test_memory_does_not_grow_with_the_number_of_commits() -> None:
+    def traced_memory(count: int) -> int:
         tracemalloc.start()
         log = CommitLog()
         for number in range(count):
@@ -99,21 +99,21 @@ def test_memory_does_not_grow_with_the_job() -> None:
         assert len(log) == count
         return size
 
-    assert (held(8_192) - held(2_048)) / 6_144 < 5  # bytes a commit
+    assert (traced_memory(8_192) - traced_memory(2_048)) / 6_144 < 5  # bytes per commit
 
 
-def test_large_histories_do_not_stay_in_memory_either() -> None:
+def test_large_histories_do_not_stay_in_memory() -> None:
     log = CommitLog()
     tracemalloc.start()
     for number in range(40):
         add(log, number, steps=10_000, columns=8)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size < 8 << 20  # of 26 MB
+    assert size < 8 << 20  # the histories have 26 MB
     assert log.read(39, 1).history.tobytes() == commit_of(39, 10_000, 8).history.tobytes()
 
 
-def test_a_disk_without_room_costs_memory_and_nothing_else(
+def test_a_log_that_cannot_write_its_file_keeps_all_records_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
@@ -123,13 +123,13 @@ def test_a_disk_without_room_costs_memory_and_nothing_else(
             add(log, number)
     assert len([record for record in caplog.records if getattr(record, "event", "") == "records"]) == 1
     assert log.read().commits["clock"].tolist() == list(range(5000))
-    again = CommitLog()
-    again.extend(log.read())
-    again.restore_totals(log.totals())
-    assert again.read().history.tobytes() == log.read().history.tobytes()
+    restored = CommitLog()
+    restored.extend(log.read())
+    restored.restore_totals(log.totals())
+    assert restored.read().history.tobytes() == log.read().history.tobytes()
     (tmp_path / "not there").mkdir()
     for number in range(5000, 6000):
         add(log, number)
     assert log.read().commits["clock"].tolist() == list(range(6000))
-    assert not list((tmp_path / "not there").iterdir())  # it has no name
+    assert not list((tmp_path / "not there").iterdir())  # the log's file has no name
     assert log.read().commits.dtype == COMMIT

@@ -1,4 +1,4 @@
-"""The lease of a partition: its states, and how far the partition has come."""
+"""The lease of a partition: its states, and the progress of the partition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distkeras.ps.errors import LocalProtocolError
 
 
 @pytest.mark.parametrize(
-    ("told", "ends", "passed"),
+    ("reported", "ends", "passed"),
     [
         (0.25, False, 0.25),
         (1.0, False, 1.0),
@@ -23,10 +23,10 @@ from distkeras.ps.errors import LocalProtocolError
         (math.nan, False, 0.0),
     ],
 )
-def test_the_share_of_its_epoch_that_a_partition_has_passed(told: float, ends: bool, passed: float) -> None:
-    """It counts in the server's news, as far as it can be one; an ended epoch is whole."""
+def test_the_passed_share_of_an_epoch_is_taken_from_the_commit(reported: float, ends: bool, passed: float) -> None:
+    """A share outside [0, 1] counts as 0, and so does the share of a commit that ends the epoch."""
     lease = PartitionLease(0)
-    lease.advance(some_commit(np.zeros(1, np.float32), passed=told, epoch_end=ends), now=0.0)
+    lease.advance(some_commit(np.zeros(1, np.float32), passed=reported, epoch_end=ends), now=0.0)
     assert (lease.epoch, lease.passed) == (int(ends), passed)
 
 
@@ -37,7 +37,7 @@ def test_every_state_of_a_lease_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("state", LeaseState)
 @pytest.mark.parametrize("following", LeaseState)
-def test_a_lease_moves_as_the_table_says(state: LeaseState, following: LeaseState) -> None:
+def test_a_lease_changes_its_state_as_the_table_allows(state: LeaseState, following: LeaseState) -> None:
     lease = PartitionLease(attempt=1, state=state)
     if following is state or following in FOLLOWS[state]:
         lease.move(following)
@@ -49,7 +49,7 @@ def test_a_lease_moves_as_the_table_says(state: LeaseState, following: LeaseStat
         assert lease.state is state
 
 
-def test_a_finished_partition_stays_finished_when_its_worker_hangs_up() -> None:
+def test_a_finished_partition_stays_finished_when_its_worker_disconnects() -> None:
     leases = Leases(1, tuple, lambda: 0.0)
     lease = leases.add(0, 1)
     lease.move(LeaseState.FINISHED)

@@ -1,4 +1,4 @@
-"""Micro-batches of a stream come one after the other, each once; the center goes on from one to the next."""
+"""The micro-batches of a stream are trained once each, in their order; the center continues from one to the next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def begin(center: Center, number: int, stream: str = "clicks") -> bool:
 
 
 def train(center: Center, attempt: int = 0, *, leave: bool = True) -> None:
-    """Each partition commits once, and leaves."""
+    """Commit once for each partition; if ``leave``, all workers leave then."""
     for worker in range(WORKERS):
         center.join(worker, attempt)
     for worker in range(WORKERS):
@@ -45,14 +45,14 @@ def train(center: Center, attempt: int = 0, *, leave: bool = True) -> None:
 
 
 def restored(center: Center) -> Center:
-    after = center_of()
-    assert restore(after, capture(center), same_attempts=False)
-    after.log.extend(center.log.read())
-    after.log.restore_totals(center.log.totals())
-    return after
+    restored_center = center_of()
+    assert restore(restored_center, capture(center), same_attempts=False)
+    restored_center.log.extend(center.log.read())
+    restored_center.log.restore_totals(center.log.totals())
+    return restored_center
 
 
-def test_a_job_that_trains_no_stream_has_none() -> None:
+def test_a_job_that_trains_no_stream_has_no_micro_batches() -> None:
     center = center_of()
     joined(center, 0)
     with pytest.raises(DifferentJobError, match="must train a stream"):
@@ -62,7 +62,7 @@ def test_a_job_that_trains_no_stream_has_none() -> None:
     assert require_present(center, NO_MICRO_BATCH, 1)
 
 
-def test_each_comes_after_the_one_before_has_ended() -> None:
+def test_a_micro_batch_begins_only_after_the_previous_one_has_ended() -> None:
     center = center_of()
     with pytest.raises(
         DifferentJobError, match="micro-batch 0 must come next, because the checkpoint covers no micro-batch"
@@ -84,7 +84,7 @@ def test_each_comes_after_the_one_before_has_ended() -> None:
     assert not is_complete(center)
 
 
-def test_commits_go_on_counting_and_mini_batches_begin_again() -> None:
+def test_commits_are_counted_across_micro_batches_and_mini_batches_within_each() -> None:
     center = center_of()
     for number in range(3):
         begin(center, number)
@@ -96,10 +96,10 @@ def test_commits_go_on_counting_and_mini_batches_begin_again() -> None:
     assert [tuple(row) for row in rows[["worker", "sequence", "epoch", "first_batch"]].tolist()] == [
         (worker, number + 1, 0, 0) for number in range(3) for worker in range(WORKERS)
     ]
-    assert center.ends == 3 * WORKERS  # what a snapshot covers only rises
+    assert center.ends == 3 * WORKERS  # the count that snapshots are compared with never decreases
 
 
-def test_no_attempt_of_an_earlier_one_gets_a_lease() -> None:
+def test_no_attempt_of_an_earlier_micro_batch_gets_a_lease() -> None:
     center = center_of()
     begin(center, 0)
     train(center, attempt=5)
@@ -113,7 +113,7 @@ def test_no_attempt_of_an_earlier_one_gets_a_lease() -> None:
     joined(center, 0, attempt=3)  # attempts of a new driver count from 0 again
 
 
-def test_a_commit_that_is_skipped_counts_as_a_record() -> None:
+def test_a_skipped_commit_counts_as_a_record() -> None:
     center = center_of(check_finite=True)
     begin(center, 0)
     train(center, leave=False)
@@ -127,7 +127,7 @@ def test_a_commit_that_is_skipped_counts_as_a_record() -> None:
     assert commits_before(center) == 3
 
 
-def test_lost_records_of_the_present_one_do_not_bring_those_of_earlier_ones() -> None:
+def test_lost_records_of_the_current_micro_batch_are_not_replaced_by_earlier_ones() -> None:
     center = center_of()
     for number in range(3):
         begin(center, number)
@@ -140,25 +140,25 @@ def test_lost_records_of_the_present_one_do_not_bring_those_of_earlier_ones() ->
     assert damaged.commits(2 * WORKERS)["clock"].tolist() == list(range(2 * WORKERS, 3 * WORKERS - 1))
 
 
-def test_a_snapshot_says_how_far_the_micro_batch_has_come() -> None:
+def test_a_snapshot_contains_the_progress_of_the_micro_batch() -> None:
     center = center_of()
     begin(center, 0)
     train(center)
     begin(center, 1)
     joined(center, 0, attempt=7)
     send(center, commit_of(0, 7, 2))
-    after = restored(center)
-    assert (number_of(after), commits_before(after)) == (1, 2)
-    assert not begin(after, 1)
-    lease = joined(after, 0, attempt=0)
+    restored_center = restored(center)
+    assert (number_of(restored_center), commits_before(restored_center)) == (1, 2)
+    assert not begin(restored_center, 1)
+    lease = joined(restored_center, 0, attempt=0)
     assert (lease.sequence, lease.epoch, lease.batch) == (2, 0, 1)
     with pytest.raises(DifferentJobError, match="micro-batch 1 must come next"):
-        begin(after, 2)
+        begin(restored_center, 2)
 
 
 @pytest.mark.parametrize("rule", [name for name in all_rules() if make(name).traits.parts == 1])
-def test_every_rule_goes_on(rule: str) -> None:
-    """Also with what it keeps for each worker, in rounds, and with what it holds back."""
+def test_every_rule_trains_successive_micro_batches(rule: str) -> None:
+    """Rules with state for each worker, rules with rounds and rules with buffered commits are among them."""
     made = make(rule)
     center = Center(made, np.zeros(3, np.float32), workers=WORKERS, learning_rate=0.1 if made.traits.gradient else None)
     for number in range(3):

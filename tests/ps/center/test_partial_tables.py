@@ -1,4 +1,4 @@
-"""Tables whose touched rows alone are kept: the numbers of whole ones, in memory and in snapshots."""
+"""Tables that keep only their touched rows: their numbers equal those of whole tables, in memory and in snapshots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ some = st.lists(st.integers(0, ROWS - 1), max_size=15, unique=True).map(sorted)
 
 
 @given(st.lists(st.tuples(some, some), max_size=12))
-def test_commits_and_replies_are_those_of_a_whole_table(steps: list[tuple[list[int], list[int]]]) -> None:
+def test_commits_and_replies_equal_those_of_a_whole_table(steps: list[tuple[list[int], list[int]]]) -> None:
     rng = np.random.default_rng(1)
     table, touched = PartialTable(SHAPE), set[int]()
     whole = Table(TableShape("users", ROWS, WIDTH, ROWS), initial_rows(SHAPE, np.arange(ROWS)))
@@ -34,11 +34,11 @@ def test_commits_and_replies_are_those_of_a_whole_table(steps: list[tuple[list[i
             each.apply(ids, payload.copy(), add)
         np.testing.assert_array_equal(table.gather(wants), whole.gather(wants))
         touched |= set(moved)
-        assert table.count == len(touched)  # to send a row does not touch it
+        assert table.count == len(touched)  # sending a row does not touch it
     np.testing.assert_array_equal(np.sort(table.ids_of(slice(0, table.count))), sorted(touched))
 
 
-def test_memory_is_that_of_touched_rows() -> None:
+def test_memory_is_proportional_to_the_touched_rows() -> None:
     table = PartialTable(TableShape("users", 1 << 60, 64, 1000, seed=3, scale=0.5))
     for first in range(0, 20_000, 1000):
         ids = (np.arange(first, first + 1000) + 1) << 40
@@ -48,7 +48,7 @@ def test_memory_is_that_of_touched_rows() -> None:
     assert table.array.nbytes <= 2 * 20_000 * 64 * 4
 
 
-def test_rows_that_are_published_are_there_once() -> None:
+def test_a_published_row_is_stored_once() -> None:
     table = PartialTable(SHAPE)
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     for _ in range(2):  # a block may be sent again
@@ -62,13 +62,13 @@ def test_rows_that_are_published_are_there_once() -> None:
 
 def assert_restored(saved: SavedTables, rows: list[np.ndarray], touched: list[np.ndarray | None]) -> None:
     restored = saved.restored()
-    for found, expected in zip(restored.rows, rows, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    for own, other in zip(restored.touched, touched, strict=True):
-        np.testing.assert_array_equal(present(own), present(other))
-    for table, now in zip(restored.center.tables, touched, strict=True):
-        assert now is not None
-        np.testing.assert_array_equal(table.gather(now), table.array[: table.count].reshape(-1))
+    for actual, expected in zip(restored.rows, rows, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    for actual_touched, expected_touched in zip(restored.touched, touched, strict=True):
+        np.testing.assert_array_equal(present(actual_touched), present(expected_touched))
+    for table, ids in zip(restored.center.tables, touched, strict=True):
+        assert ids is not None
+        np.testing.assert_array_equal(table.gather(ids), table.array[: table.count].reshape(-1))
 
 
 def _commit_one(saved: SavedTables, waiting: list[list[int]]) -> None:
@@ -81,7 +81,7 @@ moves = st.lists(st.integers(0, ROWS - 1), max_size=9)
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.lists(moves, max_size=3), st.lists(moves, max_size=4)), min_size=1, max_size=6))
-def test_a_snapshot_has_the_rows_of_its_moment(rounds: list[tuple[list[list[int]], list[list[int]]]]) -> None:
+def test_a_snapshot_has_the_rows_at_the_time_it_began(rounds: list[tuple[list[list[int]], list[list[int]]]]) -> None:
     with small_files(WIDTH), TemporaryDirectory() as folder:
         saved = SavedTables(Path(folder), [(ROWS, WIDTH)], partial=True)
         for before, meanwhile in rounds:
@@ -92,7 +92,7 @@ def test_a_snapshot_has_the_rows_of_its_moment(rounds: list[tuple[list[list[int]
         assert_restored(saved, rows, touched)
 
 
-def test_a_later_snapshot_writes_what_has_changed(tmp_path: Path) -> None:
+def test_a_later_snapshot_writes_only_the_changed_rows(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(1 << 50, 64)], partial=True)
     ids = np.arange(2000) * 10**9
     saved.commit(ids)

@@ -1,4 +1,4 @@
-"""A refused commit consumes its number and nothing else; its mini-batches remain, and its worker must pull."""
+"""A refused commit consumes only its sequence number; its mini-batches remain, and its worker must pull."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from distkeras.ps.checkpoint.snapshots import capture, restore
 from distkeras.ps.errors import LedgerError, RemoteProtocolError
 
 
-def stale(patience: int | None = None, **options: Any) -> Center:
-    """A center with R = 1 to which worker 1 has committed 1 since worker 0 was sent it."""
+def center_with_stale_worker(patience: int | None = None, **options: Any) -> Center:
+    """Return a center with R = 1 that worker 1 has moved by 1 since worker 0 received it."""
     center = center_of("ringmaster", hyper={"threshold": 1, "patience": patience}, **options)
     for worker in range(2):
         joined(center, worker)
@@ -23,8 +23,8 @@ def stale(patience: int | None = None, **options: Any) -> Center:
     return center
 
 
-def test_it_changes_nothing_but_the_number() -> None:
-    center = stale(scheduler=BoundedStaleness(2, 5))
+def test_a_refused_commit_changes_only_the_sequence_number() -> None:
+    center = center_with_stale_worker(scheduler=BoundedStaleness(2, 5))
     before, version, lease = capture(center), center.current, center.leases[0]
     commit = commit_of(0, last=1, epoch_end=True)
     assert not send(center, commit)
@@ -38,16 +38,16 @@ def test_it_changes_nothing_but_the_number() -> None:
         np.testing.assert_array_equal(after.arrays[key], array)
 
 
-def test_it_is_judged_once_however_often_it_comes() -> None:
-    center = stale()
+def test_a_repeated_refused_commit_is_counted_once() -> None:
+    center = center_with_stale_worker()
     commit = commit_of(0)
     assert not send(center, commit)
-    assert not send(center, commit)  # the answer was lost
+    assert not send(center, commit)  # as after a lost reply
     assert (center.refused, center.leases[0].refusals) == (1, 1)
 
 
-def test_its_worker_must_pull_and_begin_at_the_same_mini_batch() -> None:
-    center = stale()
+def test_a_refused_worker_must_pull_and_begin_at_the_same_mini_batch() -> None:
+    center = center_with_stale_worker()
     send(center, commit_of(0, last=1))
     with pytest.raises(RemoteProtocolError, match="must pull before it commits"):
         send(center, commit_of(0, sequence=2, last=1))
@@ -61,7 +61,7 @@ def test_its_worker_must_pull_and_begin_at_the_same_mini_batch() -> None:
 
 
 def refused_again(center: Center, sequence: int) -> bool:
-    """Worker 0 is sent the center, another commit comes in between, and then its own: whether that is refused."""
+    """Release the center to worker 0, commit for worker 1 and then for worker 0; return True if the last is refused."""
     center.release(0, 0)
     center.release(1, 0)
     other = center.leases[1]
@@ -70,16 +70,16 @@ def refused_again(center: Center, sequence: int) -> bool:
     return not send(center, commit_of(0, sequence=sequence, first=batch, last=batch))
 
 
-def test_patience_ends_and_begins_again_with_the_next_window() -> None:
-    center = stale(patience=2)
+def test_patience_is_counted_separately_for_each_window() -> None:
+    center = center_with_stale_worker(patience=2)
     send(center, commit_of(0))
     assert refused_again(center, 2)
     assert not refused_again(center, 3)
     assert refused_again(center, 4)
 
 
-def test_a_commit_that_is_left_out_ends_the_row() -> None:
-    center = stale(patience=1)
+def test_a_skipped_commit_resets_the_count_of_refusals() -> None:
+    center = center_with_stale_worker(patience=1)
     send(center, commit_of(0))
     center.release(0, 0)
     center.skip(commit_of(0, sequence=2))
@@ -87,8 +87,8 @@ def test_a_commit_that_is_left_out_ends_the_row() -> None:
     assert refused_again(center, 3)
 
 
-def test_refusals_belong_to_the_mini_batches_and_outlive_attempt_and_server() -> None:
-    center = stale(patience=1)
+def test_the_count_of_refusals_survives_a_new_attempt_and_a_restored_server() -> None:
+    center = center_with_stale_worker(patience=1)
     send(center, commit_of(0))
     after = center_of("ringmaster", hyper={"threshold": 1, "patience": 1})
     assert restore(after, capture(center), same_attempts=True)
@@ -100,5 +100,5 @@ def test_refusals_belong_to_the_mini_batches_and_outlive_attempt_and_server() ->
         again.release(0, 7)
         again.release(1, 0)
         assert send(again, commit_of(1, sequence=2, first=1, last=1))
-        assert send(again, commit_of(0, attempt=7, sequence=2))  # once is enough
-        assert again.log.commits()["scale"][-1] == 1.0  # R / tau, of 1 and 1
+        assert send(again, commit_of(0, attempt=7, sequence=2))  # the patience of 1 is used up
+        assert again.log.commits()["scale"][-1] == 1.0  # R / tau = 1 / 1

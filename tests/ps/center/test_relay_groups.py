@@ -1,4 +1,4 @@
-"""The commit of a group at the center: for all of its workers or for none, with the staleness of the stalest."""
+"""The commit of a group: it is applied for all of its workers or for none, with the largest staleness among them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 3
 
 
 def group_commit(center: Center, commits: Sequence[Commit]) -> None:
-    """As a server does: what the relay, which is the first, joins is split and applied, and the center handed down."""
+    """Join the commits at the relay (the first), then split, apply and release them as a server does."""
     total = (np.empty(SIZE, np.float32),)
     own, companions = split(join(commits[0], [Companion(0, other) for other in commits[1:]], total))
     others = [companion.commit for companion in companions]
@@ -35,7 +35,7 @@ def center_with(workers: int = 3, name: str = "dynsgd", **options: Any) -> Cente
     return center
 
 
-def test_all_are_in_the_ledger_in_their_order_and_the_clock_counts_each() -> None:
+def test_each_commit_of_a_group_has_its_row_in_the_ledger_and_advances_the_clock() -> None:
     center = center_with()
     group_commit(center, [commit_of(2, value=4.0, last=1), commit_of(0, value=1.0), commit_of(1, value=2.0)])
     np.testing.assert_array_equal(center.current.array, [7.0] * SIZE)
@@ -43,7 +43,7 @@ def test_all_are_in_the_ledger_in_their_order_and_the_clock_counts_each() -> Non
     assert rows[["worker", "clock", "staleness", "steps", "bytes"]].tolist() == [
         (0, 0, 0, 1, 0),
         (1, 1, 0, 1, 0),
-        (2, 2, 0, 2, 4 * SIZE),  # the relay's
+        (2, 2, 0, 2, 4 * SIZE),  # the relay, whose row has the bytes
     ]
     assert center.clock == 3
     assert [(lease.sequence, lease.batch, lease.released) for lease in center.leases.values()] == [
@@ -54,14 +54,14 @@ def test_all_are_in_the_ledger_in_their_order_and_the_clock_counts_each() -> Non
     assert center.log.read().lengths.tolist() == [1, 1, 2]
 
 
-def test_the_staleness_is_that_of_the_stalest_worker() -> None:
+def test_the_staleness_of_a_group_is_that_of_its_stalest_worker() -> None:
     center = center_with()
     group_commit(center, [commit_of(0), commit_of(1)])
-    send(center, commit_of(2))  # staleness 2: a third of 1
+    send(center, commit_of(2))  # staleness 2: scaled by a third
     np.testing.assert_allclose(center.current.array, 2 + 1 / 3)
     center.release(2, 0)
-    send(center, commit_of(2, sequence=2, first=1, last=1))  # 0: all of it
-    # Worker 0 has pulled since, worker 1 has not: both are two commits stale.
+    send(center, commit_of(2, sequence=2, first=1, last=1))  # staleness 0: not scaled
+    # Worker 0 has pulled since, and worker 1 has not: the group's commit has a staleness of 2.
     center.release(0, 0)
     before = center.current.array.copy()
     group_commit(center, [commit_of(0, sequence=2, first=1, last=1), commit_of(1, sequence=2, first=1, last=1)])
@@ -70,35 +70,35 @@ def test_the_staleness_is_that_of_the_stalest_worker() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, kind in center_rules().items() if kind().traits.sums])
-def test_a_sum_moves_the_center_as_its_movements_would(name: str) -> None:
-    """From one version, with the staleness of all: `Traits.sums`."""
+def test_a_sum_moves_the_center_as_its_summands_would(name: str) -> None:
+    """The summands begin at one version and have one staleness: `Traits.sums`."""
 
     def moved(*values: float) -> np.ndarray:
         center = center_with(workers=4, name=name)
-        for worker in (2, 3):  # what makes the others stale
+        for worker in (2, 3):  # the group is stale by these commits
             send(center, commit_of(worker, value=0.5))
         before = center.current.array.copy()
         group_commit(center, [commit_of(worker, value=value) for worker, value in enumerate(values)])
         return center.current.array - before
 
-    np.testing.assert_allclose(moved(1.0, 3.0), moved(1.0) + moved(3.0), rtol=1e-6, atol=1e-6)  # of a float32 near 4
+    np.testing.assert_allclose(moved(1.0, 3.0), moved(1.0) + moved(3.0), rtol=1e-6, atol=1e-6)  # float32 numbers near 4
 
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        (commit_of(1), RelayLostError),  # it is applied already
+        (commit_of(1), RelayLostError),  # it was applied before
         (commit_of(1, sequence=3, first=2, last=2), RemoteProtocolError),
         (commit_of(1, sequence=2, first=0, last=1), LedgerError),
         (commit_of(1, attempt=1, sequence=2, first=1, last=1), LeaseLostError),
         (commit_of(1, sequence=2, first=1, last=1, incarnation=2), RemoteProtocolError),
     ],
 )
-def test_one_that_may_not_be_there_keeps_all_out(wrong: Commit, error: type[Exception]) -> None:
+def test_one_invalid_commit_refuses_the_whole_group(wrong: Commit, error: type[Exception]) -> None:
     center = center_with()
     group_commit(center, [commit_of(0), commit_of(1)])
     before = center.current.array.copy()
-    # What a relay joins has one incarnation, so these are given to the center as they are.
+    # `join` requires one incarnation, so these commits are passed to the center without it.
     with pytest.raises(error):
         center.commit(commit_of(0, sequence=2, first=1, last=1), [center.pool.take()], companions=[wrong])
     np.testing.assert_array_equal(center.current.array, before)
@@ -131,41 +131,41 @@ def test_the_sum_does_not_depend_on_the_relay() -> None:
         np.testing.assert_array_equal(total, sums[0])
 
 
-def test_what_is_joined_can_be_split() -> None:
+def test_split_returns_the_commits_that_were_joined() -> None:
     own, other = commit_of(3, last=1, checksum=-7), commit_of(1, attempt=1 << 40, sequence=9, epoch=2, epoch_end=True)
     third = commit_of(0, last=2)
     other.history[...], third.history[...] = 5.0, 6.0
-    whole = join(own, [Companion(17, other), Companion(4, third)], (np.empty(SIZE, np.float32),))
-    assert whole.grouped
-    assert len(whole.history) == 6
-    back, ((connection, companion), (_, last)) = split(whole)
+    joined_commit = join(own, [Companion(17, other), Companion(4, third)], (np.empty(SIZE, np.float32),))
+    assert joined_commit.grouped
+    assert len(joined_commit.history) == 6
+    relay_commit, ((connection, companion), (_, last)) = split(joined_commit)
     assert connection == 17
     np.testing.assert_array_equal(last.history, third.history)
     names = ("worker", "attempt", "sequence", "epoch", "first", "last", "epoch_end", "checksum", "learning_rate")
     for name in names:
         assert getattr(companion, name) == getattr(other, name)
-        assert getattr(back, name) == getattr(own, name)
+        assert getattr(relay_commit, name) == getattr(own, name)
     np.testing.assert_array_equal(companion.history, other.history)
-    assert len(back.history) == 2
+    assert len(relay_commit.history) == 2
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda whole: {"companions": whole.companions[:-1].copy()},
-        lambda whole: {"worker": 1},
-        lambda whole: {"history": whole.history[:-1]},
+        lambda joined_commit: {"companions": joined_commit.companions[:-1].copy()},
+        lambda joined_commit: {"worker": 1},
+        lambda joined_commit: {"history": joined_commit.history[:-1]},
     ],
 )
-def test_companions_that_make_no_sense_are_refused(spoil: Any) -> None:
-    whole = join(commit_of(0), [Companion(1, commit_of(1))], (np.empty(SIZE, np.float32),))
-    vars(whole).update(spoil(whole))
+def test_inconsistent_companions_are_refused(spoil: Any) -> None:
+    joined_commit = join(commit_of(0), [Companion(1, commit_of(1))], (np.empty(SIZE, np.float32),))
+    vars(joined_commit).update(spoil(joined_commit))
     with pytest.raises(RemoteProtocolError, match=r"a group|`companions`"):
-        split(whole)
+        split(joined_commit)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_found(value: float) -> None:
+def test_a_number_that_is_not_finite_is_detected(value: float) -> None:
     assert is_finite(commit_of(value=3e38))
     assert not is_finite(commit_of(value=value))
     assert not is_finite(commit_of(moving_statistics=np.full(1, value, np.float32)))

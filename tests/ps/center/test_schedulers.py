@@ -1,4 +1,4 @@
-"""Who may go on when, and which rule runs under which scheduler."""
+"""Schedulers: when a worker may continue, and which rule uses which scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_worker_is_ahead_by_at_most_the_bound() -> None:
     assert scheduler.ready(0)
 
 
-def test_a_worker_that_finished_does_not_hold_up_others() -> None:
+def test_a_finished_worker_does_not_block_others() -> None:
     scheduler = BoundedStaleness(2, bound=0)
     for worker in (0, 1):
         scheduler.joined(worker)
@@ -35,7 +35,7 @@ def test_a_worker_that_finished_does_not_hold_up_others() -> None:
 
 
 @pytest.mark.parametrize("name", center_rules())
-def test_each_rule_has_a_scheduler_of_its_own(name: str) -> None:
+def test_each_rule_has_the_scheduler_of_its_traits(name: str) -> None:
     traits = make(name).traits
     scheduler = scheduler_for(make(name), 3)
     assert type(scheduler) is (Synchronous if traits.synchronous else Scheduler)
@@ -43,7 +43,7 @@ def test_each_rule_has_a_scheduler_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", center_rules())
-def test_a_bound_is_for_rules_that_are_answered_with_the_center_and_have_no_rounds(name: str) -> None:
+def test_a_staleness_bound_is_refused_for_rules_with_rounds_and_rules_that_pull_first(name: str) -> None:
     traits = make(name).traits
     if traits.synchronous or traits.pull_first:
         with pytest.raises(ConfigurationError, match="`staleness_bound`"):
@@ -54,7 +54,7 @@ def test_a_bound_is_for_rules_that_are_answered_with_the_center_and_have_no_roun
         assert scheduler.bound == 2
 
 
-def test_a_rule_without_rounds_may_be_given_some() -> None:
+def test_a_rule_without_rounds_can_run_in_rounds() -> None:
     assert isinstance(scheduler_for(make("downpour"), 3, rounds=True), Synchronous)
 
 
@@ -67,6 +67,6 @@ def test_a_rule_without_rounds_may_be_given_some() -> None:
         ("aeasgd", {"rounds": True}, "hold back the center"),
     ],
 )
-def test_what_does_not_go_together(name: str, options: dict[str, Any], text: str) -> None:
+def test_incompatible_options_are_refused(name: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         scheduler_for(make(name), 3, **options)

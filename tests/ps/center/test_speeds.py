@@ -1,4 +1,4 @@
-"""Windows in proportion to the workers' speeds: the formula, and what a center measures by a hand-turned clock."""
+"""Windows in proportion to the workers' speeds: the formula, and the speeds that a center measures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from distkeras.ps.checkpoint.snapshots import capture, restore
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 
-#: Speeds as a user's clock may give them, and whole ones, whose quotients are known exactly.
+#: Speeds as a real clock may measure them, and integral ones, whose quotients are known exactly.
 measured = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=6)
-whole = st.lists(st.integers(1, 10_000), min_size=1, max_size=6)
+integral = st.lists(st.integers(1, 10_000), min_size=1, max_size=6)
 longest_windows = st.integers(1, 10_000)
 
 
@@ -24,45 +24,49 @@ def windows(longest: int, speeds: list[float | None]) -> list[int]:
     return [window_by_speed(longest, speed, speeds) for speed in speeds]
 
 
-def test_the_paper_s_windows() -> None:
+def test_the_windows_of_the_papers_example() -> None:
     assert windows(50, [1.0, 0.5, 0.27, 0.001]) == [50, 25, 13, 1]
 
 
-@given(longest_windows, whole)
-def test_they_are_the_floor_of_the_share_of_the_fastest_and_one_at_least(longest: int, speeds: list[int]) -> None:
+@given(longest_windows, integral)
+def test_a_window_is_the_rounded_down_share_of_the_fastest_workers_and_at_least_one_step(
+    longest: int, speeds: list[int]
+) -> None:
     expected = [max(1, Fraction(longest * speed, max(speeds)).__floor__()) for speed in speeds]
     assert windows(longest, [float(speed) for speed in speeds]) == expected
-    # In another unit of time, whose rounded speeds have nearly these quotients.
+    # The same speeds in another unit of time: their quotients differ from these by rounding.
     assert windows(longest, [speed / 3.7 for speed in speeds]) == expected
 
 
 @given(longest_windows, measured)
-def test_the_fastest_has_the_longest_and_no_slower_one_has_more(longest: int, speeds: list[float]) -> None:
-    found = windows(longest, [*speeds])
-    assert found[speeds.index(max(speeds))] == max(found) == longest
-    assert min(found) >= 1
-    assert [window for _, window in sorted(zip(speeds, found, strict=True))] == sorted(found)
+def test_the_fastest_worker_has_the_longest_window_and_windows_are_ordered_by_speed(
+    longest: int, speeds: list[float]
+) -> None:
+    lengths = windows(longest, [*speeds])
+    assert lengths[speeds.index(max(speeds))] == max(lengths) == longest
+    assert min(lengths) >= 1
+    assert [window for _, window in sorted(zip(speeds, lengths, strict=True))] == sorted(lengths)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.floats(1e-6, 1e6))
-def test_all_windows_take_equally_long_where_the_quotients_are_whole(shares: list[int], unit: float) -> None:
+def test_all_windows_take_the_same_time_if_the_quotients_are_integral(shares: list[int], unit: float) -> None:
     speeds = [share * unit for share in shares]
     seconds = [window / speed for window, speed in zip(windows(max(shares), [*speeds]), speeds, strict=True)]
     assert seconds == pytest.approx([1 / unit] * len(shares), rel=1e-12)
 
 
-def test_a_worker_that_is_not_measured_has_the_longest() -> None:
+def test_a_worker_without_a_measured_speed_has_the_longest_window() -> None:
     assert windows(50, [None, 2.0, 1.0, None]) == [50, 50, 25, 50]
     assert windows(7, [None]) == [7]
 
 
-def test_a_quotient_that_rounding_has_put_below_a_whole_number_is_that_number() -> None:
+def test_a_quotient_that_is_below_an_integer_only_by_rounding_counts_as_the_integer() -> None:
     assert 100 * 0.29 < 29
     assert windows(100, [1.0, 0.29]) == [100, 29]
 
 
-class Hands:
-    """A clock, and a center that measures with it."""
+class ManualClock:
+    """A manual clock, and a center that measures with it."""
 
     def __init__(self, name: str = "downpour", workers: int = 2, longest: int = 12, **options: object) -> None:
         self.seconds = 0.0
@@ -78,8 +82,8 @@ class Hands:
         return self.center
 
 
-def test_from_when_a_worker_was_sent_the_center_until_its_commit_arrived() -> None:
-    clock = Hands()
+def test_a_window_is_measured_from_the_reply_with_the_center_until_the_commit_arrives() -> None:
+    clock = ManualClock()
     joined(clock.center, 0)
     joined(clock.at(1.0), 1)
     assert [clock.center.next_window(worker) for worker in range(2)] == [12, 12]
@@ -87,16 +91,16 @@ def test_from_when_a_worker_was_sent_the_center_until_its_commit_arrived() -> No
     assert clock.center.release(0, 0).window == 12
     assert send(clock.at(9.0), commit_of(1, last=11))  # 12 steps in 8 s: 3/8 of that
     assert clock.center.release(1, 0).window == 4
-    # 4 steps in 4 s from now on: the way there and back is not counted twice, nor what came before.
+    # 4 steps in 4 s: only the time since the last reply counts.
     assert send(clock.at(13.0), commit_of(1, sequence=2, first=12, last=15))
     assert clock.center.release(1, 0).window == 3
-    assert send(clock.center, commit_of(0, sequence=2, first=12, last=12))  # 1 step in 10 s: now the other is faster
+    assert send(clock.center, commit_of(0, sequence=2, first=12, last=12))  # 1 step in 10 s: now worker 1 is faster
     assert clock.center.release(0, 0).window == 1
     assert clock.center.next_window(1) == 12
 
 
-def test_what_a_commit_waits_for_once_it_has_arrived_is_the_server_s() -> None:
-    clock = Hands()
+def test_the_time_between_the_arrival_of_a_commit_and_its_application_is_not_measured() -> None:
+    clock = ManualClock()
     for worker in range(2):
         joined(clock.center, worker)
     for worker, arrived in enumerate([1.0, 2.0]):
@@ -105,15 +109,15 @@ def test_what_a_commit_waits_for_once_it_has_arrived_is_the_server_s() -> None:
     assert [clock.center.next_window(worker) for worker in range(2)] == [12, 6]
 
 
-def test_a_window_without_any_time_has_a_speed_all_the_same() -> None:
-    clock = Hands(workers=1)
+def test_a_window_of_zero_seconds_has_a_speed() -> None:
+    clock = ManualClock(workers=1)
     joined(clock.center)
     assert send(clock.center, commit_of(last=11))
     assert clock.center.release(0, 0).window == 12
 
 
-def test_a_fast_worker_that_has_left_counts_no_more() -> None:
-    clock = Hands()
+def test_a_fast_worker_that_has_left_is_ignored() -> None:
+    clock = ManualClock()
     for worker in range(2):
         joined(clock.center, worker)
     send(clock.at(1.0), commit_of(0, last=11))
@@ -123,8 +127,8 @@ def test_a_fast_worker_that_has_left_counts_no_more() -> None:
     assert clock.center.release(1, 0).window == 12
 
 
-def test_a_new_attempt_is_not_measured() -> None:
-    clock = Hands()
+def test_a_new_attempt_has_no_measured_speed() -> None:
+    clock = ManualClock()
     for worker in range(2):
         joined(clock.center, worker)
     send(clock.at(1.0), commit_of(0, last=11))
@@ -132,12 +136,12 @@ def test_a_new_attempt_is_not_measured() -> None:
     clock.center.leases.disconnected(1, 0)
     joined(clock.center, 1, attempt=1)
     assert clock.center.next_window(1) == 12
-    joined(clock.center, 0)  # the same attempt, over another connection
+    joined(clock.center, 0)  # the same attempt with a new connection
     assert clock.center.leases[0].speed == 12.0
 
 
-def test_a_commit_that_is_left_out_is_not_measured() -> None:
-    clock = Hands()
+def test_a_skipped_commit_is_not_measured() -> None:
+    clock = ManualClock()
     for worker in range(2):
         joined(clock.center, worker)
     send(clock.at(1.0), commit_of(0, last=11))
@@ -147,8 +151,8 @@ def test_a_commit_that_is_left_out_is_not_measured() -> None:
     assert clock.center.release(1, 0).window == 3
 
 
-def test_a_refused_commit_is_not_measured_and_its_next_try_counts_from_its_pull() -> None:
-    clock = Hands("ringmaster", threshold=1, patience=None)
+def test_a_refused_commit_is_not_measured_and_its_retry_is_measured_from_its_pull() -> None:
+    clock = ManualClock("ringmaster", threshold=1, patience=None)
     for worker in range(2):
         joined(clock.center, worker)
     send(clock.at(1.0), commit_of(1, last=11))
@@ -159,8 +163,8 @@ def test_a_refused_commit_is_not_measured_and_its_next_try_counts_from_its_pull(
     assert clock.center.release(0, 0).window == 3
 
 
-def test_a_worker_that_pulls_before_it_commits_is_measured_from_its_last_commit_on() -> None:
-    clock = Hands("aeasgd", longest=12)
+def test_a_worker_that_pulls_before_it_commits_is_measured_from_its_last_commit() -> None:
+    clock = ManualClock("aeasgd", longest=12)
     for worker in range(2):
         joined(clock.center, worker)
     for worker, seconds in enumerate([2.0, 8.0]):
@@ -172,20 +176,20 @@ def test_a_worker_that_pulls_before_it_commits_is_measured_from_its_last_commit_
     assert clock.center.next_window(1) == 1
 
 
-def test_a_server_that_starts_again_has_measured_no_one() -> None:
-    clock = Hands()
+def test_a_restarted_server_has_no_measured_speeds() -> None:
+    clock = ManualClock()
     for worker in range(2):
         joined(clock.center, worker)
     send(clock.at(1.0), commit_of(0, last=11))
     send(clock.at(4.0), commit_of(1, last=11))
-    again = clock.new_center()
-    restore(again, capture(clock.center), same_attempts=True)
+    restarted = clock.new_center()
+    restore(restarted, capture(clock.center), same_attempts=True)
     for worker in range(2):
-        again.join(worker, 0)
-        assert again.release(worker, 0).window == 12
+        restarted.join(worker, 0)
+        assert restarted.release(worker, 0).window == 12
 
 
-def test_rules_with_a_number_say_no_window() -> None:
+def test_a_reply_contains_no_window_if_the_rules_window_is_a_number() -> None:
     center = center_of("downpour", hyper={"window": 3})
     joined(center)
     assert send(center, commit_of(last=2))
@@ -193,30 +197,30 @@ def test_rules_with_a_number_say_no_window() -> None:
 
 
 @pytest.mark.parametrize("name", ["ssgd", "averaging", "diloco", "fedopt", "easgd"])
-def test_rules_with_rounds_refuse(name: str) -> None:
+def test_rules_with_rounds_refuse_windows_by_speed(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"rule '{name}' needs the same one at all workers.*by_speed"):
         make(name, window="by_speed")
 
 
 @pytest.mark.parametrize("name", ["asgd", "dana_zero", "ormo"])
-def test_gradient_rules_commit_every_gradient(name: str) -> None:
+def test_gradient_rules_refuse_windows_by_speed(name: str) -> None:
     with pytest.raises(ConfigurationError, match="commits every gradient"):
         make(name, window="by_speed", window_max=5)
 
 
-def test_rules_that_end_their_windows_themselves_refuse() -> None:
+def test_rules_that_end_their_windows_themselves_refuse_windows_by_speed() -> None:
     with pytest.raises(ConfigurationError, match="ends its windows itself"):
         make("zealous_downpour", window="by_speed")
 
 
 @pytest.mark.parametrize("name", ["downpour", "ringmaster", "delay_adaptive"])
-def test_a_default_window_of_one_step_is_no_longest_one(name: str) -> None:
+def test_a_rule_with_a_default_window_of_one_step_needs_a_longest_window(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`window_max` must be given: rule '{name}' has no default window"):
         make(name, window="by_speed")
     assert make(name, window="by_speed", window_max=1).window_by_speed == 1
 
 
-def test_the_longest_window_is_the_rule_s_default_or_what_is_given() -> None:
+def test_the_longest_window_is_the_given_one_or_else_the_rules_default() -> None:
     assert make("mla", window="by_speed").window_by_speed == 50
     assert make("mla", window="by_speed", window_max=20).window_by_speed == 20
     assert make("mla").window_by_speed is None
@@ -225,7 +229,7 @@ def test_the_longest_window_is_the_rule_s_default_or_what_is_given() -> None:
 
 
 @pytest.mark.parametrize("window", [20, None, "auto"])
-def test_a_longest_window_goes_with_windows_by_speed_only(window: object) -> None:
+def test_a_longest_window_is_refused_without_windows_by_speed(window: object) -> None:
     with pytest.raises(
         ConfigurationError, match=r"`window_max` must be None unless `window` is 'by_speed'.*Received: .*5"
     ):
@@ -233,6 +237,6 @@ def test_a_longest_window_goes_with_windows_by_speed_only(window: object) -> Non
 
 
 @pytest.mark.parametrize("longest", [0, -1, 2.5, "9", True])
-def test_a_longest_window_is_a_number_of_steps(longest: object) -> None:
+def test_a_longest_window_must_be_a_positive_integer(longest: object) -> None:
     with pytest.raises(ConfigurationError, match="`window_max` must be a positive integer"):
         make("agn", window="by_speed", window_max=longest)

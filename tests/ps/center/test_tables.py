@@ -1,4 +1,4 @@
-"""Tables of the center: commits by hand, and what a commit's rows must be."""
+"""Tables of the center: commits computed by hand, and the checks of a commit's rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def floats(*numbers: float) -> np.ndarray:
 
 
 def center_of(name: str = "downpour", *, rows: Sequence[float] = (1, 2, 3, 4, 5, 6), **options: Any) -> Center:
-    """Zeros of three elements, and a table of three rows of two."""
+    """Return a center of three zeros, with a table of three rows of two elements."""
     rule, workers = make(name, **options.pop("hyper", {})), options.pop("workers", 2)
     table = Table(SHAPE, floats(*rows).reshape(3, 2))
     return Center(rule, np.zeros(3, np.float32), workers=workers, tables=[table], **options)
@@ -49,7 +49,7 @@ def rows_of(center: Center) -> list[float]:
     return center.tables[0].array.reshape(-1).tolist()
 
 
-def test_downpour_adds_at_the_rows_that_a_commit_names() -> None:
+def test_downpour_adds_to_the_rows_that_a_commit_names() -> None:
     center = center_of()
     joined(center)
     assert send(center, moving(ids(0, 2), floats(0.5, -1, 2, 2)))
@@ -57,24 +57,24 @@ def test_downpour_adds_at_the_rows_that_a_commit_names() -> None:
     assert center.current.array.tolist() == [1, 1, 1]
     (rows,) = center.release(0, 0, (ids(1, 2),)).rows
     assert rows.tolist() == [3, 4, 7, 8]
-    # What was sent does not change with the next commit.
+    # The rows that were sent do not change with the next commit.
     assert send(center, moving(ids(2), floats(1, 1), sequence=2, first=1, last=1))
     assert rows.tolist() == [3, 4, 7, 8]
     assert rows_of(center) == [1.5, 1, 3, 4, 8, 9]
 
 
-def test_dynsgd_divides_rows_by_the_same_staleness() -> None:
+def test_dynsgd_scales_rows_by_the_staleness_of_the_commit() -> None:
     center = center_of("dynsgd")
     joined(center, 0)
     joined(center, 1)
     assert send(center, moving(ids(0), floats(1, 1)))
-    # One commit since worker 1 was sent the center: halves.
+    # One commit since worker 1 received the center: a scale of 1/2.
     assert send(center, moving(ids(0, 1), floats(4, 2, -2, 1), worker=1))
     assert rows_of(center) == [1 + 1 + 2, 2 + 1 + 1, 3 - 1, 4 + 0.5, 5, 6]
     assert center.log.commits()["scale"].tolist() == [1, 0.5]
 
 
-def test_asgd_takes_its_step_with_the_servers_rate() -> None:
+def test_asgd_applies_rows_with_the_servers_learning_rate() -> None:
     center = center_of("asgd", learning_rate=StepDecay(0.5, (1,), 0.5), workers=1)
     joined(center)
     assert send(center, moving(ids(1), floats(2, 4)))
@@ -85,8 +85,8 @@ def test_asgd_takes_its_step_with_the_servers_rate() -> None:
 
 
 @pytest.mark.parametrize(("name", "moved"), [("downpour", -0.095), ("agn", -0.0475)])
-def test_a_window_of_two_steps_over_a_table_alone(name: str, moved: float) -> None:
-    # Row 1 holds 1. Step 1: its slope is 1 * 1 - .5 = .5, to .95; step 2: .45, to .905. The dense vector is empty.
+def test_a_window_of_two_steps_without_dense_parameters(name: str, moved: float) -> None:
+    # Row 1 is 1. Step 1: the gradient 1 * 1 - .5 = .5 moves it to .95; step 2: .45 moves it to .905.
     model = ToyTables(floats(), (TableShape("items", 3, 1, 2),), (floats(7, 1, 9).reshape(3, 1),))
     data = [TableBatch(0, index, index == 1, (ids(1),), np.ones(1)) for index in range(2)]
     job = TableJob(make(name, window=2), model, [data], by_rows=True)
@@ -95,7 +95,7 @@ def test_a_window_of_two_steps_over_a_table_alone(name: str, moved: float) -> No
     assert not job.pending
 
 
-def test_a_mean_factor_is_that_of_the_rows_where_there_is_nothing_else() -> None:
+def test_the_recorded_scale_is_that_of_the_rows_if_the_dense_vector_is_empty() -> None:
     table = Table(SHAPE)
     center = Center(make("dynsgd"), np.zeros(0, np.float32), workers=2, tables=[table])
     joined(center, 0)
@@ -112,12 +112,12 @@ def test_a_mean_factor_is_that_of_the_rows_where_there_is_nothing_else() -> None
 @given(st.data())
 def test_many_rows_are_applied_block_by_block(data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([1, BLOCK // 3, BLOCK - 1, BLOCK, BLOCK + 1]))
-    most = 3 * max(1, BLOCK // width) + 1 if width > 1 else BLOCK + 5
-    count = data.draw(st.integers(0, most))
+    rows_max = 3 * max(1, BLOCK // width) + 1 if width > 1 else BLOCK + 5
+    count = data.draw(st.integers(0, rows_max))
     rng = np.random.default_rng(1)
-    start = rng.normal(size=(most + 3, width)).astype(np.float32)
-    table = Table(TableShape("users", most + 3, width, most), start.copy())
-    rows = np.sort(rng.permutation(most + 3)[:count])
+    start = rng.normal(size=(rows_max + 3, width)).astype(np.float32)
+    table = Table(TableShape("users", rows_max + 3, width, rows_max), start.copy())
+    rows = np.sort(rng.permutation(rows_max + 3)[:count])
     moved = rng.normal(size=count * width).astype(np.float32)
     expected = start.copy()
     expected[rows] += moved.reshape(-1, width) * np.float32(0.5)
@@ -135,16 +135,16 @@ def test_many_rows_are_applied_block_by_block(data: st.DataObject) -> None:
     assert (scale or 0.0) == 0.5 * moved.size
     assert not sizes or max(sizes) <= max(BLOCK, width)
     table.changes.begin()
-    assert table.changes.unread(0, most + 3) == rows.size
-    np.testing.assert_array_equal(table.changes.read(table.array, 0, most + 3, np.empty_like(start)), rows)
+    assert table.changes.unread(0, rows_max + 3) == rows.size
+    np.testing.assert_array_equal(table.changes.read(table.array, 0, rows_max + 3, np.empty_like(start)), rows)
 
 
 def changed(table: Table) -> list[int]:
-    """The rows of the snapshot that has just begun."""
+    """Return the changed rows of the snapshot that has just begun."""
     return table.changes.read(table.array, 0, len(table.array), np.empty_like(table.array)).tolist()
 
 
-def test_what_has_changed_is_in_one_snapshot() -> None:
+def test_a_changed_row_is_in_the_next_snapshot_that_is_saved() -> None:
     table = Table(SHAPE)
     table.apply(ids(0, 2), np.ones(4, np.float32), lambda chunk: None)
     table.changes.begin()
@@ -159,8 +159,8 @@ def test_what_has_changed_is_in_one_snapshot() -> None:
     assert changed(table) == [0, 1]
 
 
-def test_a_row_that_changes_before_it_was_read_is_set_aside_as_it_was() -> None:
-    """Once, however often it changes; and never after it was read."""
+def test_the_old_value_of_a_row_that_changes_before_it_is_read_is_set_aside() -> None:
+    """It is set aside once even if the row changes twice, and not at all if the row was read before."""
     table = Table(SHAPE)
     rows, moved = table.changes, np.array([1, 2, 3, 4], np.float32)
     table.apply(ids(0, 2), moved.copy(), lambda chunk: None)
@@ -182,22 +182,22 @@ def test_rows_that_overflow_are_an_error_of_the_commit() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, kind in center_rules().items() if not kind().traits.rows])
-def test_other_rules_have_no_tables(name: str) -> None:
+def test_rules_without_the_trait_rows_refuse_tables(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`tables` must be empty: rule '{name}'.* Received: 1 tables"):
         center_of(name, learning_rate=0.1)
 
 
-def test_a_gap_is_one_of_the_whole_center() -> None:
+def test_a_gap_cannot_be_measured_with_tables_by_rows() -> None:
     with pytest.raises(ConfigurationError, match="`measure_gap` must be False where tables travel by rows"):
         center_of(measure_gap=True)
 
 
 class TestChecks:
     def commit(self, **fields: Any) -> Commit:
-        right = {"touched": (ids(0, 2),), "moved": (np.ones(4, np.float32),), "wants": (ids(),)}
-        return some_commit(np.ones(3, np.float32), history=np.zeros((1, 3)), **(right | fields))
+        valid = {"touched": (ids(0, 2),), "moved": (np.ones(4, np.float32),), "wants": (ids(),)}
+        return some_commit(np.ones(3, np.float32), history=np.zeros((1, 3)), **(valid | fields))
 
-    def test_what_is_right(self) -> None:
+    def test_valid_rows_are_accepted(self) -> None:
         check_shapes(center_of(), self.commit())
         check_shapes(center_of(), self.commit(touched=(ids(),), moved=(floats(),), wants=(ids(0, 1),)))
 
@@ -215,7 +215,7 @@ class TestChecks:
             ((ids(0), ids(0)), "an array of rows for each of 1 tables. Received: 2"),
         ],
     )
-    def test_rows(self, name: str, rows: tuple[np.ndarray, ...], text: str) -> None:
+    def test_invalid_rows_are_refused(self, name: str, rows: tuple[np.ndarray, ...], text: str) -> None:
         with pytest.raises(ShapeError, match=f"`{name}` must .*{text}") as caught:
             check_shapes(center_of(), self.commit(**{name: rows}))
         assert (caught.value.worker, caught.value.step) == (0, 0)
@@ -226,20 +226,20 @@ class TestChecks:
     @pytest.mark.parametrize(
         "moved", [(), (floats(1, 1),), (np.ones(4, np.float32), floats()), (np.ones(6, np.float32),)]
     )
-    def test_movements(self, moved: tuple[np.ndarray, ...]) -> None:
+    def test_movements_of_a_wrong_size_are_refused(self, moved: tuple[np.ndarray, ...]) -> None:
         with pytest.raises(ShapeError, match=r"a commit must move its rows by \[4\] elements, table by table"):
             check_shapes(center_of(), self.commit(moved=moved))
 
     @pytest.mark.parametrize("name", ["touched", "moved", "wants"])
-    def test_a_center_without_tables(self, name: str) -> None:
+    def test_a_center_without_tables_refuses_rows(self, name: str) -> None:
         center = Center(make("downpour"), np.zeros(3, np.float32), workers=1)
-        nothing = {"touched": (), "moved": (), "wants": ()}
-        check_shapes(center, self.commit(**nothing))
+        no_tables = {"touched": (), "moved": (), "wants": ()}
+        check_shapes(center, self.commit(**no_tables))
         with pytest.raises(ShapeError):
-            check_shapes(center, self.commit(**nothing | {name: (floats() if name == "moved" else ids(),)}))
+            check_shapes(center, self.commit(**no_tables | {name: (floats() if name == "moved" else ids(),)}))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_numbers(self, bad: float) -> None:
+    def test_a_number_that_is_not_finite_is_detected(self, bad: float) -> None:
         commit = self.commit(moved=(floats(1, 1, bad, 1),))
         error = present(not_finite(commit, [np.ones(3, np.float32)], (), [SHAPE]))
         assert error.message.startswith(
@@ -247,11 +247,11 @@ class TestChecks:
         )
         assert (error.worker, error.step) == (0, 0)
 
-    def test_large_numbers_are_numbers(self) -> None:
+    def test_large_finite_numbers_are_accepted(self) -> None:
         commit = self.commit(moved=(floats(3e38, 3e38, -3e38, 1),))
         assert not_finite(commit, [np.ones(3, np.float32)], (), [SHAPE]) is None
 
-    def test_a_worker_with_other_tables(self) -> None:
+    def test_a_worker_with_other_tables_is_refused(self) -> None:
         center = center_of()
         check_hello(center, Hello(0, 0, 3, 0, tables=describe([SHAPE])))
         for shapes in ([], [TableShape("users", 3, 2, 1)], [TableShape("items", 3, 2, 2)], [SHAPE, SHAPE]):
@@ -262,6 +262,6 @@ class TestChecks:
             check_hello(dense, Hello(0, 0, 3, 0, tables=describe([SHAPE])))
 
     @pytest.mark.parametrize("wire_format", ["bfloat16", "int8"])
-    def test_a_wire_format(self, wire_format: str) -> None:
+    def test_a_compressed_wire_format_is_refused(self, wire_format: str) -> None:
         with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32' where tables travel by rows"):
             check_hello(center_of(), Hello(0, 0, 3, 0, "", wire_format, tables=describe([SHAPE])))

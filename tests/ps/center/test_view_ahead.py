@@ -1,4 +1,4 @@
-"""A view that is made with its commit is the one that the release would make, to the bit."""
+"""A view that is computed with its commit equals, to the bit, the view that the release would compute."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.rules.schedules import StepDecay
 
 VIEWS = [name for name in center_rules() if make(name).traits.view]
-#: Chunks of every kind: two whole ones and a short one.
+#: Two full chunks and a short one.
 SIZE = 2 * BLOCK + 77
 WORKERS = 3
 
 
 def centers(name: str) -> tuple[Center, Center]:
-    """Two that have the same state: one whose replies go out at once, and one whose replies may have to wait."""
+    """Return two centers with the same state: one replies at once, and the replies of the other may have to wait."""
     vector = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
-    found = []
+    pair = []
     for scheduler in (None, BoundedStaleness(WORKERS, 1000)):
         center = Center(
             make(name),
@@ -37,8 +37,8 @@ def centers(name: str) -> tuple[Center, Center]:
             center.join(worker, 0)
         for worker in range(WORKERS):
             center.release(worker, 0).buffer.drop()
-        found.append(center)
-    return found[0], found[1]
+        pair.append(center)
+    return pair[0], pair[1]
 
 
 def commit(center: Center, worker: int, seed: int, *, wants_center: bool = True) -> None:
@@ -56,27 +56,25 @@ def release(center: Center, worker: int) -> np.ndarray:
     return sent
 
 
-def then_another_commit(center: Center) -> None:
+def commit_of_another_worker(center: Center) -> None:
     commit(center, 1, 77)
 
 
-def then_a_commit_that_wants_no_center(center: Center) -> None:
+def commit_without_reply(center: Center) -> None:
     commit(center, 1, 78, wants_center=False)
 
 
-def then_a_worker_leaves(center: Center) -> None:
+def worker_leaves(center: Center) -> None:
     center.leave(2, 0)
 
 
-def then_nothing(center: Center) -> None:
+def nothing_happens(center: Center) -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    "between", [then_nothing, then_another_commit, then_a_commit_that_wants_no_center, then_a_worker_leaves]
-)
+@pytest.mark.parametrize("between", [nothing_happens, commit_of_another_worker, commit_without_reply, worker_leaves])
 @pytest.mark.parametrize("name", VIEWS)
-def test_it_is_what_the_release_would_make(name: str, between: Callable[[Center], None]) -> None:
+def test_a_view_computed_ahead_equals_the_view_of_the_release(name: str, between: Callable[[Center], None]) -> None:
     ahead, later = centers(name)
     for center in (ahead, later):
         commit(center, 2, 99)
@@ -90,18 +88,20 @@ def test_it_is_what_the_release_would_make(name: str, between: Callable[[Center]
             sent.append(release(center, worker))
         assert sent[0].tobytes() == sent[1].tobytes()
         assert ahead.current.array.tobytes() == later.current.array.tobytes()
-        assert release(ahead, worker).tobytes() == release(later, worker).tobytes(), "as after a lost reply"
+        assert release(ahead, worker).tobytes() == release(later, worker).tobytes(), (
+            "the views differ after a lost reply"
+        )
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_its_memory_is_the_payload_s_and_comes_back(name: str) -> None:
+def test_a_view_reuses_the_memory_of_the_payload_and_returns_it_to_the_pool(name: str) -> None:
     center, _ = centers(name)
     before = center.pool.made
     for seed in range(6):
         commit(center, 0, seed, wants_center=seed != 3)
         release(center, 0)
     assert center.pool.made - before <= 1
-    for seed in range(6, 12):  # most of these are not sent
+    for seed in range(6, 12):  # most of these views are not sent
         commit(center, 0, seed)
         if seed % 3 == 0:
             release(center, 0)
