@@ -1,4 +1,4 @@
-"""Identities of the rules with a buffer at the server."""
+"""Identities of the rules that buffer commits at the server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_fedbuff_in_rounds_with_its_defaults_is_model_averaging(schedule: list[i
 def test_a_drained_fedbuff_has_the_weighted_sum_of_all_movements(
     schedule: list[int], size: int, exponent: float
 ) -> None:
-    # Gradients that do not depend on theta: what a commit moves is known.
+    # Gradients that do not depend on theta: the movement of each commit is known.
     rng = np.random.default_rng(3)
     values = [rng.normal(size=(max(1, schedule.count(worker)), 2)) for worker in range(N)]
     rule = make("fedbuff", window=1, buffer=size, exponent=exponent, server_rate=0.7)
@@ -74,17 +74,17 @@ def test_a_drained_fedbuff_has_the_weighted_sum_of_all_movements(
 
 @fast
 @given(schedules, sizes, st.sampled_from(["fedbuff", "fadas"]))
-def test_the_center_moves_with_every_full_buffer_and_only_then(schedule: list[int], size: int, name: str) -> None:
-    found = centers(name, schedule, window=1, buffer=size)
+def test_the_center_moves_only_when_the_buffer_is_full(schedule: list[int], size: int, name: str) -> None:
+    actual = centers(name, schedule, window=1, buffer=size)
     before = Problem(N, schedule).start
-    for number, center in enumerate(found, 1):
+    for number, center in enumerate(actual, 1):
         assert np.array_equal(center, before) == bool(number % size)
         before = center
 
 
 @fast
 @given(st.integers(1, 6), st.integers(0, 60), st.integers(0, 60))
-def test_the_age_is_the_number_of_versions_between(size: int, clock: int, staleness: int) -> None:
+def test_the_age_is_the_number_of_versions_since_the_center_was_sent(size: int, clock: int, staleness: int) -> None:
     staleness = min(staleness, clock)
     context = Context(N, 0, clock, staleness, 1, ETA, ETA)
     assert age(context, clock % size, size) == clock // size - (clock - staleness) // size
@@ -98,7 +98,7 @@ def test_fadas_in_rounds_is_fedopts_amsgrad(schedule: list[int]) -> None:
     assert_close(buffered, at_barriers("fedopt", schedule, form="amsgrad", **options))
 
 
-def test_one_worker_of_fadas_is_amsgrad_without_bias_correction() -> None:
+def test_fadas_with_one_worker_is_amsgrad_without_bias_correction() -> None:
     job, iterates = Problem(1, [0] * 15, eta=ETA), []
     theta, m, v, largest = job.start, *(np.zeros_like(job.start) for _ in range(3))
     for _ in range(15):
@@ -112,7 +112,7 @@ def test_one_worker_of_fadas_is_amsgrad_without_bias_correction() -> None:
 
 @fast
 @given(schedules, sizes)
-def test_fadas_with_a_threshold_that_nothing_exceeds_has_a_constant_rate(schedule: list[int], size: int) -> None:
+def test_fadas_with_a_threshold_that_no_age_exceeds_has_a_constant_rate(schedule: list[int], size: int) -> None:
     high, none = (
         centers("fadas", schedule, window=1, buffer=size, server_rate=0.1, delay_threshold=threshold)
         for threshold in (max(1, len(schedule)), None)
@@ -120,8 +120,8 @@ def test_fadas_with_a_threshold_that_nothing_exceeds_has_a_constant_rate(schedul
     np.testing.assert_array_equal(high, none)
 
 
-def test_the_worst_age_in_the_buffer_divides_fadas_rate_and_no_buffer_after_it() -> None:
-    # Movements of -.1 by worker 0 fill buffers of one version each; worker 1 was sent the first.
+def test_the_largest_age_in_a_buffer_of_fadas_divides_the_rate_of_that_buffer_only() -> None:
+    # Movements of -.1 by worker 0 fill one buffer for each version; worker 1 received the first version.
     options: dict[str, Any] = {"window": 1, "buffer": 2, "server_rate": 0.1, "epsilon": 1.0}
     alone, mixed = (ToyJob(make("fadas", **options), [0.0], [[1.0] * 20, [1.0] * 3], eta=0.1) for _ in range(2))
     alone.run([0] * 10)
@@ -137,6 +137,6 @@ def test_the_worst_age_in_the_buffer_divides_fadas_rate_and_no_buffer_after_it()
 
 
 @pytest.mark.parametrize(("name", "vectors"), [("fedbuff", 1), ("fadas", 4)])
-def test_a_buffer_without_momentum_has_no_vector_for_it(name: str, vectors: int) -> None:
+def test_a_rule_with_a_buffer_has_a_momentum_vector_only_if_it_has_momentum(name: str, vectors: int) -> None:
     assert len(make(name).traits.model_vectors) == vectors
     assert len(make("fedbuff", momentum=0.5).traits.model_vectors) == 2

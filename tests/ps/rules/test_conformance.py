@@ -1,4 +1,4 @@
-"""What every rule must keep to: a new rule is tested by being in the list of rules."""
+"""The conformance suite of the rules: each rule in the list of rules is tested."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_chunked_application_equals_whole_application_to_the_bit(name: str, bloc
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", NAMES)
-def test_dtype_and_shape_stay(name: str, dtype: type[float]) -> None:
+def test_the_dtype_and_the_shape_of_the_center_never_change(name: str, dtype: type[float]) -> None:
     toy = job(name, dtype=dtype)
     run(toy)
     assert toy.theta.dtype == dtype
@@ -58,27 +58,27 @@ def test_dtype_and_shape_stay(name: str, dtype: type[float]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_versions_never_change(name: str) -> None:
+def test_a_published_version_never_changes(name: str) -> None:
     toy = job(name)
     versions = []
     for worker in range(2) if toy.rule.window is None else SCHEDULE:
         version = toy.center.inspect().buffer
         versions.append((version.array, version.array.copy()))
         toy.commit(worker)
-    if not toy.rule.traits.view:  # such a rule works in place, and sends copies
+    if not toy.rule.traits.view:  # a rule with a view updates the center in place and sends copies
         for array, copy in versions:
             np.testing.assert_array_equal(array, copy)
 
 
 def job_half_way(name: str) -> ToyJob:
-    """A job in the middle of its work: of a round's, for rules that have some."""
+    """Return a job that has applied some commits; for a rule with rounds, it is in the middle of a round."""
     toy = job(name)
     toy.run([0] if toy.rule.window is None else SCHEDULE[:5])
     return toy
 
 
 def continue_job(center: Center) -> Iterator[tuple[np.ndarray, float]]:
-    """Four more exchanges of each worker, begun by a pull, with payloads that are the same each time."""
+    """Yield the replies and centers of four exchanges of each worker; payloads are the same for each call."""
     rng = np.random.default_rng(2)
     for worker in [0, 1, 1, 0, 1, 0, 0, 1]:
         payload = [rng.normal(size=center.size).astype(np.float32) for _ in range(center.traits.parts)]
@@ -107,32 +107,34 @@ def continue_job(center: Center) -> Iterator[tuple[np.ndarray, float]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_state_round_trip_through_a_snapshot(name: str, tmp_path: Path) -> None:
+def test_the_state_survives_a_snapshot(name: str, tmp_path: Path) -> None:
     toy = job_half_way(name)
     state = capture(toy.center)
     store = Store(str(tmp_path))
     store.save("state", state.header, state.arrays)
-    again = job(name).center
-    again.leases.clear()
-    restore(again, State(*store.load("state")), same_attempts=True)
+    restored = job(name).center
+    restored.leases.clear()
+    restore(restored, State(*store.load("state")), same_attempts=True)
 
-    copy = capture(again)
+    copy = capture(restored)
     assert copy.header == state.header
     assert copy.arrays.keys() == state.arrays.keys()
     for key, array in state.arrays.items():
         np.testing.assert_array_equal(copy.arrays[key], array)
         assert copy.arrays[key].dtype == array.dtype
 
-    # Nothing that matters was left out: both go on the same, to the bit.
+    # The snapshot is complete: both centers continue equally, to the bit.
     for worker in range(2):
-        again.join(worker, 0)
-    for (theirs, other), (ours, own) in zip(continue_job(toy.center), continue_job(again), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-        assert own == other
+        restored.join(worker, 0)
+    for (expected, expected_number), (actual, number) in zip(
+        continue_job(toy.center), continue_job(restored), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
+        assert number == expected_number
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_configuration_round_trip_through_json(name: str) -> None:
+def test_the_configuration_survives_json(name: str) -> None:
     rule = rules.make(name)
     assert rules.make(rule.name.upper(), **json.loads(json.dumps(rule.config()))) == rule
 
@@ -147,14 +149,14 @@ def test_configuration_round_trip_through_json(name: str) -> None:
         ("adag", {"gamma": np.float32(0.5)}),
     ],
 )
-def test_numbers_of_numpy_are_taken_as_python_has_them(name: str, given: dict[str, Any]) -> None:
+def test_numbers_of_numpy_become_numbers_of_python(name: str, given: dict[str, Any]) -> None:
     config = rules.make(name, **given).config()
     assert {key: config[key] for key in given} == given
     assert json.loads(json.dumps(config)) == config
 
 
 @pytest.mark.parametrize("name", rules.all_rules())
-def test_info_is_complete(name: str) -> None:
+def test_the_info_of_a_rule_is_complete(name: str) -> None:
     info = rules.all_rules()[name].info
     assert all(vars(info).values())
     assert info.bibtex.startswith("@")
@@ -162,18 +164,18 @@ def test_info_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", rules.all_rules())
-def test_docstring_names_its_source(name: str) -> None:
+def test_the_docstring_of_a_rule_names_its_source(name: str) -> None:
     assert "Reference:" in present(rules.all_rules()[name].__doc__)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bad_window_is_refused(name: str) -> None:
+def test_a_bad_window_is_refused(name: str) -> None:
     for window in (0, -1, 1.5, "2", True):
         with pytest.raises(ConfigurationError, match="`window` must be"):
             rules.make(name, window=window)
 
 
-def test_unknown_rule_and_unknown_hyper_parameter_are_refused() -> None:
+def test_an_unknown_rule_and_an_unknown_hyper_parameter_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="`rule` must be one of"):
         rules.make("adam")
     with pytest.raises(ConfigurationError, match=r"`rule` must be one of.*Received: rule=5"):

@@ -1,4 +1,4 @@
-"""Every rule, two or three commits, every number worked out by hand."""
+"""Golden steps: two or three commits of every rule, with every number computed by hand."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def assert_close(actual: np.ndarray, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", center_rules())
-def test_every_rule_is_here(name: str) -> None:
+def test_every_rule_has_golden_steps(name: str) -> None:
     assert f'make("{name}"' in Path(__file__).read_text(encoding="utf-8")
 
 
 def assert_trajectory(rule: Rule, expected: list[float], *, eta: Schedule | float = 0.1) -> ToyJob:
-    """Two workers in turn from 1, g = theta: the center after each commit."""
+    """Commit for two workers in turn, from theta = 1 with g = theta; compare the center after each commit."""
     job = ToyJob(rule, [1.0], [[0] * 4, [0] * 4], gradient=lambda theta, _: theta, eta=eta)
     for number, center in enumerate(expected):
         assert_close(job.run([number % 2]), [center])
@@ -47,24 +47,24 @@ def test_downpour_accumulated() -> None:
 @pytest.mark.parametrize(
     ("explore", "answers", "center"),
     [
-        # g = v * theta, v = 1, 2, 3 in turn. Free at once: 1 - .1.
+        # g = v * theta with v = 1, 2, 3. The server is free at once: 1 - .1.
         (False, [False], 0.9),
         (True, [False], 0.9),
-        # Occupied, then free. At 1 still: 1 - .1 - .2; or on the way: .9 * .8.
+        # Occupied, then free. Both gradients at 1: 1 - .1 - .2; while exploring: .9 * .8.
         (False, [True, False], 0.7),
         (True, [True, False], 0.72),
-        # Occupied until the window of 3 is full, and not asked any more: 1 - .1 - .2 - .3; or .9 * .8 * .7.
+        # Occupied until the window of 3 is full; then the server is not probed: 1 - .1 - .2 - .3, or .9 * .8 * .7.
         (False, [True, True], 0.4),
         (True, [True, True], 0.504),
     ],
 )
 def test_zealous_downpour(explore: bool, answers: list[bool], center: float) -> None:
     rule = make("zealous_downpour", window=3, explore=explore)
-    asked = iter([*answers, False])  # the last is for the window after the commit
+    probes = iter([*answers, False])  # the last one is for the window after the commit
     data = [[1.0, 2.0, 3.0, 0.0, 0.0]]
-    job = ToyJob(rule, [1.0], data, gradient=lambda theta, v: theta * v, occupied=lambda worker: next(asked))
+    job = ToyJob(rule, [1.0], data, gradient=lambda theta, v: theta * v, occupied=lambda worker: next(probes))
     assert_close(job.run([0]), [center])
-    assert list(asked) == []
+    assert list(probes) == []
 
 
 def test_agn() -> None:
@@ -74,29 +74,30 @@ def test_agn() -> None:
     assert_close(job.run([0]), [0.905 - 0.095 + (0.905 * -0.1)])
 
 
-def test_downpour_goes_on_while_a_commit_travels() -> None:
+def test_downpour_continues_while_a_commit_is_in_flight() -> None:
     # eta = .1, gradient theta, two workers. Worker 0: 1 -> .9 (posted, -.1) -> .81 (-.09); worker 1 the same from 1.
     job = ToyJob(make("downpour"), [1.0], [[0] * 3, [0] * 2], gradient=lambda theta, _: theta, overlap=True)
     assert_close(job.run([0]), [0.9])
     assert_close(job.run([1]), [0.8])
-    # Worker 0's second payload is there already. It was sent .9, without that: the third window begins at .81, -.081.
+    # Worker 0 computed its second payload before the reply, which is .9: the third window begins at .9 - .09 = .81.
     assert_close(job.run([0]), [0.71])
-    # Worker 1 was sent .8 and begins nothing any more; its second payload is -.09.
+    # Worker 1 received .8 and begins no further window; its second payload is -.09.
     assert_close(job.run([1]), [0.62])
     assert_close(job.run([0]), [0.62 - 0.081])
-    # Worker 0: started from clock 0, then (second window) from 0 too, for its first commit was not in what it was
-    # sent; then from clock 1. The commits of its own that it did not know of count.
+    # Worker 0: the first window began at clock 0, and so did the second one, because the center that it began with
+    # did not include the first commit; the third one began at clock 1. Its own commits since then count, too.
     assert job.center.log.commits()["staleness"].tolist() == [0, 1, 2, 3, 3]
 
 
-def test_agn_goes_on_from_what_the_server_will_add() -> None:
-    # Two steps of .1 from 1: .81, the payload -.095, so the next window begins at .905: .905 * .81 = .73305, -.085975.
+def test_agn_continues_from_its_own_payload_while_the_commit_is_in_flight() -> None:
+    # Two steps of .1 from 1 give .81 and the payload -.095. The next window begins at .905: .905 * .81 = .73305, which
+    # gives the payload -.085975.
     job = ToyJob(make("agn", window=2), [1.0], [[0] * 4], gradient=lambda theta, _: theta, overlap=True)
     assert_close(job.run([0, 0]), [0.905 - 0.905 * 0.19 / 2])
 
 
-def test_asgd_takes_the_next_gradient_where_it_was_sent_to() -> None:
-    # The second gradient is taken at 1 as well, the third where the first commit led: at .9.
+def test_overlapped_asgd_takes_the_next_gradient_at_the_latest_received_center() -> None:
+    # The second gradient is taken at 1 as well, and the third one at .9, the center after the first commit.
     job = ToyJob(make("asgd"), [1.0], [[0] * 3], gradient=lambda theta, _: theta, overlap=True)
     assert_close(job.run([0, 0]), [0.8])
     assert_close(job.run([0]), [0.8 - 0.09])
@@ -117,7 +118,7 @@ def test_dynsgd() -> None:
 @pytest.mark.parametrize(
     ("form", "scales"),
     [
-        # Worker 1 finds the center moved by d = (-.1, -.2): 1 / (d^2 / divisor + 1).
+        # The center has moved by d = (-.1, -.2) when worker 1 commits: 1 / (d^2 / divisor + 1).
         ("4.1", [1 / (0.01 / 0.1 + 1), 1 / (0.04 / 0.1 + 1)]),
         ("4.7", [1 / (0.01 / 0.02 + 1), 1 / (0.04 / 0.02 + 1)]),
         ("4.10", [1 / (0.01 / 0.0004 + 1), 1 / (0.04 / 0.0004 + 1)]),
@@ -128,18 +129,18 @@ def test_dynsgd() -> None:
 def test_adag_at_the_server(algorithm: int, form: str, scales: list[float]) -> None:
     rule = make("adag", window=1, form=form, gamma=0.02, algorithm=algorithm)
     job = ToyJob(rule, [1.0, 1.0], [[[1.0, 2.0]], [[1.0, 2.0]]])
-    assert_close(job.run([0]), [0.9, 0.8])  # nothing has moved yet: plain add
+    assert_close(job.run([0]), [0.9, 0.8])  # the center has not moved before: a plain addition
     assert_close(job.run([1]), [0.9 - 0.1 * scales[0], 0.8 - 0.2 * scales[1]])
     scale = job.center.log.commits()["scale"][1]
     assert scale == pytest.approx(np.mean(scales), rel=1e-13)
 
 
 def test_adag_13_restarts_from_the_pull_before_its_commit() -> None:
-    # gamma = .01, g = 1, eta = .1, one worker. Commit 1: fresh = sent = 1, s = 1: center .9; the worker goes on
-    # from 1. Commit 2: delta again -.1, fresh .9, d = -.1: s = 1 / (.01 / .01 + 1) = .5: center .85.
+    # gamma = .01, g = 1, eta = .1, one worker. Commit 1: fresh = sent = 1, s = 1: center .9; the worker continues
+    # from 1. Commit 2: delta = -.1, fresh = .9, d = -.1: s = 1 / (.01 / .01 + 1) = .5: center .85.
     job = ToyJob(make("adag", window=1, gamma=0.01, algorithm=13), [1.0], [[1.0] * 3])
     assert_close(job.run([0]), [0.9])
-    assert_close(job.replicas[0].theta, [1.0 - 0.1])  # it has already taken its next local step, from 1
+    assert_close(job.replicas[0].theta, [1.0 - 0.1])  # the worker has already computed its next local step, from 1
     assert_close(job.run([0]), [0.85])
 
 
@@ -166,9 +167,9 @@ def test_easgd() -> None:
     # alpha .2, both at .9 against the pulled 1: E = -.02 each; center .96 after the round; both workers at .92.
     # Round 2 at .82 against .96: E = -.028 each: center .904.
     job = ToyJob(make("easgd", window=1, rho=2.0), [1.0], [[1.0] * 3, [1.0] * 3])
-    assert_close(job.run([0]), [1.0])  # nothing moves within a round
+    assert_close(job.run([0]), [1.0])  # the center does not move within a round
     assert_close(job.run([1]), [0.96])
-    assert_close(job.replicas[0].theta, [0.82 + 0.028])  # it has stepped to .82 and taken its next E off
+    assert_close(job.replicas[0].theta, [0.82 + 0.028])  # the worker has moved to .82 and subtracted its next E
     assert_close(job.run([1, 0]), [0.904])
 
 
@@ -180,7 +181,7 @@ def test_easgd() -> None:
         ("2.9", 5.0, 3),
         # 2.10: 1/8 - 5/8 * k/8 < 1/8, first true at k = 1: the second step.
         ("2.10", 5.0, 2),
-        # Without the spring 2.10 reads 1/8 < 1/8, which is false: the window runs full.
+        # With rho = 0, 2.10 is 1/8 < 1/8, which is false: the window is not ended early.
         ("2.10", 0.0, 6),
     ],
 )
@@ -204,14 +205,14 @@ def test_eamsgd() -> None:
 
 
 def test_model_averaging() -> None:
-    # Workers step to 1 - .1 * 1 = .9 and 1 - .1 * 3 = .7: mean .8. The next round starts from there: .7, .5: .6.
+    # Workers move to 1 - .1 * 1 = .9 and 1 - .1 * 3 = .7: mean .8. The next round begins at .8: .7 and .5, mean .6.
     job = ToyJob(make("averaging", window=1), [1.0], [[1.0, 1.0], [3.0, 3.0]])
     assert_close(job.run([0, 1]), [0.8])
     assert_close(job.run([1, 0]), [0.6])
 
 
 def test_model_averaging_divides_by_contributions() -> None:
-    # Worker 1 has one batch only: the second round is worker 0's alone.
+    # Worker 1 has one mini-batch only: worker 0 is alone in the second round.
     job = ToyJob(make("averaging", window=1), [1.0], [[1.0, 1.0], [3.0]])
     assert_close(job.run([0, 1]), [0.8])
     assert_close(job.run([0]), [0.7])
@@ -249,8 +250,8 @@ def test_shifted_momentum() -> None:
     assert_trajectory(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.66])
 
 
-def test_shifted_momentum_takes_the_rate_that_came_with_the_parameters() -> None:
-    # eta halves at clock 1. Worker 1 was sent the old one at clock 0: u = .1. Worker 0 was sent the new one after its
+def test_shifted_momentum_takes_the_rate_that_was_sent_with_the_parameters() -> None:
+    # eta halves at clock 1. Worker 1 received the old eta at clock 0: u = .1. Worker 0 received the new eta after its
     # first commit: u = .5 * (.1 / 2) + .05 * .9 = .07.
     assert_trajectory(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.73], eta=StepDecay(0.1, (1,), 0.5))
 
@@ -310,7 +311,7 @@ def test_smega2() -> None:
     assert_trajectory(make("smega2", momentum=0.5), [0.9, 0.8, 0.6625, 0.5425])
 
 
-ROUNDS = [[1.0, 2.0], [3.0, 6.0]]  # the gradients of either worker
+ROUNDS = [[1.0, 2.0], [3.0, 6.0]]  # the gradients of each worker
 
 
 def test_ssgd() -> None:
@@ -335,13 +336,13 @@ def test_ssgdm_local() -> None:
     assert_close(job.run([0, 1]), [-0.4])
 
 
-def test_weight_decay_joins_the_gradient_where_it_was_taken() -> None:
+def test_weight_decay_is_added_to_the_gradient_at_the_parameters_of_the_gradient() -> None:
     # g = 1 + .5 * 1: .85. Worker 1, still at 1: the same: .7.
     job = ToyJob(make("asgd", weight_decay=0.5), [1.0], [[1.0], [1.0]])
     assert_close(job.run([0, 1]), [0.7])
 
 
-MEANS = [[1.0, 1.0, 0.0], [3.0, 3.0, 0.0]]  # movements of -.1 and -.3, twice: -.2 in the mean; then none
+MEANS = [[1.0, 1.0, 0.0], [3.0, 3.0, 0.0]]  # movements of -.1 and -.3 in two rounds, mean -.2; then none
 
 
 @pytest.mark.parametrize(
@@ -365,17 +366,17 @@ def test_diloco(nesterov: bool, expected: list[float]) -> None:
 @pytest.mark.parametrize(
     ("form", "moments"),
     [
-        # D = -.2, -.2, 0. v = .25 * .04 = .01; .0075 + .01; .75 of that.
+        # D = -.2, -.2, 0. v = .25 * .04 = .01; then .75 * .01 + .01 = .0175; then .75 * .0175.
         ("adam", [0.01, 0.0175, 0.013125]),
-        # v < D^2 twice: .01 more each time; then v > D^2 = 0: v less .25 * 0.
+        # v < D^2 twice: v increases by .01 each time; then v > D^2 = 0: v decreases by .25 * 0.
         ("yogi", [0.01, 0.02, 0.02]),
         ("adagrad", [0.04, 0.08, 0.08]),
-        # That of adam, which its largest one replaces in the third round.
+        # v of adam, which is replaced by its largest value in the third round.
         ("amsgrad", [0.01, 0.0175, 0.0175]),
     ],
 )
 def test_fedopt(form: str, moments: list[float]) -> None:
-    # m = -.1, -.05 - .1, -.075; each step is .1 m / (root of v + .1): the first of adam .1 * -.1 / .2 = -.05.
+    # m = -.1, -.05 - .1, -.075; each step is .1 m / (sqrt(v) + .1): the first step of adam is .1 * -.1 / .2 = -.05.
     rule = make("fedopt", window=1, form=form, server_rate=0.1, beta_1=0.5, beta_2=0.75, epsilon=0.1)
     job, center = ToyJob(rule, [1.0], MEANS), 1.0
     for momentum, moment in zip([-0.1, -0.15, -0.075], moments, strict=True):
@@ -420,22 +421,22 @@ def test_mla_that_looks_further_ahead() -> None:
 
 
 def test_delay_adaptive() -> None:
-    # Movements of -.1, T = 1. Staleness 0, 1, 0, 0: in full. Worker 0 then has staleness 3: a third.
+    # Movements of -.1, T = 1. Staleness 0, 1, 0, 0: not scaled. Worker 0 then has staleness 3: scaled by 1/3.
     job = ToyJob(make("delay_adaptive", threshold=1), [1.0], [[1.0] * 2, [1.0] * 3])
     for worker, center in zip([0, 1, 1, 1, 0], [0.9, 0.8, 0.7, 0.6, 0.6 - 0.1 / 3], strict=True):
         assert_close(job.run([worker]), [center])
     assert job.center.log.commits()["scale"].tolist() == [1.0, 1.0, 1.0, 1.0, 1 / 3]
 
 
-def test_delay_adaptive_takes_the_number_of_workers_for_its_threshold() -> None:
-    # n = 2: staleness 3 counts for 2 / 3.
+def test_the_default_threshold_of_delay_adaptive_is_the_number_of_workers() -> None:
+    # n = 2: staleness 3 gives a scale of 2 / 3.
     job = ToyJob(make("delay_adaptive"), [1.0], [[1.0], [1.0] * 3])
     assert_close(job.run([1, 1, 1, 0]), [0.7 - 0.2 / 3])
 
 
 def test_fedbuff() -> None:
-    # Movements of -.1, M = 2. The center stands, then moves by their mean; worker 0, twice, fills the next one alone:
-    # sent at clock 1, within the first buffer, it is one version late: 2^-.5.
+    # Movements of -.1, M = 2. The center moves by their mean with the second commit. Worker 0 fills the next buffer
+    # alone: its first movement began at clock 1, within the first buffer, so that its age is 1: 2^-.5.
     job = ToyJob(make("fedbuff", window=1), [1.0], [[1.0] * 3, [1.0] * 2])
     assert_close(job.run([0]), [1.0])
     assert_close(job.run([1]), [0.9])
@@ -447,7 +448,7 @@ def test_fedbuff() -> None:
 @pytest.mark.parametrize(
     ("nesterov", "expected"),
     [
-        # D = -.1 each time. m = -.1, then -.15.
+        # D = -.1 twice. m = -.1, then -.15.
         (False, [0.95, 0.875]),
         # D + .5 m = -.15, then -.175.
         (True, [0.925, 0.8375]),
@@ -460,8 +461,8 @@ def test_fedbuff_with_momentum(nesterov: bool, expected: list[float]) -> None:
     assert_close(job.run([0, 1]), expected[1:])
 
 
-def test_fedbuff_is_drained_by_its_size_when_the_last_worker_has_left() -> None:
-    # The third movement of -.1, at full weight, counts for a half.
+def test_the_drain_of_fedbuff_divides_by_the_buffers_size() -> None:
+    # The drain applies the third movement of -.1 divided by the buffer's size 2.
     job = ToyJob(make("fedbuff", window=1, exponent=0.0), [1.0], [[1.0] * 2, [1.0]])
     assert_close(job.run([0, 1]), [0.9])
     assert_close(job.run([0]), [0.9 - 0.05])
@@ -470,12 +471,13 @@ def test_fedbuff_is_drained_by_its_size_when_the_last_worker_has_left() -> None:
 
 def test_fadas() -> None:
     # Movements of -.1, M = 2. D = -.1: m = -.05, v = .25 * .01 = .0025: .1 * -.05 / (.05 + .05) = -.05.
-    # Worker 1 was sent clock 0; it commits fifth, h = 0: age 2, above 1: half the rate. Then worker 0, of age 0.
+    # Worker 1 received the center of clock 0 and commits fifth, h = 0: age 2, above 1: half the rate. Then worker 0
+    # commits with age 0.
     options = {"server_rate": 0.1, "beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.05}
     job = ToyJob(make("fadas", window=1, **options), [1.0], [[1.0] * 8, [1.0] * 2])
     assert_close(job.run([0]), [1.0])
     assert_close(job.run([0]), [0.95])
-    momentum, moment = -0.075, 0.004375  # half of the old, and of D; three quarters of the old, and a quarter of D^2
+    momentum, moment = -0.075, 0.004375  # m = .5 m + .5 D, v = .75 v + .25 D^2
     second = 0.95 + 0.1 * momentum / (moment**0.5 + 0.05)
     assert_close(job.run([0, 0]), [second])
     assert_close(job.run([1]), [second])
@@ -486,8 +488,8 @@ def test_fadas() -> None:
 
 
 def test_ringmaster() -> None:
-    # g = theta, R = 2. Worker 1 moves thrice: .9, .81, .729. Worker 0, of staleness 3, is refused, and sent .729 at
-    # clock 3. It takes the same mini-batch again: .6561. Worker 1, sent .729 at clock 3, has staleness 1.
+    # g = theta, R = 2. Worker 1 commits three times: .9, .81, .729. Worker 0 has staleness 3, is refused and receives
+    # .729 at clock 3. It computes the same mini-batch again: .6561. Worker 1 received .729 at clock 3: staleness 1.
     rule = make("ringmaster", threshold=2, patience=None)
     job = ToyJob(rule, [1.0], [[0] * 3, [0] * 5], gradient=lambda theta, _: theta)
     assert_close(job.run([1, 1, 1]), [0.729])
@@ -500,8 +502,9 @@ def test_ringmaster() -> None:
     assert job.center.log.commits()["staleness"].tolist() == [0, 0, 0, 0, 1]
 
 
-def test_ringmaster_applies_a_part_of_what_it_has_refused_often_enough() -> None:
-    # Movements of -.1, R = 1, P = 1. Worker 0 is refused with staleness 2; with 2 again it counts for a half.
+def test_ringmaster_scales_a_commit_down_when_its_patience_is_exhausted() -> None:
+    # Movements of -.1, R = 1, P = 1. Worker 0 is refused with staleness 2; its next commit, again of staleness 2, has
+    # a scale of 1/2.
     job = ToyJob(make("ringmaster", threshold=1), [1.0], [[1.0] * 2, [1.0] * 6])
     job.run([1, 1, 0, 1, 1])
     assert_close(job.theta, [0.6])

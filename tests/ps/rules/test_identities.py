@@ -1,4 +1,4 @@
-"""Identities between rules, in float64 on quadratics, under arbitrary schedules; bit for bit where they must be."""
+"""Identities between rules, in float64 on quadratics, under arbitrary schedules; to the bit where they are exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ETA = 0.05
 
 
 def gradient(theta: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Of a quadratic, shifted by the batch."""
+    """Return the gradient of a quadratic that is shifted by the mini-batch."""
     return CURVES * theta + value
 
 
@@ -84,7 +84,7 @@ def test_zealous_downpour_that_explores_at_a_busy_server_is_accumulated_downpour
 
 @fast
 @given(schedules, st.sampled_from([1, 2, 3]))
-def test_zealous_downpour_at_a_busy_server_is_downpour_with_as_many_batches_in_one(
+def test_zealous_downpour_at_a_busy_server_is_downpour_with_larger_mini_batches(
     schedule: list[int], window: int
 ) -> None:
     values = data(3, 36)
@@ -169,13 +169,15 @@ def test_adag_with_huge_gamma_is_its_base(schedule: list[int]) -> None:
 
 @fast
 @given(schedules)
-def test_adag_with_tiny_gamma_keeps_only_commits_from_an_unmoved_center(schedule: list[int]) -> None:
+def test_adag_with_tiny_gamma_applies_only_commits_whose_center_has_not_moved(schedule: list[int]) -> None:
     toy = job(make("adag", window=1, gamma=1e-300))
     for worker in schedule:
-        before = toy.theta.copy()
-        moved = not np.array_equal(present(toy.center.leases[worker].sent).array, before)  # d, not tau, decides
+        theta_before = toy.theta.copy()
+        moved = not np.array_equal(
+            present(toy.center.leases[worker].sent).array, theta_before
+        )  # the distance d decides, not tau
         toy.run([worker])
-        assert np.array_equal(toy.theta, before) == moved
+        assert np.array_equal(toy.theta, theta_before) == moved
 
 
 @fast
@@ -190,14 +192,14 @@ def test_adag_scale_is_in_the_half_open_unit_interval(schedule: list[int], form:
 
 @fast
 @given(schedules)
-def test_norm_is_element_wise_in_one_dimension(schedule: list[int]) -> None:
+def test_the_norm_form_is_the_element_wise_form_in_one_dimension(schedule: list[int]) -> None:
     values = [[1.0, 0.5, -2.0] * 4] * 3
     scalar, norm = (ToyJob(make("adag", window=1, form=form, gamma=0.01), [1.0], values) for form in ("4.7", "4.7norm"))
     assert_close(scalar.run(schedule), norm.run(schedule))
 
 
 @pytest.mark.parametrize("rule", [make("aeasgd", rho=0.0), make("easgd", rho=0.0)])
-def test_elastic_rules_without_a_spring_freeze_the_center(rule: Rule) -> None:
+def test_elastic_rules_without_elasticity_do_not_move_the_center(rule: Rule) -> None:
     toy = job(rule, steps=20)
     toy.run([0, 1, 2])
     np.testing.assert_array_equal(toy.theta, START)
@@ -212,8 +214,10 @@ def test_elastic_exchange_conserves_center_plus_workers_async(schedule: list[int
     values = data(3, 30)
     toy = ToyJob(make("aeasgd", window=window, rho=rho), START, values, eta=ETA)
     toy.run(schedule)
-    taken = [window * (schedule.count(worker) + 1) for worker in range(3)]  # each has computed its next window
-    moved = sum(values[worker][: taken[worker]].sum(axis=0) for worker in range(3))
+    computed = [
+        window * (schedule.count(worker) + 1) for worker in range(3)
+    ]  # each worker has computed its next window
+    moved = sum(values[worker][: computed[worker]].sum(axis=0) for worker in range(3))
     total = toy.theta + sum(replica.theta for replica in toy.replicas)
     assert_close(total, 4 * np.array(START) - ETA * moved)
 
@@ -242,8 +246,8 @@ def test_eamsgd_without_momentum_is_aeasgd(schedule: list[int]) -> None:
     assert_close(*run_both(make("eamsgd", window=2, momentum=0.0), make("aeasgd", window=2), schedule[:5]))
 
 
-def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange() -> None:
-    # Worker 0 stands still at the start, so that a center remembered from its last pull would give it no force.
+def test_aeasgd_takes_its_difference_to_the_current_center_at_the_exchange() -> None:
+    # Worker 0 does not move, so that its difference to the center of its last pull would be 0.
     toy = ToyJob(make("aeasgd", window=1, rho=4.0), [0.0], [[0.0] * 2, [1.0] * 5], eta=ETA)
     moved = toy.run([1, 1, 1]).copy()
     assert moved < -0.01
@@ -251,7 +255,7 @@ def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange() ->
 
 
 def test_easgd_differs_from_its_simultaneous_form_by_the_elastic_force_on_one_step() -> None:
-    # Algorithm 4 takes the force at the moved worker, Eq 2.4 at the old one: eta^2 rho g apart.
+    # Algorithm 4 takes the force after the worker's step, Eq 2.4 before it: the difference is eta^2 rho g.
     rho, values = 2.0, data(3, 2)
     one, two = (
         ToyJob(make("easgd", rho=rho, window=1), START, [value[:steps] for value in values], eta=ETA)
@@ -265,15 +269,15 @@ def test_easgd_differs_from_its_simultaneous_form_by_the_elastic_force_on_one_st
         assert_close(two.replicas[worker].theta - simultaneous, ETA**2 * rho * g)
 
 
-def test_a_center_that_stands_still_holds_its_workers_where_the_spring_equals_the_gradient() -> None:
-    # Opposed gradients pull two workers apart. Before each exchange: -g = rho (theta - center).
+def test_at_a_center_that_does_not_move_the_elastic_force_equals_the_gradient() -> None:
+    # Opposite gradients pull two workers apart. Before each exchange: -g = rho (theta - center).
     rho = 4.0
     toy = ToyJob(make("easgd", rho=rho, window=1), [1.0], [[1.0] * 300, [-1.0] * 300], eta=ETA)
     toy.run([0, 1] * 299)
     assert_close(toy.theta, [1.0])
-    # Workers have already taken the last step and its elastic move off.
-    before = (toy.replicas[0].theta - ETA * rho * toy.theta) / (1 - ETA * rho)
-    assert_close(-1.0, rho * (before - toy.theta))
+    # Workers have already computed the last step and subtracted its elastic move.
+    theta_before = (toy.replicas[0].theta - ETA * rho * toy.theta) / (1 - ETA * rho)
+    assert_close(-1.0, rho * (theta_before - toy.theta))
 
 
 def test_model_averaging_with_window_one_is_synchronous_sgd() -> None:
@@ -285,14 +289,16 @@ def test_model_averaging_with_window_one_is_synchronous_sgd() -> None:
     assert_close(toy.run([0, 1, 2] * 4), theta)
 
 
-def test_one_averaging_worker_is_sgd() -> None:
+def test_model_averaging_with_one_worker_is_sgd() -> None:
     toy = job(make("averaging", window=3), workers=1)
     assert_close(toy.run([0] * 4), sgd(data(1, 12)[0]))
 
 
 @fast
 @given(schedules, st.sampled_from(["downpour", "dynsgd", "asgd", "aeasgd"]))
-def test_staleness_adds_up_to_the_last_pull_clocks_less_the_commits(schedule: list[int], name: str) -> None:
+def test_the_sum_of_staleness_is_the_sum_of_the_last_pulled_clocks_minus_the_commits(
+    schedule: list[int], name: str
+) -> None:
     toy = job(make(name, window=1))
     toy.run(schedule)
     total = toy.center.log.commits()["staleness"].sum()

@@ -38,7 +38,7 @@ def assert_close(
 
 
 def sequential(step: Callable[..., Any], steps: int = 20) -> np.ndarray:
-    """The iterates of a one-worker method: ``step(job, theta, v)`` gives the next two."""
+    """Return the iterates of a one-worker method: ``step(job, theta, v)`` returns the next theta and v."""
     job = Problem(1, [0] * steps, eta=ETA)
     theta, v, iterates = job.start, np.zeros_like(job.start), []
     for _ in range(steps):
@@ -71,7 +71,7 @@ def single_worker(name: str, **hyper: Any) -> np.ndarray:
     return centers(name, [0] * 20, n=1, **hyper)
 
 
-# one worker
+# One worker
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,22 @@ def single_worker(name: str, **hyper: Any) -> np.ndarray:
         ("dana_slim", {"momentum": GAMMA}, bengio),
     ],
 )
-def test_one_worker_is_the_sequential_method(name: str, hyper: dict[str, Any], method: Callable[..., Any]) -> None:
+def test_a_rule_with_one_worker_is_the_sequential_method(
+    name: str, hyper: dict[str, Any], method: Callable[..., Any]
+) -> None:
     assert_close(single_worker(name, **hyper), sequential(method))
 
 
-def test_one_worker_of_nag_asgd_is_not_nesterovs_method() -> None:
+def test_nag_asgd_with_one_worker_is_not_nesterovs_method() -> None:
     assert np.abs(single_worker("nag_asgd", momentum=GAMMA) - sequential(nesterov)).max() > 1e-3
 
 
-def test_one_worker_of_dana_dc_is_not_nesterovs_method() -> None:
-    # The difference that compensates is taken from the look-ahead that was sent, which is not the center.
+def test_dana_dc_with_one_worker_is_not_nesterovs_method() -> None:
+    # The compensation takes the difference to the look-ahead that was sent, which is not the center.
     assert np.abs(single_worker("dana_dc", momentum=GAMMA, compensation=2.0) - sequential(nesterov)).max() > 1e-3
 
 
-def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_late() -> None:
+def test_adag_13_with_one_worker_is_sgd_with_gradients_that_are_one_commit_late() -> None:
     job = Problem(1, [0] * 20, eta=ETA)
     theta, before, iterates = job.start, job.start, []
     for _ in range(20):
@@ -117,7 +119,7 @@ def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_l
     assert_close(single_worker("adag", window=1, gamma=1e300, algorithm=13), iterates)
 
 
-# several workers, any schedule
+# Several workers, any schedule
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_l
 )
 @fast
 @given(schedules)
-def test_without_momentum_it_is_asgd(name: str, schedule: list[int]) -> None:
+def test_a_momentum_rule_without_momentum_is_asgd(name: str, schedule: list[int]) -> None:
     assert_close(centers(name, schedule, momentum=0.0), centers("asgd", schedule))
 
 
@@ -139,9 +141,7 @@ def test_naive_asgdm_is_nag_asgd(schedule: list[int]) -> None:
 @pytest.mark.parametrize("eta", [StepDecay(ETA, (3, 9), 0.5), Cosine(ETA, length=25, least=0.01)], ids=str)
 @fast
 @given(schedules)
-def test_momentum_correction_keeps_naive_asgdm_at_nag_asgd_while_eta_changes(
-    eta: Schedule, schedule: list[int]
-) -> None:
+def test_naive_asgdm_with_momentum_correction_is_nag_asgd_while_eta_changes(eta: Schedule, schedule: list[int]) -> None:
     options: dict[str, Any] = {"simulation": {"learning_rate": eta}, "momentum": GAMMA}
     assert_close(centers("asgdm", schedule, **options), centers("nag_asgd", schedule, **options))
 
@@ -168,7 +168,7 @@ def test_multi_asgd_with_a_frameworks_nesterov_step_would_be_dana_slim() -> None
 @fast
 @given(schedules)
 def test_dana_slims_center_is_what_dana_zero_sends(schedule: list[int]) -> None:
-    # ... that is, DANA-Zero's center less eta gamma times the sum of the momenta.
+    # DANA-Zero sends its center minus eta gamma times the sum of the momenta.
     slim, zero = (Problem(N, schedule, eta=ETA) for _ in range(2))
     slim.simulated(make("dana_slim", momentum=GAMMA))
     zero.simulated(make("dana_zero", momentum=GAMMA))
@@ -193,11 +193,11 @@ def test_danas_running_sum_is_the_sum_of_the_momenta(schedule: list[int]) -> Non
         assert_close(toy.center.model[0], sum(lease.vectors[0] for lease in toy.center.leases.values()))
 
 
-def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum() -> None:
+def test_the_momentum_of_a_worker_that_leaves_is_removed_from_danas_sum() -> None:
     data = list(np.random.default_rng(0).normal(size=(2, 2, 4)))
     data.append(np.ones((6, 4)))
     toy = ToyJob(make("dana_zero", momentum=GAMMA), np.ones(4), data)
-    toy.run([0, 1, 2, 1, 0, 2])  # workers 0 and 1 have no more data
+    toy.run([0, 1, 2, 1, 0, 2])  # workers 0 and 1 have no data left
     assert_close(toy.center.model[0], toy.center.leases[2].vectors[0])
 
 
@@ -232,11 +232,11 @@ def test_adaptive_compensation_without_memory_is_linear_in_the_gradients_magnitu
     assert_close(centers("dc_asgd", schedule, adaptive=True, compensation=0.7, decay=0.0, epsilon=0.0), iterates)
 
 
-# what is sent
+# The parameters that are sent
 
 
-def sent_and_reached(name: str, schedule: list[int], order: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """What the last committer of ``schedule`` is sent, and the center after a zero gradient of each of ``order``."""
+def sent_center_and_center_after(name: str, schedule: list[int], order: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parameters sent at the end of ``schedule``, and the center after zero gradients in ``order``."""
     job = Problem(N, [*schedule, *order], eta=ETA)
     points = []
 
@@ -252,43 +252,43 @@ def sent_and_reached(name: str, schedule: list[int], order: list[int]) -> tuple[
 @pytest.mark.parametrize("name", ["dana_zero", "smega2"])
 @fast
 @given(schedules, st.permutations(range(N)))
-def test_what_is_sent_is_the_center_after_a_zero_gradient_of_every_worker(
+def test_a_rule_sends_the_center_after_a_zero_gradient_of_every_worker(
     name: str, schedule: list[int], order: list[int]
 ) -> None:
-    assert_close(*sent_and_reached(name, schedule, order))
+    assert_close(*sent_center_and_center_after(name, schedule, order))
 
 
-def test_lwp_does_not_send_that() -> None:
-    sent, reached = sent_and_reached("lwp", ROUND_ROBIN, [0, 1, 2])
+def test_lwp_does_not_send_the_center_after_zero_gradients() -> None:
+    sent, reached = sent_center_and_center_after("lwp", ROUND_ROBIN, [0, 1, 2])
     assert np.abs(sent - reached).max() > 1e-3
 
 
 def arrivals(name: str, **hyper: Any) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, Problem]]:
-    """Round robin: who arrives, with its number among the worker's own; the gap it finds; its job."""
+    """Yield worker, number of its commit, gap, sum of the other workers' gradients, and job of each commit in turns."""
     job = Problem(N, ROUND_ROBIN, eta=ETA)
     trace = job.simulated(make(name, **hyper), measure_gap=True)
     for clock in range(N, len(ROUND_ROBIN)):
         k, number = ROUND_ROBIN[clock], clock // N
         gap = present(trace.centers)[clock - 1] - job.points[k][number]
-        # What is measured is its root mean square, and that over the norm of the gradient.
+        # The gap is the root mean square; the normalized gap is divided by the norm of the gradient.
         assert_close(trace.gap[clock], np.sqrt(np.mean(gap**2)))
         assert_close(trace.normalized_gap[clock], trace.gap[clock] / np.linalg.norm(job.gradients[k][number]))
         others = [job.gradients[j][(clock - 1 - j) // N] for j in range(N) if j != k]
         yield k, number, gap, np.sum(others, axis=0), job
 
 
-def test_round_robin_gap_of_asgd_is_one_gradient_of_every_other_worker() -> None:
+def test_the_round_robin_gap_of_asgd_is_one_gradient_of_every_other_worker() -> None:
     for _, _, gap, others, _ in arrivals("asgd"):
         assert_close(gap, -ETA * others)
 
 
-def test_round_robin_gap_of_dana_zero_is_that_and_its_own_momentum() -> None:
+def test_the_round_robin_gap_of_dana_zero_adds_the_workers_own_momentum() -> None:
     for k, number, gap, others, job in arrivals("dana_zero", momentum=GAMMA):
         own = sum(GAMMA ** (number - 1 - i) * job.gradients[k][i] for i in range(number))
         assert_close(gap, -ETA * others + ETA * GAMMA * own)
 
 
-def test_smega2_under_a_constant_gradient_tends_to_steps_of_eta_over_one_minus_gamma() -> None:
+def test_smega2_converges_to_steps_of_eta_over_one_minus_gamma_under_a_constant_gradient() -> None:
     trace = simulate(
         make("smega2", momentum=GAMMA),
         np.zeros(2),
@@ -317,14 +317,14 @@ def test_ormo_under_rounds_is_synchronous_sgd_with_momentum_at_the_barriers(sche
 def test_ormos_momentum_and_center_are_sums_over_the_gradients_by_their_age(schedule: list[int]) -> None:
     data = list(np.random.default_rng(0).normal(size=(N, 30, 4)))
     toy, beta = ToyJob(make("ormo", momentum=GAMMA), np.ones(4), data, eta=ETA), GAMMA
-    arrived, taken = [], [0] * N
+    arrived, counts = [], [0] * N
     for clock, worker in enumerate(schedule):
         toy.run([worker])
         bucket = -(
             -(clock - toy.center.log.commits()["staleness"][clock]) // N
-        )  # of the clock that the worker was sent
-        arrived.append((bucket, data[worker][taken[worker]]))
-        taken[worker] += 1
+        )  # of the clock at which the worker received the center
+        arrived.append((bucket, data[worker][counts[worker]]))
+        counts[worker] += 1
         head = toy.center.counters["head"]
         assert head == -(-clock // N)
         assert_close(toy.center.model[0], sum(ETA * beta ** (head - bucket) * g for bucket, g in arrived))
@@ -332,13 +332,13 @@ def test_ormos_momentum_and_center_are_sums_over_the_gradients_by_their_age(sche
         assert_close(toy.theta, 1 - moved)
 
 
-# rounds
+# Rounds
 
 
 @fast
 @given(rounds)
-def test_synchronous_sgd_is_single_steps_of_a_share_of_its_learning_rate(schedule: list[int]) -> None:
-    # Without momentum SSGDm's step is the sum of single steps.
+def test_ssgd_is_ssgdm_without_momentum_at_the_learning_rate_divided_by_the_workers(schedule: list[int]) -> None:
+    # Without momentum, a step of SSGDm is the sum of the workers' steps.
     mean = centers("ssgd", schedule, simulation={"learning_rate": N * ETA})
     single = centers("ssgdm", schedule, momentum=0.0)
     assert_close(mean, single)
@@ -354,7 +354,7 @@ def test_local_momenta_are_one_global_momentum_at_the_barriers(eta: Schedule | f
 
 @fast
 @given(rounds)
-def test_the_center_stands_still_within_a_round(schedule: list[int]) -> None:
+def test_the_center_does_not_move_within_a_round(schedule: list[int]) -> None:
     for name in ("ssgd", "ssgdm", "ssgdm_local"):
         history = centers(name, schedule)
         for number, center in enumerate(history):

@@ -1,4 +1,4 @@
-"""Identities of the rules with an outer optimizer, and what they do with missing, left-out and short windows."""
+"""Identities of the rules with an outer optimizer, and their handling of missing, skipped and short windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ fast = settings(max_examples=20, deadline=None)
 
 
 def constant_moves(name: str, moves: int, n: int = 1, **hyper: Any) -> tuple[np.ndarray, ToyJob]:
-    """The steps of the center from 0 under movements of `MOVES`, and the job."""
+    """Return the steps of the center from 0 under ``moves`` movements of `MOVES` by each worker, and the job."""
     job = ToyJob(make(name, window=1, **hyper), np.zeros(3), [[-MOVES / ETA] * (moves + 1)] * n, eta=ETA)
     positions = [np.zeros(3)]
     for number in range(moves * n):
@@ -32,7 +32,7 @@ def constant_moves(name: str, moves: int, n: int = 1, **hyper: Any) -> tuple[np.
 
 
 def sequential(window: int, windows: int) -> Any:
-    """A problem of one worker, and the movement of each of its windows from where it is asked for."""
+    """Return a problem of one worker, and the function from a theta to the movement of a window from there."""
     job = Problem(1, [0] * windows, eta=ETA)
 
     def move(theta: np.ndarray) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_diloco_without_momentum_at_a_rate_of_one_is_model_averaging(
     assert_close(outer, at_barriers("averaging", schedule, window=window))
 
 
-def test_one_worker_of_diloco_with_window_one_is_nesterovs_method_in_bengios_form() -> None:
+def test_diloco_with_one_worker_and_window_one_is_nesterovs_method_in_bengios_form() -> None:
     job, v, iterates = Problem(1, [0] * 12, eta=ETA), np.zeros(5), []
     ahead = job.start
     for _ in range(12):
@@ -67,7 +67,7 @@ def test_one_worker_of_diloco_with_window_one_is_nesterovs_method_in_bengios_for
     assert_close(centers("diloco", [0] * 12, n=1, window=1, server_rate=0.7, momentum=0.8), iterates)
 
 
-def test_one_worker_of_diloco_without_momentum_is_lookahead() -> None:
+def test_diloco_with_one_worker_and_without_momentum_is_lookahead() -> None:
     (job, move), iterates = sequential(4, 6), []
     slow = job.start
     for _ in range(6):
@@ -114,12 +114,12 @@ def test_both_forms_of_diloco_agree_without_momentum(schedule: list[int]) -> Non
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_a_constant_move_is_taken_as_often_as_diloco_remembers_it(nesterov: bool) -> None:
+def test_diloco_amplifies_a_constant_movement_by_its_momentum(nesterov: bool) -> None:
     steps, _ = constant_moves("diloco", 80, server_rate=0.7, momentum=0.5, nesterov=nesterov)
     assert_close(steps[-1], 0.7 / (1 - 0.5) * MOVES)
 
 
-def test_dilocos_step_in_the_old_momentum_and_the_pseudo_gradient() -> None:
+def test_dilocos_step_as_a_function_of_the_old_momentum_and_the_pseudo_gradient() -> None:
     alpha, beta, m = 0.7, 0.9, np.zeros(3)
     steps, _ = constant_moves("diloco", 6, server_rate=alpha, momentum=beta)
     for step in steps:
@@ -155,23 +155,23 @@ def test_amsgrad_is_adam_under_a_constant_mean() -> None:
     np.testing.assert_array_equal(adam, amsgrad)
 
 
-def test_adagrads_steps_under_a_constant_mean_shrink_with_the_root_of_their_number() -> None:
+def test_adagrads_steps_under_a_constant_mean_shrink_with_the_square_root_of_their_number() -> None:
     steps, _ = constant_moves("fedopt", 9, form="adagrad", beta_1=0.0, server_rate=0.3, epsilon=0.01)
     for number, step in enumerate(steps, 1):
         assert_close(step, 0.3 * MOVES / (np.sqrt(number) * np.abs(MOVES) + 0.01))
 
 
-def test_yogis_second_moment_moves_by_a_share_of_the_mean_squared_and_by_nothing_else() -> None:
+def test_yogis_second_moment_moves_only_by_a_share_of_the_squared_mean() -> None:
     means = [1.0, 0.2, 1.5, 0.0, 0.5]
     job = ToyJob(make("fedopt", window=1, form="yogi", beta_2=0.75), [0.0], [[-mean / ETA for mean in means]], eta=ETA)
-    seen, before = set(), 0.0
+    signs, before = set(), 0.0
     for mean in means:
         job.run([0])
         after = float(job.center.model[1][0])
-        seen.add(np.sign(after - before))
+        signs.add(np.sign(after - before))
         assert_close(abs(after - before), 0.25 * mean**2)
         before = after
-    assert seen == {-1, 0, 1}
+    assert signs == {-1, 0, 1}
 
 
 # Delayed Nesterov
@@ -201,14 +201,14 @@ def test_delayed_nesterov_in_rounds_is_diloco(schedule: list[int]) -> None:
 
 
 @pytest.mark.parametrize("activation", [0.5, 1.0])
-def test_it_is_not_with_a_momentum_that_is_spread(activation: float) -> None:
+def test_delayed_nesterov_in_rounds_is_not_diloco_if_its_momentum_is_spread(activation: float) -> None:
     delayed = at_barriers("delayed_nesterov", ROUND_ROBIN, window=2, barrier=True, activation=activation)
     assert np.abs(delayed - at_barriers("diloco", ROUND_ROBIN, window=2)).max() > 1e-3
 
 
 @fast
 @given(schedules, st.sampled_from([1, 2, 4]), st.sampled_from([0.0, 0.3, 1.0]))
-def test_what_the_center_moves_over_a_period_of_delayed_nesterov(
+def test_the_movement_of_the_center_over_a_period_of_delayed_nesterov(
     schedule: list[int], period: int, activation: float
 ) -> None:
     epsilon, beta, c = 0.7, 0.9, activation / period
@@ -225,7 +225,7 @@ def test_what_the_center_moves_over_a_period_of_delayed_nesterov(
         before, old = job.theta.copy(), new
 
 
-def test_four_equal_moves_of_naive_asynchronous_diloco_leave_a_momentum_of_all_their_powers() -> None:
+def test_the_momentum_of_naive_asynchronous_diloco_is_a_geometric_sum_after_equal_movements() -> None:
     beta = 0.9
     _, job = constant_moves("delayed_nesterov", 4, period=1, momentum=beta)
     assert_close(job.center.model[0], (1 + beta + beta**2 + beta**3) * MOVES)
@@ -238,7 +238,7 @@ def test_four_equal_moves_of_naive_asynchronous_diloco_leave_a_momentum_of_all_t
 
 @fast
 @given(schedules, st.sampled_from([1, 3]))
-def test_mlas_center_is_the_look_ahead_of_the_form_that_is_printed_first(schedule: list[int], window: int) -> None:
+def test_mlas_center_is_the_look_ahead_of_the_first_form_in_the_paper(schedule: list[int], window: int) -> None:
     eta, gamma, job, ahead = 0.7, 0.9, Problem(N, schedule, eta=ETA), []
     theta, m, sent = job.start, np.zeros_like(job.start), [job.start] * N
     for k in schedule:
@@ -255,18 +255,18 @@ def test_mlas_center_is_the_look_ahead_of_the_form_that_is_printed_first(schedul
 
 @fast
 @given(schedules)
-def test_mla_without_momentum_is_downpour_however_far_it_reaches(schedule: list[int]) -> None:
+def test_mla_without_momentum_is_downpour_for_every_reach(schedule: list[int]) -> None:
     downpour = centers("downpour", schedule, window=2)
     for reach in (0.0, 2.0):
         assert_close(centers("mla", schedule, window=2, momentum=0.0, server_rate=1.0, reach=reach), downpour)
 
 
-def test_mla_that_looks_ahead_twice_is_another_method() -> None:
+def test_mla_with_a_reach_is_not_mla_without() -> None:
     once, twice = (centers("mla", ROUND_ROBIN, window=2, reach=reach) for reach in (0.0, 1.0))
     assert np.abs(once - twice).max() > 1e-3
 
 
-def test_one_worker_of_mla_with_window_one_is_bengios_form_with_a_smaller_momentum_term() -> None:
+def test_mla_with_one_worker_and_window_one_is_bengios_form_with_a_smaller_momentum_term() -> None:
     eta, gamma, job, v, iterates = 0.7, 0.8, Problem(1, [0] * 12, eta=ETA), np.zeros(5), []
     ahead = job.start
     for _ in range(12):
@@ -277,7 +277,7 @@ def test_one_worker_of_mla_with_window_one_is_bengios_form_with_a_smaller_moment
     assert_close(centers("mla", [0] * 12, n=1, window=1, server_rate=eta, momentum=gamma), iterates)
 
 
-def test_mlas_step_under_a_constant_move() -> None:
+def test_mlas_step_under_a_constant_movement() -> None:
     steps, _ = constant_moves("mla", 80, server_rate=0.7, momentum=0.5)
     assert_close(steps[-1], 0.7 * (1 + 0.5) * MOVES)
 
@@ -287,7 +287,7 @@ def test_mlas_step_under_a_constant_move() -> None:
 
 @fast
 @given(schedules, st.sampled_from([1, 2]))
-def test_delay_adaptive_with_a_threshold_that_nothing_reaches_is_downpour_to_the_bit(
+def test_delay_adaptive_with_a_threshold_that_no_staleness_reaches_is_downpour_to_the_bit(
     schedule: list[int], window: int
 ) -> None:
     adaptive = centers("delay_adaptive", schedule, window=window, threshold=len(schedule))
@@ -300,7 +300,7 @@ def test_delay_adaptive_is_downpour_while_workers_take_turns() -> None:
     np.testing.assert_array_equal(centers("delay_adaptive", ROUND_ROBIN), centers("downpour", ROUND_ROBIN))
 
 
-def test_one_worker_of_delay_adaptive_is_sgd() -> None:
+def test_delay_adaptive_with_one_worker_is_sgd() -> None:
     job, move = sequential(1, 12)
     theta, iterates = job.start, []
     for _ in range(12):
@@ -311,7 +311,7 @@ def test_one_worker_of_delay_adaptive_is_sgd() -> None:
 
 @fast
 @given(schedules)
-def test_delay_adaptive_with_a_threshold_of_one_divides_by_the_staleness_and_dynsgd_by_one_more(
+def test_delay_adaptive_divides_by_the_staleness_and_dynsgd_by_the_staleness_plus_one(
     schedule: list[int],
 ) -> None:
     trace = run("delay_adaptive", schedule, threshold=1)
@@ -320,14 +320,16 @@ def test_delay_adaptive_with_a_threshold_of_one_divides_by_the_staleness_and_dyn
     assert_close(dynamic.scale, 1 / (dynamic.staleness + 1))
 
 
-# What goes wrong
+# Missing, skipped and short windows
 
 ROUNDS = ["diloco", "fedopt"]
 ASYNCHRONOUS = ["delayed_nesterov", "mla", "delay_adaptive"]
 
 
-def arrived(name: str, values: dict[int, float], *, skipped: tuple[int, ...] = (), left: tuple[int, ...] = ()) -> Any:
-    """The center of four workers behind a round of ``values``, of which some leave out their numbers, or leave."""
+def center_after_round(
+    name: str, values: dict[int, float], *, skipped: tuple[int, ...] = (), left: tuple[int, ...] = ()
+) -> Any:
+    """Return the center after a round of four workers, some of which have a skipped commit or leave."""
     center = center_of(name, workers=4, hyper={"window": 1})
     for worker in range(4):
         joined(center, worker)
@@ -341,22 +343,22 @@ def arrived(name: str, values: dict[int, float], *, skipped: tuple[int, ...] = (
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_a_round_takes_the_mean_of_those_that_contributed(name: str) -> None:
-    whole = arrived(name, {0: 3.0, 1: 3.0, 2: 3.0, 3: 3.0})
-    assert whole.round.total is None
+def test_a_round_takes_the_mean_of_its_contributions(name: str) -> None:
+    complete = center_after_round(name, {0: 3.0, 1: 3.0, 2: 3.0, 3: 3.0})
+    assert complete.round.total is None
     for center in (
-        arrived(name, {0: 2.0, 2: 4.0}, skipped=(1,), left=(3,)),
-        arrived(name, {0: 2.0, 2: 4.0}, left=(1, 3)),
-        arrived(name, {0: 2.0, 2: 4.0}, skipped=(1, 3)),
+        center_after_round(name, {0: 2.0, 2: 4.0}, skipped=(1,), left=(3,)),
+        center_after_round(name, {0: 2.0, 2: 4.0}, left=(1, 3)),
+        center_after_round(name, {0: 2.0, 2: 4.0}, skipped=(1, 3)),
     ):
-        np.testing.assert_allclose(center.current.array, whole.current.array, rtol=1e-6)
-        for ours, theirs in zip(center.model, whole.model, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        np.testing.assert_allclose(center.current.array, complete.current.array, rtol=1e-6)
+        for actual, expected in zip(center.model, complete.model, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_a_round_without_a_contribution_changes_nothing(name: str) -> None:
-    center = arrived(name, {0: 2.0, 1: 2.0, 2: 1.0, 3: 1.0})
+    center = center_after_round(name, {0: 2.0, 1: 2.0, 2: 1.0, 3: 1.0})
     before = [vector.copy() for vector in (center.current.array, *center.model)]
     for worker in range(4):
         center.release(worker, 0)
@@ -368,7 +370,7 @@ def test_a_round_without_a_contribution_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_commit_that_is_left_out_changes_no_state_of_the_rule(name: str) -> None:
+def test_a_skipped_commit_changes_no_state_of_the_rule(name: str) -> None:
     center = center_of(name, workers=2, hyper={"window": 1})
     for worker in range(2):
         joined(center, worker)
@@ -382,16 +384,16 @@ def test_a_commit_that_is_left_out_changes_no_state_of_the_rule(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [*ROUNDS, *ASYNCHRONOUS])
-def test_a_window_ends_with_its_epoch_and_counts_in_full(name: str) -> None:
-    # Two epochs of three mini-batches and windows of two: the same as windows of these lengths that are whole.
+def test_a_window_ends_with_its_epoch_and_is_not_scaled_down(name: str) -> None:
+    # Two epochs of three mini-batches and windows of two: the center is that of full windows of these lengths.
     job = ToyJob(make(name, window=2), [1.0], [[1.0] * 3], epochs=2)
     job.run([0] * 4)
     assert job.center.log.commits()["steps"].tolist() == [2, 1, 2, 1]
-    values = [2.0, 1.0, 2.0, 1.0]  # as one step each
+    values = [2.0, 1.0, 2.0, 1.0]  # the same movements in one step each
     assert_close(job.theta, ToyJob(make(name, window=1), [1.0], [values]).run([0] * 4))
 
 
-def test_the_rules_of_these_tests_have_no_vectors_of_their_workers() -> None:
+def test_the_outer_rules_keep_no_vectors_at_their_workers() -> None:
     for name in (*ROUNDS, *ASYNCHRONOUS):
         traits = center_rules()[name]().traits
         assert traits.worker_vectors == ()

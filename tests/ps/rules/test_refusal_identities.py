@@ -1,4 +1,4 @@
-"""Identities of the rule that refuses what is too stale, and the bounds on how often it does."""
+"""Identities of the rule that refuses stale commits, and bounds on the number of its refusals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from distkeras.ps.rules import make
 limits = st.sampled_from([1, 2, 4])
 patiences = st.sampled_from([0, 1, 2, None])
 fast = settings(max_examples=25, deadline=None)
-#: A window that is computed again meets the same mini-batches: gradients are given their numbers.
+#: A window that is computed again has the same mini-batches: gradients depend on the mini-batch's number.
 run, centers = partial(virtual_centers.run, numbered=True), partial(virtual_centers.centers, numbered=True)
 
 
 @fast
 @given(schedules, st.sampled_from([1, 3]))
-def test_ringmaster_with_a_threshold_that_nothing_reaches_is_downpour_to_the_bit(
+def test_ringmaster_with_a_threshold_that_no_staleness_reaches_is_downpour_to_the_bit(
     schedule: list[int], window: int
 ) -> None:
     found = centers("ringmaster", schedule, window=window, threshold=len(schedule) + 1, patience=None)
@@ -42,7 +42,7 @@ def test_ringmaster_without_patience_is_delay_adaptive_to_the_bit(schedule: list
     np.testing.assert_array_equal(found, centers("delay_adaptive", schedule, window=2, threshold=limit))
 
 
-def test_no_one_is_refused_while_workers_take_turns() -> None:
+def test_no_commit_is_refused_while_workers_take_turns() -> None:
     trace = run("ringmaster", ROUND_ROBIN, threshold=N, patience=None)
     assert len(trace.refused) == 0
     np.testing.assert_array_equal(present(trace.centers), centers("downpour", ROUND_ROBIN))
@@ -50,7 +50,9 @@ def test_no_one_is_refused_while_workers_take_turns() -> None:
 
 @fast
 @given(schedules, st.sampled_from([1, 2]))
-def test_what_ringmaster_applies_with_a_threshold_of_one_is_sequential_sgd(schedule: list[int], window: int) -> None:
+def test_the_applied_commits_of_ringmaster_with_a_threshold_of_one_are_sequential_sgd(
+    schedule: list[int], window: int
+) -> None:
     trace = run("ringmaster", schedule, window=window, threshold=1, patience=None)
     assert not trace.staleness.any()
     job, done, iterates = Problem(N, schedule, eta=ETA), [0] * N, []
@@ -63,12 +65,12 @@ def test_what_ringmaster_applies_with_a_threshold_of_one_is_sequential_sgd(sched
     np.testing.assert_allclose(present(trace.centers), iterates, rtol=1e-11, atol=1e-13)
 
 
-def test_one_worker_of_ringmaster_is_sgd() -> None:
+def test_ringmaster_with_one_worker_is_sgd() -> None:
     np.testing.assert_array_equal(centers("ringmaster", [0] * 10, n=1), centers("downpour", [0] * 10, n=1))
 
 
 def arrivals(schedule: list[int], limit: int, patience: int | None) -> list[tuple[int, int, int, int]]:
-    """Worker, staleness, verdict and clock of each arrival, from the definitions alone."""
+    """Return worker, staleness, verdict (1: refused) and clock of each commit, computed from the definitions."""
     sent, refused, clock, found = [0] * N, [0] * N, 0, []
     for worker in schedule:
         staleness = clock - sent[worker]
@@ -81,7 +83,7 @@ def arrivals(schedule: list[int], limit: int, patience: int | None) -> list[tupl
 
 @fast
 @given(schedules, limits, patiences)
-def test_who_is_refused_and_what_the_staleness_adds_up_to(
+def test_refusals_and_the_sum_of_staleness_follow_from_the_definitions(
     schedule: list[int], limit: int, patience: int | None
 ) -> None:
     trace = run("ringmaster", schedule, threshold=limit, patience=patience)
@@ -89,7 +91,7 @@ def test_who_is_refused_and_what_the_staleness_adds_up_to(
     refused = [(worker, clock, staleness) for worker, staleness, verdict, clock in expected if verdict]
     assert trace.refused.tolist() == [list(row) for row in refused]
     assert trace.staleness.tolist() == [staleness for _, staleness, verdict, _ in expected if not verdict]
-    # Of all arrivals, those that are refused too: the clocks at which workers were last sent the center, less commits.
+    # The sum over all commits, refused or not, is the sum of the clocks last sent to workers, minus applied commits.
     applied, last = len(trace.worker), [0] * N
     for worker, _, verdict, clock in expected:
         last[worker] = clock + (not verdict)
@@ -98,11 +100,11 @@ def test_who_is_refused_and_what_the_staleness_adds_up_to(
 
 @fast
 @given(schedules, limits, patiences)
-def test_how_often_it_refuses(schedule: list[int], limit: int, patience: int | None) -> None:
+def test_the_number_of_refusals_is_bounded(schedule: list[int], limit: int, patience: int | None) -> None:
     trace = run("ringmaster", schedule, threshold=limit, patience=patience)
     verdicts = [verdict for *_, verdict, _ in arrivals(schedule, limit, patience)]
     for first in range(len(schedule) - N):
-        assert not all(verdicts[first : first + N + 1])  # of n + 1 arrivals in a row one is applied
+        assert not all(verdicts[first : first + N + 1])  # of n + 1 consecutive commits, one is applied
     total = len(trace.worker)
     for worker in range(N):
         own = int((trace.refused[:, 0] == worker).sum())
@@ -122,7 +124,7 @@ def own_verdicts(worker: int, schedule: list[int], verdicts: list[int]) -> list[
 
 
 @pytest.mark.parametrize("patience", [1, None])
-def test_workers_that_are_always_too_late_wait_for_the_others_end_unless_patience_is_limited(
+def test_workers_that_are_always_stale_commit_only_after_the_others_unless_patience_is_limited(
     patience: int | None,
 ) -> None:
     batches = 6
@@ -133,7 +135,7 @@ def test_workers_that_are_always_too_late_wait_for_the_others_end_unless_patienc
         if not job.center.leases[worker].finished:
             job.commit(worker)
     rows = job.center.log.commits()
-    for worker in range(3):  # each mini-batch once, in order
+    for worker in range(3):  # each mini-batch is committed once, in order
         assert rows[rows["worker"] == worker]["first_batch"].tolist() == [*range(batches)]
     first = [int(row["worker"]) for row in rows][:batches]
     assert (set(first) == {0}) == (patience is None)

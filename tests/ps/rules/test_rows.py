@@ -1,4 +1,4 @@
-"""Rules with the trait `rows`: an exchange by rows gives what the dense one gives, to the bit."""
+"""Rules with the trait `rows`: an exchange by rows gives the result of the dense exchange, to the bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkeras.ps import rules
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules.base import Chunk, Context, Rule, Traits, WorkerState
 
-#: With the hyper-parameters that are drawn for them.
+#: The rules with the trait, and the hyper-parameters that are drawn for them.
 BY_ROWS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "agn": {"window": st.integers(1, 3)},
     "asgd": {},
@@ -36,14 +36,14 @@ def drawn_rule(name: str) -> st.SearchStrategy[Rule]:
     return st.fixed_dictionaries(BY_ROWS[name]).map(lambda values: rules.make(name, **values))
 
 
-def test_these_rules_have_the_trait() -> None:
+def test_exactly_these_rules_have_the_trait() -> None:
     assert {name for name, kind in rules.center_rules().items() if kind().traits.rows} == set(BY_ROWS)
     assert not rules.make("asgd", weight_decay=0.1).traits.rows
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-def test_a_rule_by_rows_keeps_nothing_else(name: str) -> None:
-    """What the center or the worker would have to keep, or know, of rows that no commit names."""
+def test_a_rule_by_rows_has_no_trait_that_needs_untouched_rows(name: str) -> None:
+    """Other traits need state for rows that no commit names, at the center or at the worker."""
     allowed = {"rows", "gradient", "grows", "overlaps", "refuses", "plain_sgd", "sums"}
     traits = rules.make(name).traits
     for field in dataclasses.fields(Traits):
@@ -57,7 +57,7 @@ NUMBERS = st.floats(-1e6, 1e6, width=32)
 @pytest.mark.parametrize("name", BY_ROWS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_payload_of_zero_leaves_an_element_as_it_is(name: str, data: st.DataObject) -> None:
+def test_a_payload_of_zero_does_not_change_an_element(name: str, data: st.DataObject) -> None:
     rule = data.draw(drawn_rule(name))
     center = np.array(data.draw(st.lists(NUMBERS, min_size=1, max_size=20)), np.float32) + 0
     payload = np.array(data.draw(st.lists(NUMBERS, min_size=center.size, max_size=center.size)), np.float32)
@@ -76,17 +76,17 @@ def test_a_payload_of_zero_leaves_an_element_as_it_is(name: str, data: st.DataOb
         rule.apply(chunk, scalars)
         return out
 
-    whole = applied(np.arange(center.size))
-    np.testing.assert_array_equal(whole[zero].view(np.int32), center[zero].view(np.int32))
-    # What others move by makes no difference to an element.
+    dense = applied(np.arange(center.size))
+    np.testing.assert_array_equal(dense[zero].view(np.int32), center[zero].view(np.int32))
+    # An element does not depend on the payload of other elements.
     moved = np.flatnonzero(~zero)
-    np.testing.assert_array_equal(applied(moved), whole[moved])
+    np.testing.assert_array_equal(applied(moved), dense[moved])
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_what_has_not_moved_has_a_payload_of_zero(name: str, data: st.DataObject) -> None:
+def test_an_element_that_has_not_moved_has_a_payload_of_zero(name: str, data: st.DataObject) -> None:
     rule = data.draw(drawn_rule(name))
     sent = np.array(data.draw(st.lists(NUMBERS, min_size=2, max_size=9)), np.float32)
     slope = np.zeros_like(sent)
@@ -104,7 +104,7 @@ def test_what_has_not_moved_has_a_payload_of_zero(name: str, data: st.DataObject
 
 @st.composite
 def table_jobs(draw: st.DrawFn, name: str) -> tuple[Rule, ToyTables, list[list[TableBatch]]]:
-    """A rule, the start of a model, and each worker's mini-batches."""
+    """Draw a rule, the initial model and each worker's mini-batches."""
     rule = draw(drawn_rule(name))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     workers, samples = draw(st.integers(1, 3)), draw(st.integers(1, 4))
@@ -153,7 +153,7 @@ def test_an_exchange_by_rows_equals_the_dense_one_to_the_bit(name: str, data: st
         np.testing.assert_array_equal(by_rows.result().view(np.int32), dense.result().view(np.int32))
     assert not by_rows.pending
     assert by_rows.refused == dense.refused
-    ours, theirs = by_rows.center.log.commits(), dense.center.log.commits()
+    by_rows_commits, dense_commits = by_rows.center.log.commits(), dense.center.log.commits()
     for column in ("worker", "sequence", "epoch", "first_batch", "last_batch", "clock", "staleness", "learning_rate"):
-        np.testing.assert_array_equal(ours[column], theirs[column])
-    np.testing.assert_allclose(ours["scale"], theirs["scale"], rtol=1e-6)
+        np.testing.assert_array_equal(by_rows_commits[column], dense_commits[column])
+    np.testing.assert_allclose(by_rows_commits["scale"], dense_commits["scale"], rtol=1e-6)

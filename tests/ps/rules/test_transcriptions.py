@@ -1,4 +1,4 @@
-"""The simulator under an explicit schedule against plain numpy transcriptions of the papers, in float64."""
+"""Comparison of the simulator with numpy transcriptions of the papers, under explicit schedules, in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay, WarmUp
 from distkeras.ps.simulation.virtual_job import Trace
 
 ETA = 0.05
-COMMITS = 36  # whole rounds of 1, 3 and 4
+COMMITS = 36  # complete rounds of 1, 3 and 4 workers
 
 CASES = [
     ("downpour", {}),
@@ -113,7 +113,7 @@ def label(value: str | dict[str, Any]) -> str | None:
 
 
 def random_schedule(rng: np.random.Generator, n: int, rounds: bool) -> list[int]:
-    """Whole rounds in random orders, or anything, with some workers faster than others."""
+    """Return complete rounds in random order, or else a random sequence with some workers faster than others."""
     if rounds:
         return np.concatenate([rng.permutation(n) for _ in range(COMMITS // n)]).tolist()
     return rng.choice(n, COMMITS, p=rng.dirichlet(np.ones(n))).tolist()
@@ -150,21 +150,23 @@ def test_the_simulator_equals_the_papers_formulas(name: str, hyper: dict[str, An
 
 
 @pytest.mark.parametrize(("name", "hyper"), GRADIENT, ids=label)
-def test_it_does_under_learning_rate_schedules_and_with_weight_decay(name: str, hyper: dict[str, float]) -> None:
-    # The rules whose momentum holds eta rescale it when eta changes; those with eta outside need not.
+def test_the_simulator_equals_the_formulas_under_learning_rate_schedules_and_with_weight_decay(
+    name: str, hyper: dict[str, float]
+) -> None:
+    # The rules whose momentum contains eta rescale it when eta changes; the other rules need not.
     for eta in RATES:
         check(name, hyper, 3, seed=7, eta=eta)
     check(name, hyper, 4, seed=8, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_zealous_windows_of_all_lengths_are_in_these_cases(explore: bool) -> None:
+def test_the_compared_cases_contain_zealous_windows_of_all_lengths(explore: bool) -> None:
     assert set(check("zealous_downpour", {"window": 4, "explore": explore}, 4, seed=0).steps) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("condition", ["2.9", "2.10"])
-def test_early_stopping_is_met_and_missed_in_these_cases(condition: str) -> None:
-    # Otherwise the comparison above would show less than it says.
+def test_the_compared_cases_contain_windows_with_and_without_early_stopping(condition: str) -> None:
+    # Without both kinds, the comparison above would not test early stopping.
     trace = check("easgd", {"window": 6, "rho": 3.0, "early_stopping": condition}, 4, seed=0)
     assert set(trace.steps) - {6}
     assert len(set(trace.steps)) > 1
