@@ -1,4 +1,4 @@
-"""The window that is chosen from what exchanges take; here by a clock that the test turns."""
+"""The window that is chosen from the duration of exchanges, measured here by a manual clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkeras.ps.rules.base import AUTO
 from distkeras.ps.worker.loop import LONGEST, MEASURED, AutoWindow, work
 
 
-class Clock:
+class ManualClock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
@@ -26,13 +26,13 @@ class Clock:
 
 
 def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **options: Any) -> list[tuple[int, bool]]:
-    """The steps of each commit of a worker whose steps and exchanges take so long, and whether each was posted."""
-    clock = Clock()
+    """Return the steps of each commit and whether it was posted, for steps and exchanges of these durations."""
+    clock = ManualClock()
     windows = AutoWindow(replace(rule, window=AUTO), now=clock, **options)
     steps = itertools.count()
 
     def gradient(theta: np.ndarray, value: int) -> np.ndarray:
-        # The first step compiles.
+        # The first step includes the compilation.
         clock.seconds += 100.0 if next(steps) == 0 else step
         return theta
 
@@ -45,76 +45,76 @@ def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **option
         overlap=options.get("overlap", False),
         windows=windows,
     )
-    found: list[tuple[int, bool]] = []
+    commits: list[tuple[int, bool]] = []
     request: Any = next(loop)
     center = np.ones(1)
-    while len(found) < count:
+    while len(commits) < count:
         commit = request.commit if isinstance(request, PostRequest) else request
         if isinstance(commit, CommitRecord):
-            found.append((commit.last - commit.first + 1, isinstance(request, PostRequest)))
+            commits.append((commit.last - commit.first + 1, isinstance(request, PostRequest)))
         if isinstance(request, CommitRecord):
             clock.seconds += exchange
         waited_for = isinstance(request, (PullRequest, CommitRecord, CollectRequest))
         reply = Reply(center=center.copy()) if waited_for else None
         request = loop.send(reply)
-    return found
+    return commits
 
 
-def test_communication_keeps_to_its_share() -> None:
+def test_communication_takes_at_most_its_share_of_the_time() -> None:
     # lambda >= (1 - .1) / .1 * 5 / 2 = 22.5
-    found = windows_of(make("agn"), step=2.0, exchange=5.0, count=MEASURED + 3)
-    assert found == [(10, False)] * (MEASURED + 1) + [(23, False)] * 2
+    commits = windows_of(make("agn"), step=2.0, exchange=5.0, count=MEASURED + 3)
+    assert commits == [(10, False)] * (MEASURED + 1) + [(23, False)] * 2
 
 
-def test_what_is_asked_for_is_what_comes() -> None:
+def test_the_share_of_communication_can_be_set() -> None:
     assert windows_of(make("agn"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.5)[-1] == (3, False)
     assert windows_of(make("agn"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.25)[-1] == (9, False)
 
 
-def test_it_is_measured_with_the_window_that_the_rule_has_by_default() -> None:
-    found = windows_of(make("agn"), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
-    assert found == [(10, False)] * (MEASURED + 1) + [(1, False)]
+def test_exchanges_are_measured_with_the_rules_default_window() -> None:
+    commits = windows_of(make("agn"), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
+    assert commits == [(10, False)] * (MEASURED + 1) + [(1, False)]
 
 
 def test_overlapped_exchanges_are_hidden_behind_the_window() -> None:
-    # 5 seconds behind steps of 2: three of them. While they are measured, they are waited for.
-    found = windows_of(make("agn"), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
-    assert found == [(10, False)] * (MEASURED + 1) + [(3, True)] * 2
+    # An exchange of 5 s is hidden by three steps of 2 s. The worker waits for exchanges while they are measured.
+    commits = windows_of(make("agn"), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
+    assert commits == [(10, False)] * (MEASURED + 1) + [(3, True)] * 2
 
 
-def test_an_exchange_that_takes_forever_gets_the_longest_window() -> None:
+def test_the_window_of_a_very_long_exchange_is_the_longest_window() -> None:
     assert windows_of(make("agn"), step=1e-12, exchange=60.0, count=MEASURED + 2)[-1] == (LONGEST, False)
 
 
 @pytest.mark.parametrize("name", ["ssgd", "averaging", "easgd", "zealous_downpour"])
-def test_rules_that_need_their_window_refuse(name: str) -> None:
+def test_rules_that_need_their_window_refuse_an_automatic_window(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`window` must be a number: rule '{name}'"):
         make(name, window="auto")
 
 
 @pytest.mark.parametrize("name", ["asgd", "ormo", "dana_dc"])
-def test_gradient_rules_commit_every_gradient(name: str) -> None:
+def test_gradient_rules_refuse_an_automatic_window(name: str) -> None:
     with pytest.raises(ConfigurationError, match="commits every gradient"):
         make(name, window="auto")
 
 
 @pytest.mark.parametrize(("name", "options"), [("downpour", {}), ("dynsgd", {}), ("adag", {"normalize": False})])
-def test_rules_whose_steps_grow_with_the_window_refuse(name: str, options: dict[str, Any]) -> None:
+def test_rules_whose_steps_grow_with_the_window_refuse_an_automatic_window(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="adds up the steps of a window"):
         make(name, window="auto", **options)
 
 
-def test_another_text_is_no_window() -> None:
+def test_another_text_is_refused_as_a_window() -> None:
     with pytest.raises(ConfigurationError, match='`window` must be a number of steps, "auto", "by_speed", or None'):
         make("agn", window="often")
 
 
-def test_a_window_in_steps_is_not_measured() -> None:
+def test_a_window_in_steps_cannot_be_measured() -> None:
     with pytest.raises(ConfigurationError, match="`window` must be 'auto'"):
         AutoWindow(make("agn", window=3))
 
 
-def test_a_worker_does_not_step_under_a_window_that_is_not_chosen() -> None:
+def test_a_rule_cannot_compute_before_its_automatic_window_is_chosen() -> None:
     rule = make("agn", window="auto")
     with pytest.raises(LocalProtocolError, match="window='auto'"):
         rule.due(rule.start(ToyReplica(1, 0.1, lambda theta, value: theta), np.zeros(1)))

@@ -1,4 +1,4 @@
-"""DASO's members over real sockets: the trace is the simulator's."""
+"""DASO's members over real sockets: their trace equals the simulator's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from distkeras.ps.rules.daso import Daso
         (Daso(nodes=1), 3),
     ],
 )
-def test_every_step_is_the_simulators_to_the_bit(daso: Daso, workers: int) -> None:
+def test_every_step_equals_the_simulators_to_the_bit(daso: Daso, workers: int) -> None:
     epochs, batches = 4, 3
     with Running(daso, workers=workers, size=SIZE, start=START) as running:
         members = members_of(running.address, daso, workers, epochs, batches)
@@ -38,13 +38,13 @@ def test_every_step_is_the_simulators_to_the_bit(daso: Daso, workers: int) -> No
     trace = simulated(daso, workers, epochs, batches)
     devices = workers // present(daso.nodes)
     for worker, member in enumerate(members):
-        # The first one is what was pulled.
+        # The first theta is the pulled center.
         np.testing.assert_array_equal(member.replica.thetas[1:], present(trace.thetas)[:, worker // devices])
     np.testing.assert_allclose(center, trace.mean, rtol=1e-6)
 
 
 def epoch_losses(means: list[float], worker: int) -> Callable[[ToyBatch], float]:
-    """Losses of one of four workers, whose mean in each epoch is that of ``means``."""
+    """Return the loss function of one of four workers, whose losses in an epoch have the mean of ``means``."""
     return lambda batch: means[batch.epoch] + (worker - 1.5) / 8
 
 
@@ -74,9 +74,9 @@ def test_a_member_whose_rows_have_ended_takes_part_without_a_gradient() -> None:
         for _ in range(2):
             for first, second in (([0, 1], [2, 3]), ([0, 1], []), ([0], [])):
                 moved = [theta.copy(), theta.copy()]
-                for node, present_ones in enumerate((first, second)):
-                    if present_ones:
-                        gradients = [gradient(theta, worker) for worker in present_ones]
+                for node, active in enumerate((first, second)):
+                    if active:
+                        gradients = [gradient(theta, worker) for worker in active]
                         moved[node] -= ETA * np.mean(gradients, axis=0)
                 theta = np.mean(moved, axis=0)
                 expected.append(theta)
@@ -84,7 +84,7 @@ def test_a_member_whose_rows_have_ended_takes_part_without_a_gradient() -> None:
         np.testing.assert_allclose(member.replica.thetas[1:], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_is_an_error_before_it_is_in_a_sum() -> None:
+def test_a_gradient_that_is_not_finite_is_an_error_before_it_is_added_to_a_sum() -> None:
     daso = Daso(nodes=2)
     with Running(daso, workers=2, size=SIZE, start=START) as running:
         members = members_of(running.address, daso, 2, 3, 3)
@@ -103,12 +103,12 @@ def test_nodes_of_unequal_size_are_an_error_for_all() -> None:
             member.node = node
         run_members(members)
     for member in members:
-        assert isinstance(member.error, (ConfigurationError, JobStoppedError))  # the first one ends the job
+        assert isinstance(member.error, (ConfigurationError, JobStoppedError))  # the first error ends the job
         assert "same number of workers" in str(member.error)
         assert "a: 2, b: 1" in str(member.error)
 
 
-def test_hosts_that_mix_partitions_are_nodes_of_their_own() -> None:
+def test_hosts_with_interleaved_partitions_are_separate_nodes() -> None:
     daso = Daso(warm_up=4, cool_down=0, cast=False)
     with Running(daso, workers=4, size=SIZE, start=START) as running:
         members = members_of(running.address, daso, 4, 4, 2)
@@ -119,7 +119,7 @@ def test_hosts_that_mix_partitions_are_nodes_of_their_own() -> None:
         assert [member.links.membership.rank for member in members] == [0, 2, 1, 3]
 
 
-def test_a_stranger_at_a_members_port_disturbs_nothing() -> None:
+def test_an_unauthenticated_connection_to_a_members_port_disturbs_nothing() -> None:
     daso = Daso(nodes=2)
     with Running(daso, workers=2, size=SIZE, start=START) as running:
         members = members_of(running.address, daso, 2, 3, 2)
@@ -130,4 +130,4 @@ def test_a_stranger_at_a_members_port_disturbs_nothing() -> None:
             assert [member.error for member in members] == [None] * 2
             silent.settimeout(patience(30))
             while silent.recv(4096):
-                pass  # hung up on
+                pass  # the member closes the connection

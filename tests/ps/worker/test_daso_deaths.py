@@ -1,4 +1,4 @@
-"""Members that die: their successors take their places, and the job's numbers are those of one without a death."""
+"""Members that die: successors replace them, and the job's numbers are those of a job without a death."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from distkeras.ps.errors import JobStoppedError, MemberLostError, SnapshotError
 from distkeras.ps.protocol.messages import CommitRecord, KeepRequest, error_of
 from distkeras.ps.server.rendezvous import MOST_LOST
 
-#: The requests of a member's loop: a pull; then a computation, a state and a commit an epoch.
+#: The requests of a member's loop: a pull; then a computation, a state and a commit in each epoch.
 REQUESTS = 1 + 3 * EPOCHS
 
 
@@ -46,7 +46,7 @@ def run_with(change: Callable[[list[Member]], None]) -> None:
 
 @pytest.mark.parametrize("step", range(EPOCHS * BATCHES))
 def test_a_death_within_a_step_changes_no_number(step: int) -> None:
-    """In each phase; while cycling, with an exchange on its way."""
+    """The steps cover each phase; in the cycling phase, an exchange is in flight."""
 
     def change(members: list[Member]) -> None:
         members[step % WORKERS].replica = RecordingReplica(SIZE, ETA, killed_at(step, die))
@@ -56,7 +56,7 @@ def test_a_death_within_a_step_changes_no_number(step: int) -> None:
 
 @pytest.mark.parametrize("number", range(REQUESTS))
 def test_a_death_between_two_requests_changes_no_number(number: int) -> None:
-    """Before a pull, a state and a commit, and after them."""
+    """The deaths are before and after a pull, a state and a commit."""
 
     def change(members: list[Member]) -> None:
         members[number % WORKERS].die = die_at(number)
@@ -65,7 +65,7 @@ def test_a_death_between_two_requests_changes_no_number(number: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [(0, 1), (0, 2), (1, 2), (0, 1, 2, 3)])
-def test_nodes_groups_and_all_may_die_at_once(lost: tuple[int, ...]) -> None:
+def test_a_node_a_group_or_all_members_may_die_at_once(lost: tuple[int, ...]) -> None:
     def change(members: list[Member]) -> None:
         for worker in lost:
             members[worker].replica = RecordingReplica(SIZE, ETA, killed_at(7, die))
@@ -78,30 +78,30 @@ def test_a_successor_may_die_as_well() -> None:
         first, successor = members[2], members[2].successor
         first.replica = RecordingReplica(SIZE, ETA, killed_at(4, die))
 
-        def dying() -> Member:
+        def dying_successor() -> Member:
             second = successor()
-            second.die = die_at(1)  # it has met the others
+            second.die = die_at(1)  # it has connected to the other members
             return second
 
-        first.successor = dying
+        first.successor = dying_successor
 
     run_with(change)
 
 
-def test_a_round_counts_for_all_or_for_none() -> None:
-    """All commits but one are there when its worker dies: none of them is applied."""
-    counted: list[int] = []
+def test_a_round_is_applied_for_all_members_or_for_none() -> None:
+    """One worker dies before its commit, when the other commits have arrived: no commit is applied."""
+    sequences: list[int] = []
 
     def change(members: list[Member]) -> None:
         def watch(number: int, request: Any) -> None:
             if isinstance(request, CommitRecord) and request.epoch == 2:
-                counted.append(members[3].client.sequence)
+                sequences.append(members[3].client.sequence)
                 die()
 
         members[3].die = watch
 
     run_with(change)
-    assert counted == [2]
+    assert sequences == [2]
 
 
 def lose_in_cycling(members: list[Member], *, worker: int) -> None:
@@ -122,25 +122,25 @@ def test_without_a_successor_the_job_ends_with_one_error() -> None:
     assert "workers [1], which exchange with others, were lost in epoch 1, and no successor has come" in str(error)
 
 
-def test_members_that_lose_each_other_again_and_again_end_the_job() -> None:
+def test_members_that_lose_each_other_repeatedly_end_the_job() -> None:
     with Running(DASO, workers=2, size=SIZE, start=START) as running:
         clients = [running.client(worker, size=SIZE) for worker in (0, 1)]
         for client in clients:
             client.join()
         with ThreadPoolExecutor(2) as pool:
             for port in range(1, MOST_LOST + 2):
-                both = [pool.submit(client.announce, "127.0.0.1", port, "a", 3) for client in clients]
-                assert [one.result().nodes for one in both] == [2, 2]
-            both = [pool.submit(client.announce, "127.0.0.1", 99, "a", 3) for client in clients]
-            for one in both:
+                requests = [pool.submit(client.announce, "127.0.0.1", port, "a", 3) for client in clients]
+                assert [request.result().nodes for request in requests] == [2, 2]
+            requests = [pool.submit(client.announce, "127.0.0.1", 99, "a", 3) for client in clients]
+            for request in requests:
                 with pytest.raises(JobStoppedError, match="have lost each other 6 times in a row without a death"):
-                    one.result()
+                    request.result()
         for client in clients:
             client.close()
 
 
-def test_a_state_that_is_not_kept_ends_the_job() -> None:
-    """The state is asked for when another round has ended than the one that it is of."""
+def test_a_missing_state_ends_the_job() -> None:
+    """The state is requested when a later round than that of the state has ended."""
     with Running(DASO, workers=2, size=SIZE, start=START) as running:
         members = members_of(running.address, DASO, 2, EPOCHS, BATCHES)
 

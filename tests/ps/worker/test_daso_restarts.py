@@ -1,4 +1,4 @@
-"""The server's process is killed under DASO, and a job is resumed: the numbers are those of an undisturbed job."""
+"""DASO with a killed server or a resumed job: the numbers are those of an undisturbed job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 
 
 class Job:
-    """A server process with snapshots, which has the center."""
+    """A server process that has the center and saves snapshots."""
 
     def __init__(self, folder: Path, every: int, *, resume: bool = False) -> None:
         checkpoint = Checkpoint(str(folder), every=every)
@@ -48,7 +48,7 @@ class Job:
         os.kill(self.process.pid, signal.SIGKILL)
         assert self.process.exited(patience(10))
 
-    def revive(self) -> None:
+    def kill_and_restart(self) -> None:
         self.kill()
         self.driver.close()
         self.process.restart()
@@ -66,24 +66,24 @@ def job_in(folder: Path, every: int, **options: Any) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("every", [1, pytest.param(1000, marks=pytest.mark.slow)])
-def test_members_go_on_from_the_snapshot_of_a_server_that_was_killed(tmp_path: Path, every: int) -> None:
-    """That of a round before, or the first one: then they begin again."""
+def test_members_continue_from_the_snapshot_of_a_killed_server(tmp_path: Path, every: int) -> None:
+    """The snapshot is that of the previous round, or the first one, with which the members begin again."""
     with job_in(tmp_path, every) as job:
         members = members_of(job.process.address, DASO, WORKERS, EPOCHS, BATCHES)
-        revived: list[int] = []
+        restarts: list[int] = []
 
         def watch(number: int, request: Any) -> None:
-            if isinstance(request, CommitRecord) and request.epoch == 2 and not revived:
-                revived.append(number)
-                job.revive()
+            if isinstance(request, CommitRecord) and request.epoch == 2 and not restarts:
+                restarts.append(number)
+                job.kill_and_restart()
 
         members[1].die = watch
         last = run_members(members)
-        assert revived
+        assert restarts
         assert_as_without_a_death(job.driver, last)
 
 
-def test_a_job_goes_on_after_the_death_of_all_its_processes(tmp_path: Path) -> None:
+def test_a_job_continues_after_the_death_of_all_its_processes(tmp_path: Path) -> None:
     with job_in(tmp_path, every=1) as job:
         members = members_of(job.process.address, DASO, WORKERS, EPOCHS, BATCHES)
 

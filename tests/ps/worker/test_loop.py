@@ -1,4 +1,4 @@
-"""What a worker's loop asks for, in which order, and with what in it: without a server."""
+"""The requests of a worker's loop, their order and their contents, without a server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SIZE = 3
 
 
 class Normalized(ToyReplica):
-    """Each step adds one to its moving statistics."""
+    """A replica of which each step adds 1 to the moving statistics."""
 
     def train(self, batches: Sequence[ToyBatch]) -> np.ndarray:
         self.moving_statistics = self.moving_statistics + len(batches)
         return super().train(batches)
 
 
-def begun(steps: int, *, overlap: bool) -> Loop:
+def new_loop(steps: int, *, overlap: bool) -> Loop:
     return work(
         make("downpour"),
         Normalized(SIZE, 0.1, dtype=np.float32),
@@ -33,28 +33,28 @@ def begun(steps: int, *, overlap: bool) -> Loop:
     )
 
 
-def answered(loop: Loop, statistics: Sequence[Sequence[float]]) -> list[Request]:
-    """All that ``loop`` asks for; the replies carry these statistics, one after the other."""
+def requests_of(loop: Loop, statistics: Sequence[Sequence[float]]) -> list[Request]:
+    """Return all requests of ``loop``; the replies contain ``statistics``, in this order."""
     replies = iter(statistics)
-    asked = [next(loop)]
+    requests = [next(loop)]
     try:
         while True:
-            kind = type(asked[-1]).__name__
+            kind = type(requests[-1]).__name__
             reply = None
             if kind in ("PullRequest", "CommitRecord", "CollectRequest"):
                 reply = Reply(0.0, np.zeros(SIZE, np.float32), np.array(next(replies), np.float32))
-            asked.append(loop.send(reply))
+            requests.append(loop.send(reply))
     except StopIteration:
-        return asked
+        return requests
 
 
-def test_the_moving_statistics_of_a_commit_are_those_of_the_model() -> None:
-    asked = answered(begun(2, overlap=False), [(5.0, 7.0), (1.0, 2.0), (0.0, 0.0)])
-    commits = [request for request in asked if isinstance(request, CommitRecord)]
+def test_a_commit_contains_the_moving_statistics_of_the_model() -> None:
+    requests = requests_of(new_loop(2, overlap=False), [(5.0, 7.0), (1.0, 2.0), (0.0, 0.0)])
+    commits = [request for request in requests if isinstance(request, CommitRecord)]
     assert [commit.moving_statistics.tolist() for commit in commits] == [[6.0, 8.0], [2.0, 3.0]]
 
 
-def test_a_commit_that_travels_is_waited_for_before_the_next_and_at_the_end() -> None:
-    asked = answered(begun(2, overlap=True), [(0.0, 0.0)] * 3)
-    exchanges = [type(request).__name__ for request in asked if type(request).__name__ != "Compute"]
+def test_a_posted_commit_is_collected_before_the_next_one_and_at_the_end() -> None:
+    requests = requests_of(new_loop(2, overlap=True), [(0.0, 0.0)] * 3)
+    exchanges = [type(request).__name__ for request in requests if type(request).__name__ != "Compute"]
     assert exchanges == ["PullRequest", "PostRequest", "CollectRequest", "PostRequest", "CollectRequest"]

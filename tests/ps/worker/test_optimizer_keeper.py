@@ -1,4 +1,4 @@
-"""When a worker's optimizer state is sent, what goes with it, and what a loop begins with; without I/O."""
+"""The optimizer state of a worker: when it is sent, and the state that a later loop begins with; without I/O."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from distkeras.ps.worker.loop import work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 
 
-class Clock:
-    """Time that a test moves."""
+class ManualClock:
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -38,10 +38,10 @@ class Clock:
         return self.seconds
 
 
-class Counting(ToyReplica):
-    """Its optimizer's state is the number of its steps."""
+class CountingReplica(ToyReplica):
+    """A replica whose optimizer state is the number of its steps."""
 
-    def __init__(self, clock: Clock, *, stateless: bool = False) -> None:
+    def __init__(self, clock: ManualClock, *, stateless: bool = False) -> None:
         super().__init__(1, 0.1)
         self.steps, self._clock, self._stateless = 0, clock, stateless
         self.loaded: list[Any] = []
@@ -68,11 +68,11 @@ def welcome(sequence: int = 0, optimizer: int = 0) -> Welcome:
     return Welcome(1, 0, sequence, 0, 0, sequence, False, optimizer=optimizer)
 
 
-def drive(  # noqa: C901 - a case a request
-    loop: Loop, clock: Clock, kept: int = 0, costs: float = 0.0
+def drive(  # noqa: C901 - one case for each request
+    loop: Loop, clock: ManualClock, kept: int = 0, costs: float = 0.0
 ) -> list[Any]:
-    """The requests of a loop, each commit with its last mini-batch, each state with its number; sending takes time."""
-    told: list[Any] = []
+    """Return the requests of a loop: commits with their last mini-batch, and states, which take ``costs`` s each."""
+    requests: list[Any] = []
     reply: Reply | None = None
     try:
         while True:
@@ -80,34 +80,34 @@ def drive(  # noqa: C901 - a case a request
             reply = Reply(center=np.zeros(1), optimizer=OptimizerState("count", np.array([kept], np.uint8), 0))
             match request:
                 case CommitRecord():
-                    told.append(("commit", request.last))
+                    requests.append(("commit", request.last))
                 case PostRequest():
-                    told.append(("post", request.commit.last))
+                    requests.append(("post", request.commit.last))
                     reply = None
                 case CollectRequest():
-                    told.append("collect")
+                    requests.append("collect")
                 case PullRequest():
-                    told.append("pull")
+                    requests.append("pull")
                 case Compute():
                     reply = None
                 case KeepRequest():
-                    told.append(("keep", int(request.state.content[0])))
+                    requests.append(("keep", int(request.state.content[0])))
                     clock.seconds += costs
                     reply = None
                 case FetchRequest():
-                    told.append("fetch")
+                    requests.append("fetch")
                 case TakenRequest():
-                    told.append(("taken", request.problem))
+                    requests.append(("taken", request.problem))
                     reply = None
     except StopIteration:
-        return told
+        return requests
 
 
 def train(
     steps: int, *, at: Welcome | None = None, overlap: bool = False, **options: Any
-) -> tuple[list[Any], Counting]:
-    clock = Clock()
-    replica = Counting(clock, stateless=options.pop("stateless", False))
+) -> tuple[list[Any], CountingReplica]:
+    clock = ManualClock()
+    replica = CountingReplica(clock, stateless=options.pop("stateless", False))
     keeper = OptimizerKeeper(replica, SaveInterval(options.pop("share", 0.02), now=clock), at or welcome())
     rule = make(options.pop("rule", "downpour"), **options.pop("hyper", {"window": 2}))
     loop = work(
@@ -123,29 +123,29 @@ def train(
 
 
 def test_a_state_follows_the_commit_that_it_belongs_to() -> None:
-    told, _ = train(4)
-    assert told == ["pull", ("commit", 1), ("keep", 2), ("commit", 3), ("keep", 4)]
+    requests, _ = train(4)
+    assert requests == ["pull", ("commit", 1), ("keep", 2), ("commit", 3), ("keep", 4)]
 
 
-def test_under_overlap_it_is_read_before_the_next_window_and_sent_after_the_commit_is_applied() -> None:
-    told, _ = train(8, overlap=True)
+def test_with_overlap_a_state_is_read_before_the_next_window_and_sent_after_the_commit_is_applied() -> None:
+    requests, _ = train(8, overlap=True)
     first = ["pull", ("post", 1), "collect", ("keep", 2), ("post", 3), "collect", ("post", 5)]
-    assert told == [*first, "collect", ("keep", 6), ("post", 7), "collect"]
+    assert requests == [*first, "collect", ("keep", 6), ("post", 7), "collect"]
 
 
-def test_of_a_rule_that_pulls_first_it_follows_the_acknowledgement() -> None:
-    told, _ = train(2, rule="aeasgd", hyper={"window": 1, "rho": 0.1})
-    assert told == ["pull", "pull", ("commit", 0), ("keep", 1), "pull", ("commit", 1), ("keep", 2)]
+def test_the_state_of_a_rule_that_pulls_first_follows_the_acknowledgement() -> None:
+    requests, _ = train(2, rule="aeasgd", hyper={"window": 1, "rho": 0.1})
+    assert requests == ["pull", "pull", ("commit", 0), ("keep", 1), "pull", ("commit", 1), ("keep", 2)]
 
 
-def test_the_time_that_it_takes_is_a_share_of_all() -> None:
-    """Two seconds for each state at a fifth of the time: eight seconds of work from one to the next."""
-    told, _ = train(40, share=0.2, costs=2.0)
-    assert [entry[1] for entry in told if entry[0] == "keep"] == [2, 10, 18, 26, 34]
+def test_sending_states_takes_a_share_of_the_time() -> None:
+    """Each state takes two seconds, and the share is a fifth: eight seconds of work between two states."""
+    requests, _ = train(40, share=0.2, costs=2.0)
+    assert [entry[1] for entry in requests if entry[0] == "keep"] == [2, 10, 18, 26, 34]
 
 
-def test_one_state_that_takes_long_by_chance_changes_little() -> None:
-    clock = Clock()
+def test_one_slow_state_does_not_change_the_interval() -> None:
+    clock = ManualClock()
     interval = SaveInterval(0.5, now=clock)
     seconds = []
     for took in (3.0, 100.0, 4.0, 5.0):
@@ -154,8 +154,8 @@ def test_one_state_that_takes_long_by_chance_changes_little() -> None:
     assert seconds == [3.0, 3.0, 4.0, 5.0]
 
 
-def test_there_is_at_least_a_second_between_two() -> None:
-    clock = Clock()
+def test_there_is_at_least_a_second_between_two_states() -> None:
+    clock = ManualClock()
     interval = SaveInterval(now=clock)
     due = []
     for clock.seconds in (0.0, 0.9, 1.0, 1.1, 1.9, 2.0):
@@ -165,33 +165,33 @@ def test_there_is_at_least_a_second_between_two() -> None:
     assert due == [False, False, True, False, False, True]
 
 
-def test_in_rounds_all_workers_together_take_the_share() -> None:
+def test_in_rounds_the_share_is_divided_among_all_workers() -> None:
     seconds = []
     for rule in ("downpour", "averaging"):
-        interval = SaveInterval.of(make(rule), 4, now=Clock())
+        interval = SaveInterval.of(make(rule), 4, now=ManualClock())
         interval.sent(1.0)
         seconds.append(interval.seconds)
     assert seconds == pytest.approx([49.0, 199.0])
 
 
-def test_without_a_state_there_is_nothing_to_send_or_to_tell() -> None:
-    told, replica = train(4, at=welcome(3), stateless=True)
-    assert told == ["pull", ("commit", 1), ("commit", 3)]
+def test_an_optimizer_without_a_state_sends_nothing() -> None:
+    requests, replica = train(4, at=welcome(3), stateless=True)
+    assert requests == ["pull", ("commit", 1), ("commit", 3)]
     assert replica.loaded == [(None, 0)]
 
 
-def test_the_first_loop_asks_for_nothing() -> None:
-    told, replica = train(1)
-    assert told == ["pull", ("commit", 0), ("keep", 1)]
+def test_the_first_loop_fetches_no_state() -> None:
+    requests, replica = train(1)
+    assert requests == ["pull", ("commit", 0), ("keep", 1)]
     assert replica.loaded == []
 
 
-def test_a_later_loop_takes_over_before_its_first_step() -> None:
-    told, replica = train(2, at=welcome(5, optimizer=4), kept=41)
-    assert told == ["pull", "fetch", ("taken", ""), ("commit", 1), ("keep", 43)]
+def test_a_later_loop_loads_the_kept_state_before_its_first_step() -> None:
+    requests, replica = train(2, at=welcome(5, optimizer=4), kept=41)
+    assert requests == ["pull", "fetch", ("taken", ""), ("commit", 1), ("keep", 43)]
     assert replica.loaded == [(41, 0)]
 
 
-def test_a_later_loop_for_which_none_is_kept_says_so() -> None:
-    told, _ = train(2, at=welcome(5))
-    assert told == ["pull", ("taken", "none is kept"), ("commit", 1), ("keep", 2)]
+def test_a_later_loop_reports_that_no_state_was_kept() -> None:
+    requests, _ = train(2, at=welcome(5))
+    assert requests == ["pull", ("taken", "none is kept"), ("commit", 1), ("keep", 2)]

@@ -1,4 +1,4 @@
-"""A worker computes on while its commit travels: over real sockets, which break."""
+"""Overlap: a worker computes while its commit is in flight, over real sockets, some of which are cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import run_worker
 
-#: Powers of two: one worker's steps of 1/2 from 1 are exact in float32.
+#: The center of one worker is a power of two after each step, and therefore exact in float32.
 STEPS = 12
 
 
@@ -28,7 +28,7 @@ def halving(theta: np.ndarray, value: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_one_worker_is_sequential_sgd(window: int) -> None:
+def test_overlap_with_one_worker_is_sequential_sgd(window: int) -> None:
     with Running(make("downpour", window=window), workers=1, start=np.ones(SIZE)) as running:
         client, welcome, begin = toy_client(
             running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=halving, overlap=True
@@ -39,12 +39,12 @@ def test_one_worker_is_sequential_sgd(window: int) -> None:
 
 
 def test_the_next_window_begins_before_the_commit_is_applied() -> None:
-    began = threading.Event()
-    taken = itertools.count(1)
+    second_window_began = threading.Event()
+    counter = itertools.count(1)
 
     def gradient(theta: np.ndarray, value: int) -> np.ndarray:
-        if next(taken) == 2:
-            began.set()
+        if next(counter) == 2:
+            second_window_began.set()
         return theta
 
     with Running(make("downpour"), workers=1, start=np.ones(SIZE)) as running:
@@ -55,15 +55,15 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
         thread = threading.Thread(target=run_worker, args=(client, welcome, lambda welcome: loop), daemon=True)
         release, server = present(running.server.center).release, running.server
 
-        def held(
+        def release_after_second_window(
             worker: int, attempt: int, wants: Sequence[np.ndarray] = (), outs: Sequence[np.ndarray | None] = ()
         ) -> Released:
-            # Under the server's lock: the first commit is applied, and its reply waits for the second window.
+            # The first commit is applied, and its reply waits, under the server's lock, for the second window.
             if present(server.center).clock == 1:
-                assert began.wait(patience(20))
+                assert second_window_began.wait(patience(20))
             return release(worker, attempt, wants, outs)
 
-        present(running.server.center).release = held
+        present(running.server.center).release = release_after_second_window
         thread.start()
         thread.join(patience(30))
         assert not thread.is_alive()
@@ -71,27 +71,27 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
 
 
 @pytest.mark.parametrize("step", [2, 5, STEPS])
-def test_a_connection_cut_under_a_commit_that_travels(step: int) -> None:
-    taken = itertools.count(1)
-    parties: list[Any] = []
+def test_a_posted_commit_survives_a_cut_connection(step: int) -> None:
+    counter = itertools.count(1)
+    clients: list[Any] = []
 
     def gradient(theta: np.ndarray, value: int) -> np.ndarray:
-        if next(taken) == step:
-            parties[0].channel.hang_up()
+        if next(counter) == step:
+            clients[0].channel.hang_up()
         return theta
 
     with Running(make("downpour", window=2), workers=1, start=np.ones(SIZE)) as running:
         client, welcome, begin = toy_client(
             running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
         )
-        parties.append(client)
+        clients.append(client)
         run_worker(client, welcome, begin)
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, 0.5**STEPS, np.float32))
         assert running.driver.observe(0, patience(5)).batches == STEPS
 
 
-@pytest.mark.parametrize("step", [2, 4], ids=["of one in the middle", "of the last one"])
-def test_bad_numbers_of_a_commit_that_travels_are_named(step: int) -> None:
+@pytest.mark.parametrize("step", [2, 4], ids=["of a middle commit", "of the last commit"])
+def test_the_error_for_bad_numbers_in_a_posted_commit_names_its_step(step: int) -> None:
     values = [0.0] * 5
     values[step] = np.nan
     with Running(make("downpour"), workers=1) as running:
@@ -103,7 +103,7 @@ def test_bad_numbers_of_a_commit_that_travels_are_named(step: int) -> None:
         assert (caught.value.worker, caught.value.step) == (0, step)
 
 
-def test_after_a_skipped_commit_the_loop_begins_again_behind_it() -> None:
+def test_the_loop_continues_after_a_skipped_commit() -> None:
     values = [1.0, 2.0, np.nan, 4.0, 8.0, 16.0]
     with Running(make("downpour"), workers=1, max_skipped=1) as running:
         client, welcome, begin = toy_client(
@@ -113,12 +113,12 @@ def test_after_a_skipped_commit_the_loop_begins_again_behind_it() -> None:
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, -31.0, np.float32))
 
 
-def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> None:
-    taken = itertools.count(1)
+def test_an_error_of_training_waits_for_the_posted_commit() -> None:
+    counter = itertools.count(1)
 
     def gradient(theta: np.ndarray, value: int) -> np.ndarray:
-        if next(taken) == 3:
-            raise ZeroDivisionError("the user's")
+        if next(counter) == 3:
+            raise ZeroDivisionError("an error of the user's code")
         return theta
 
     with Running(make("downpour"), workers=1, start=np.ones(SIZE)) as running:
@@ -127,4 +127,4 @@ def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> 
         )
         with pytest.raises(ZeroDivisionError):
             run_worker(client, welcome, begin)
-        assert running.driver.observe(1, patience(5)).clock == 2  # the second one was in progress
+        assert running.driver.observe(1, patience(5)).clock == 2  # the second commit was in flight

@@ -1,4 +1,4 @@
-"""What a worker knows of the rows that its windows touch."""
+"""The windows of tables at a worker: the rows that they touch and want, and their vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import AutoWindow, work
 from distkeras.ps.worker.tables import TableWindows, Window
 
-#: Behind two dense elements: users at 2 to 8, items at 8 to 10.
+#: In a vector, two dense elements are followed by the rows of users at 2 to 8, and of items at 8 to 10.
 USERS, ITEMS = TableShape("users", 9, 2, 3), TableShape("items", 5, 1, 2)
 SIZE = 10
 
@@ -37,7 +37,7 @@ def window(*rows: np.ndarray, first: int = 0, steps: int = 1, last: bool = False
     return Window(batches, rows)
 
 
-def test_a_reply_is_seen_as_one_vector() -> None:
+def test_a_reply_is_returned_as_one_vector() -> None:
     windows = windows_of(window(ids(1, 4, 8), ids(0)), window(ids(2), ids(3, 4)), window(ids(), ids()))
     assert windows.size == SIZE
     assert [rows.tolist() for rows in windows.wants] == [[1, 4, 8], [0]]
@@ -54,7 +54,7 @@ def test_a_reply_is_seen_as_one_vector() -> None:
     assert second.tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 4, 5]
 
 
-def test_a_payload_is_cut() -> None:
+def test_a_payload_is_split_into_the_dense_vector_and_the_rows() -> None:
     windows = windows_of(window(ids(1, 4), ids(0)), window(ids(2), ids(3)))
     list(zip(range(1), windows, strict=False))
     (payload,) = windows.payload()
@@ -63,10 +63,10 @@ def test_a_payload_is_cut() -> None:
     assert [part.tolist() for part in (dense, *moved)] == [[0, 1], [2, 3, 4, 5], [8]]
 
 
-def test_rows_have_other_places_in_a_small_table_than_on_their_way() -> None:
+def test_rows_may_have_another_order_in_a_small_table_than_in_messages() -> None:
     memory = np.zeros(SIZE, np.float32)
-    one = Window([ToyBatch(0, 0, last=True)], (ids(1, 4, 8), ids(3)), (ids(2, 0, 1), ids(0)))
-    windows = TableWindows([USERS, ITEMS], 2, iter([one]), outgoing=lambda: memory)
+    single = Window([ToyBatch(0, 0, last=True)], (ids(1, 4, 8), ids(3)), (ids(2, 0, 1), ids(0)))
+    windows = TableWindows([USERS, ITEMS], 2, iter([single]), outgoing=lambda: memory)
     vector = windows.vector(Reply(center=floats(1, 2), rows=(floats(3, 4, 5, 6, 7, 8), floats(9))))
     assert vector.tolist() == [1, 2, 5, 6, 7, 8, 3, 4, 9, 0]
     list(windows)
@@ -84,28 +84,28 @@ def test_after_the_last_window_no_rows_are_wanted() -> None:
     assert [rows.tolist() for rows in windows_of().wants] == [[], []]
 
 
-def test_a_window_is_looked_at_when_its_rows_are_wanted() -> None:
-    """And not before: the mini-batches of the window before it may be computed meanwhile."""
-    made: list[int] = []
+def test_a_window_is_read_only_when_its_rows_are_wanted() -> None:
+    """The mini-batches of the previous window may be computed before."""
+    windows_read: list[int] = []
 
     def source() -> Any:
         for number in range(3):
-            made.append(number)
+            windows_read.append(number)
             yield window(ids(number), ids(), steps=2)
 
     windows = TableWindows([USERS, ITEMS], 2, source())
     batches = iter(windows)
     next(batches)
     next(batches)
-    assert made == [0]
+    assert windows_read == [0]
     assert windows.wants[0].tolist() == [1]
     assert windows.wants[0].tolist() == [1]
-    assert made == [0, 1]
+    assert windows_read == [0, 1]
     next(batches)
-    assert made == [0, 1]
+    assert windows_read == [0, 1]
 
 
-def test_a_window_is_committed_at_its_end() -> None:
+def test_a_window_can_be_committed_only_at_its_end() -> None:
     windows = windows_of(window(ids(1), ids(0), steps=2))
     with pytest.raises(LocalProtocolError, match="a window must be committed at its end"):
         _ = windows.touched
@@ -115,7 +115,7 @@ def test_a_window_is_committed_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("rows", [(), (floats(1, 2), floats()), (floats(1), floats(1)), (floats(1, 2),) * 2])
-def test_a_reply_has_the_rows_that_were_wanted(rows: tuple[np.ndarray, ...]) -> None:
+def test_a_reply_with_other_rows_than_the_wanted_ones_is_refused(rows: tuple[np.ndarray, ...]) -> None:
     with pytest.raises(RemoteProtocolError, match=r"a reply must have \[2, 1\] elements of rows, table by table"):
         windows_of(window(ids(1), ids(0))).vector(Reply(center=floats(1, 2), rows=rows))
 
@@ -158,7 +158,7 @@ def test_a_refused_window_is_computed_again_from_its_own_rows() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_go_with_tables(rule: Any, options: dict[str, Any]) -> None:
+def test_a_rule_or_an_option_that_excludes_tables_is_refused(rule: Any, options: dict[str, Any]) -> None:
     windows = windows_of()
     if rule.window == "auto":
         options = {"windows": AutoWindow(rule)}
