@@ -1,4 +1,4 @@
-"""When snapshots are taken, which are kept, and what is read of them."""
+"""The checkpointer: when snapshots are saved, which ones are kept, and what is restored from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def toy() -> ToyJob:
 
 
 class Saving:
-    """A checkpointer at work on a toy's center."""
+    """A checkpointer that saves the center of a toy job."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.toy, self.changed = toy(), threading.Condition()
@@ -62,7 +62,7 @@ class Saving:
         self.checkpointer.start()
 
     def commit(self, count: int, value: float = 1.0) -> None:
-        """Apply so many commits, of which no snapshot has only some: the lock is held for all of them."""
+        """Apply ``count`` commits under one hold of the lock, so that a snapshot contains all of them or none."""
         center = self.toy.center
         with self.changed:
             for _ in range(count):
@@ -112,7 +112,7 @@ def clocks(folder: Path) -> list[int]:
     return sorted(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
 
 
-def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path: Path) -> None:
+def test_snapshots_are_saved_at_the_interval_and_at_the_end(tmp_path: Path) -> None:
     with Saving(tmp_path, every=10, keep=9) as saving:
         saving.commit(9)
         assert saving.checkpointer.durable == {0: 0, 1: 0}
@@ -122,7 +122,7 @@ def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path: Path) -> 
     assert clocks(tmp_path) == [0, 10, 13]
 
 
-def test_a_center_that_arithmetic_has_spoiled_is_not_saved(tmp_path: Path) -> None:
+def test_a_corrupt_center_is_not_saved(tmp_path: Path) -> None:
     with Saving(tmp_path, every=100) as saving:
         saving.commit(3)
         with pytest.raises(NonFiniteError):
@@ -130,7 +130,7 @@ def test_a_center_that_arithmetic_has_spoiled_is_not_saved(tmp_path: Path) -> No
     assert clocks(tmp_path) == [0]
 
 
-def test_the_last_few_are_kept_and_their_whole_log(tmp_path: Path) -> None:
+def test_the_latest_snapshots_and_the_complete_log_are_kept(tmp_path: Path) -> None:
     with Saving(tmp_path, every=1, keep=2) as saving:
         for _ in range(6):
             saving.commit(1)
@@ -158,28 +158,30 @@ def test_log_files_that_no_snapshot_needs_are_removed(tmp_path: Path) -> None:
     ]
     assert [name for name in names if name.startswith("owner")] == ["owner-000002-0000000a.dks"]
     assert unfinished not in names
-    again = SnapshotDirectory(str(tmp_path)).latest()
-    assert again is not None
-    assert again.log.commits()["clock"].tolist() == [0, 1, 2, 3]
+    reopened = SnapshotDirectory(str(tmp_path)).latest()
+    assert reopened is not None
+    assert reopened.log.commits()["clock"].tolist() == [0, 1, 2, 3]
 
 
-def test_nothing_is_read_where_nothing_is(tmp_path: Path) -> None:
+def test_nothing_is_restored_from_an_empty_directory(tmp_path: Path) -> None:
     directory = SnapshotDirectory(str(tmp_path))
     assert directory.latest() is None
     assert directory.take_over(fresh=True) is None
     assert directory.claim == Claim(1, "00000000")
-    again = SnapshotDirectory(str(tmp_path))
-    assert again.take_over(fresh=True, epoch=1, after=6) is None
-    assert again.claim.incarnation == 7
+    reopened = SnapshotDirectory(str(tmp_path))
+    assert reopened.take_over(fresh=True, epoch=1, after=6) is None
+    assert reopened.claim.incarnation == 7
 
 
-def test_a_log_has_few_files_however_long_the_job(tmp_path: Path) -> None:
+def test_the_number_of_log_files_is_bounded(tmp_path: Path) -> None:
     with Saving(tmp_path, every=1, keep=3) as saving:
         for _ in range(150):
             saving.commit(1)
             saving.covered()
         expected = saving.toy.center.log.read().commits.tobytes()
-    assert len(list(tmp_path.glob("log-*.dks"))) <= 7 * 3 + 8 + 3  # of three levels, and what older snapshots need
+    assert (
+        len(list(tmp_path.glob("log-*.dks"))) <= 7 * 3 + 8 + 3
+    )  # three levels, and the files that older snapshots need
     saved = SnapshotDirectory(str(tmp_path)).latest()
     assert saved is not None
     assert len(saved.log_files.files) <= 7 * 3
@@ -187,7 +189,7 @@ def test_a_log_has_few_files_however_long_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "removed"])
-def test_a_damaged_log_file_costs_its_records_and_no_snapshot(
+def test_a_damaged_log_file_loses_its_records_but_no_snapshot(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Saving(tmp_path, every=1) as saving:
@@ -218,7 +220,7 @@ def test_a_damaged_log_file_costs_its_records_and_no_snapshot(
     assert saved.log.missing == 2
 
 
-def test_files_of_others_are_named_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_files_are_reported_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = (
         "snapshot.dks",
         "snapshot-1.dks",
@@ -233,16 +235,16 @@ def test_files_of_others_are_named_and_left_alone(tmp_path: Path, caplog: pytest
     (tmp_path / "snapshot-000009-0000000a-000001-000000000000.dks").mkdir()
     with Saving(tmp_path, every=1, keep=1) as saving:
         saving.commit(3)
-    told = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "snapshot"]
-    assert len(told) == 1
-    assert "log-a-b, notes, owner-000001, snapshot, snapshot-1" in told[0]
+    messages = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "snapshot"]
+    assert len(messages) == 1
+    assert "log-a-b, notes, owner-000001, snapshot, snapshot-1" in messages[0]
     assert all((tmp_path / name).read_text() == "mine" for name in names)
 
 
 def test_an_unexpected_exception_does_not_end_the_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Saving(tmp_path, every=1) as saving:
         with saving.changed:
-            saving.toy.center.counters["broken"] = object()  # type: ignore[assignment]  # JSON has none
+            saving.toy.center.counters["broken"] = object()  # type: ignore[assignment]  # cannot be written as JSON
         saving.commit(1)
         until(lambda: saving.checkpointer.failure)
         assert isinstance(saving.checkpointer.failure, TypeError)
@@ -254,19 +256,19 @@ def test_an_unexpected_exception_does_not_end_the_snapshots(tmp_path: Path, capl
     assert clocks(tmp_path)[-1] == 1
 
 
-def test_one_full_disk_at_the_last_snapshot_is_none_at_the_next_try(tmp_path: Path) -> None:
+def test_the_last_snapshot_is_retried_after_a_full_disk(tmp_path: Path) -> None:
     with Saving(tmp_path, every=100) as saving:
         saving.commit(1)
         draft = tmp_path / "log-000001-0000000a-000002-000000000000.dks.part"
-        draft.symlink_to("/dev/full")  # opens, and takes no byte
+        draft.symlink_to("/dev/full")  # can be opened, but every write fails
     assert clocks(tmp_path) == [0, 1]
     assert not draft.is_symlink()
 
 
 class TestOwnership:
-    """Of two servers on one directory, the newer one has it, and the older one can do nothing about that."""
+    """Of two servers with one directory, the newer one owns it, and the older one loses it."""
 
-    def test_what_the_older_one_saves_does_not_count(self, tmp_path: Path) -> None:
+    def test_snapshots_of_the_older_server_are_ignored(self, tmp_path: Path) -> None:
         with Saving(tmp_path, every=1) as older:
             older.commit(2)
             older.covered()
@@ -286,7 +288,7 @@ class TestOwnership:
         assert saved.log.commits()["incarnation"].tolist() == [1, 1, 2, 2, 2, 2]
         assert clocks(tmp_path) == [6]
 
-    def test_the_older_one_finds_out_although_it_has_nothing_to_save(
+    def test_an_older_server_without_commits_detects_the_loss(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(checkpointer, "_IDLE", 0.05)
@@ -294,7 +296,7 @@ class TestOwnership:
             SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
             until(lambda: older.lost)
 
-    def test_at_the_same_moment_one_wins(self, tmp_path: Path) -> None:
+    def test_of_two_simultaneous_claims_one_wins(self, tmp_path: Path) -> None:
         first, second = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000a", "0000000b"))
         barrier = threading.Barrier(2)
         outcomes: dict[str, object] = {}
@@ -321,22 +323,22 @@ class TestOwnership:
                 pass
         assert owned == 1, outcomes
 
-    def test_a_job_that_is_started_again_keeps_its_own_directory_and_no_other(self, tmp_path: Path) -> None:
+    def test_a_restarted_server_can_claim_only_the_directory_of_its_own_job(self, tmp_path: Path) -> None:
         def directory(token: str) -> SnapshotDirectory:
             return SnapshotDirectory(str(tmp_path), token=token)
 
-        one = directory("0000000a")
-        one.take_over()
-        again = directory("0000000a")
-        again.take_over(epoch=1, after=1)
-        assert again.claim == Claim(1, "0000000a", start=1)
+        first = directory("0000000a")
+        first.take_over()
+        reopened = directory("0000000a")
+        reopened.take_over(epoch=1, after=1)
+        assert reopened.claim == Claim(1, "0000000a", start=1)
         with pytest.raises(OwnershipLostError, match=r"claim 000001-0000000a[.]1 of process"):
-            one.require_owned()
+            first.require_owned()
         directory("0000000b").take_over()
         with pytest.raises(OwnershipLostError, match="claim 000003-0000000b of process"):
             directory("0000000a").take_over(epoch=1, after=2)
 
-    def test_who_cannot_go_on_takes_nothing(self, tmp_path: Path) -> None:
+    def test_a_server_that_cannot_continue_the_job_claims_nothing(self, tmp_path: Path) -> None:
         with Saving(tmp_path, every=1) as saving:
             with pytest.raises(ConfigurationError, match="must be an empty directory"):
                 SnapshotDirectory(str(tmp_path), token="0000000b").take_over(fresh=True)
@@ -348,7 +350,7 @@ class TestOwnership:
 
 
 class _Unreachable(LocalFiles):
-    """Files of which some cannot be read at first."""
+    """Files whose first reads time out."""
 
     def __init__(self, root: Path, faults: dict[str, int]) -> None:
         super().__init__(root)
@@ -371,8 +373,8 @@ class _Unreliable(World):
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "log"])
-def test_a_store_that_does_not_answer_for_a_moment_is_asked_again(tmp_path: Path, kind: str) -> None:
-    """Its latest snapshot is neither damaged nor skipped for the one before, and its log is not lost."""
+def test_a_read_that_times_out_is_retried(tmp_path: Path, kind: str) -> None:
+    """The latest snapshot is not skipped in favor of the previous one, and the log is not lost."""
     with Saving(tmp_path, every=1) as saving:
         saving.commit(1)
         saving.covered()
@@ -384,7 +386,7 @@ def test_a_store_that_does_not_answer_for_a_moment_is_asked_again(tmp_path: Path
     assert saved.log.missing == 0
 
 
-def test_only_damaged_snapshots_are_an_error(tmp_path: Path) -> None:
+def test_a_directory_with_damaged_snapshots_only_is_an_error(tmp_path: Path) -> None:
     with Saving(tmp_path, keep=3) as saving:
         saving.commit(1)
     for path in tmp_path.glob("snapshot-*.dks"):

@@ -1,4 +1,4 @@
-"""What a snapshot covers that takes its time."""
+"""The commits that a slow snapshot covers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distkeras.ps.world.world import World
 
 
 class SlowDisk(World):
-    """Writes no snapshot while its gate is shut."""
+    """A world whose disk writes snapshots only when the gate is open."""
 
     def __init__(self) -> None:
         self.gate, self.writing = threading.Event(), threading.Event()
@@ -38,7 +38,7 @@ class SlowDisk(World):
         return Slow(Path(uri))
 
 
-def test_a_snapshot_does_not_cover_what_came_while_it_was_written(tmp_path: Path) -> None:
+def test_a_snapshot_does_not_cover_commits_that_arrive_while_it_is_written(tmp_path: Path) -> None:
     world, changed = SlowDisk(), threading.Condition()
     toy = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((4, 5))], dtype=np.float32)
     directory = SnapshotDirectory(str(tmp_path), world=world)
@@ -52,17 +52,17 @@ def test_a_snapshot_does_not_cover_what_came_while_it_was_written(tmp_path: Path
     assert checkpointer.saved is None
     world.gate.set()
     until(lambda: 0 in checkpointer.durable)
-    with changed:  # under the lock, all that a snapshot changes has changed
+    with changed:  # the checkpointer changes its fields together, under this lock
         assert checkpointer.durable == {0: 0}
         assert present(checkpointer.saved)[0] == 0
-        assert not checkpointer.covers(mark)  # but now there is to be one
+        assert not checkpointer.covers(mark)  # this requests a further snapshot
     until(lambda: checkpointer.durable == {0: 1})
     with changed:
         assert present(checkpointer.saved)[0] == 1
     checkpointer.close(patience(20))
 
 
-def test_what_a_server_goes_on_from_does_not_count_before_a_snapshot_of_its_own(tmp_path: Path) -> None:
+def test_a_restored_snapshot_is_not_durable_before_the_server_saves_its_own(tmp_path: Path) -> None:
     def toy() -> ToyJob:
         return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((4, 5))], dtype=np.float32)
 

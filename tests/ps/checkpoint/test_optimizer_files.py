@@ -1,4 +1,4 @@
-"""States of optimizers in a checkpoint: each is written once, and a damaged one costs itself only."""
+"""States of optimizers in a checkpoint: each is written once, and a damaged one affects no other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from distkeras.ps.rules import make
 from distkeras.ps.world.world import World
 
 
-class Clock(World):
-    """Time that a test moves."""
+class ManualClock(World):
+    """A world with a manual clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -47,10 +47,10 @@ def kept(*numbers: int, sequence: int = 7) -> KeptState:
 
 
 class Saved:
-    """A directory with the snapshots of a center that keeps states."""
+    """A directory with the snapshots of a center that keeps optimizer states."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.center, self.clock = folder, toy_center(), Clock()
+        self.folder, self.center, self.clock = folder, toy_center(), ManualClock()
         self.directory = SnapshotDirectory(str(folder), token="0000000a")
         self.directory.take_over()
         self.files = OptimizerFiles(self.directory, self.center, {}, self.clock)
@@ -65,7 +65,7 @@ class Saved:
         return sorted(path.stem for path in self.folder.glob("optimizer-*.dks"))
 
     def restored(self, workers: int = 2) -> dict[int, Any]:
-        """What a center that is restored has, by partition: the bytes, and the commit before them."""
+        """Return the states of a restored center, by partition: content and sequence number of the commit before."""
         center = toy_center(workers)
         center.leases.clear()
         directory = SnapshotDirectory(str(self.folder), token="0000000b")
@@ -74,14 +74,14 @@ class Saved:
         return {worker: state and (state.state.content.tolist(), state.sequence) for worker, state in states.items()}
 
 
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+def test_a_kept_state_is_restored(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
     saved.center.leases[1].optimizer = kept(1, 2, 3, sequence=5)
     saved.save()
     assert saved.restored() == {0: None, 1: ([1, 2, 3], 5)}
 
 
-def test_of_other_partitions_nothing_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_state_is_restored_for_other_partitions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     saved = Saved(tmp_path)
     saved.center.leases[1].optimizer = kept(1)
@@ -92,7 +92,7 @@ def test_of_other_partitions_nothing_comes_back(tmp_path: Path, caplog: pytest.L
     ]
 
 
-def test_each_is_written_once(tmp_path: Path) -> None:
+def test_each_state_is_written_once(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
     saved.center.leases[0].optimizer = kept(1)
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_each_is_written_once(tmp_path: Path) -> None:
     assert saved.restored() == {0: ([1], 7), 1: ([2], 7)}
 
 
-def test_a_restored_one_is_not_written_again(tmp_path: Path) -> None:
+def test_a_restored_state_is_not_written_again(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
     saved.center.leases[0].optimizer = kept(1)
     saved.save()
@@ -117,7 +117,7 @@ def test_a_restored_one_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "gone", "changed"])
-def test_a_damaged_one_is_reported_and_all_else_comes_back(
+def test_a_damaged_state_is_reported_and_the_others_are_restored(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = Saved(tmp_path)
@@ -133,11 +133,11 @@ def test_a_damaged_one_is_reported_and_all_else_comes_back(
         path.write_bytes(content if damage == "changed" else content[:-5])
     assert saved.restored() == {0: None, 1: ([1], 7)}
     (record,) = [record for record in caplog.records if getattr(record, "event", None) == "optimizer"]
-    assert record.worker == 0  # type: ignore[attr-defined]  # an event has one
+    assert record.worker == 0  # type: ignore[attr-defined]  # an event has a worker
     assert record.getMessage().startswith("the state of an optimizer cannot be read, and is lost: ")
 
 
-def test_those_that_no_snapshot_names_are_removed(tmp_path: Path) -> None:
+def test_states_that_no_snapshot_names_are_removed(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
     for number in range(4):
         saved.center.leases[0].optimizer = kept(number)
@@ -147,7 +147,7 @@ def test_those_that_no_snapshot_names_are_removed(tmp_path: Path) -> None:
     assert saved.restored() == {0: ([3], 7), 1: None}
 
 
-def test_one_that_was_dropped_stays_dropped(tmp_path: Path) -> None:
+def test_a_dropped_state_is_not_restored(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
     saved.center.leases[0].optimizer = kept(1)
     saved.save()
@@ -156,18 +156,16 @@ def test_one_that_was_dropped_stays_dropped(tmp_path: Path) -> None:
     assert saved.restored() == {0: None, 1: None}
 
 
-def test_where_they_take_long_to_write_snapshots_name_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten seconds at a tenth of the time: the next are written after a hundred, or when the server ends."""
+def test_snapshots_name_older_states_if_writing_states_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing takes ten seconds, and the share is a tenth: the next states are written after 100 s, or at the end."""
     saved = Saved(tmp_path)
     save = SnapshotDirectory.save_optimizer
 
-    def slowly(self: SnapshotDirectory, worker: int, state: KeptState) -> str:
+    def save_slowly(self: SnapshotDirectory, worker: int, state: KeptState) -> str:
         saved.clock.seconds += 10.0
         return save(self, worker, state)
 
-    monkeypatch.setattr(SnapshotDirectory, "save_optimizer", slowly)
+    monkeypatch.setattr(SnapshotDirectory, "save_optimizer", save_slowly)
     written = []
     for number, now in enumerate((False, False, False, True)):
         saved.center.leases[0].optimizer = kept(number)
@@ -178,15 +176,15 @@ def test_where_they_take_long_to_write_snapshots_name_older_ones(
     assert checkpointer.SHARE == 0.1
 
 
-def test_a_state_that_cannot_be_written_does_not_hold_up_the_snapshot(
+def test_a_state_that_cannot_be_written_does_not_delay_the_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = Saved(tmp_path)
 
-    def fails(*arguments: Any) -> str:
+    def fail(*arguments: Any) -> str:
         raise SnapshotError("no room")
 
-    monkeypatch.setattr(SnapshotDirectory, "save_optimizer", fails)
+    monkeypatch.setattr(SnapshotDirectory, "save_optimizer", fail)
     saved.center.leases[0].optimizer = kept(1)
     saved.save()
     assert saved.restored() == {0: None, 1: None}

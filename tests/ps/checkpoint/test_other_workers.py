@@ -1,4 +1,4 @@
-"""A job that goes on with another number of workers begins with the first epoch that some partition had not ended."""
+"""A job that continues with another number of workers begins with the first epoch that some partition has not ended."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from distkeras.ps.checkpoint.snapshots import capture, restore
 from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 
-#: Mini-batches of an epoch of each partition.
+#: The number of mini-batches in an epoch of each partition.
 BATCHES = 2
 
 
-def began_with(reached: Sequence[tuple[int, int]], *, leave: Sequence[int], stop: bool) -> int:
-    """The epoch that one worker begins with, after so many whole epochs and mini-batches of each partition.
+def first_epoch(reached: Sequence[tuple[int, int]], *, leave: Sequence[int], stop: bool) -> int:
+    """Return the epoch with which another number of workers begins.
 
     Args:
-        reached: epoch and mini-batch of each partition.
-        leave: those that leave.
-        stop: the job ends early.
+        reached: The complete epochs and further mini-batches of each partition.
+        leave: The workers that leave.
+        stop: Whether the job ends early.
     """
     before = center_of(workers=len(reached))
     for worker, (epochs, batches) in enumerate(reached):
@@ -56,20 +56,22 @@ def began_with(reached: Sequence[tuple[int, int]], *, leave: Sequence[int], stop
         ([(0, 0), (0, 0)], [], False, 0),
     ],
     ids=[
-        "in the middle of it",
-        "one has ended",
-        "all have ended",
-        "one has no rows",
-        "all have left, for the job ended early",
-        "one left before it had committed anything",
+        "two partitions in the middle",
+        "one partition has ended",
+        "all partitions have ended",
+        "one partition has no rows",
+        "all workers have left because the job ended early",
+        "one worker left before its first commit",
         "nothing was committed",
     ],
 )
-def test_it_begins_with(reached: Sequence[tuple[int, int]], leave: Sequence[int], stop: bool, epoch: int) -> None:
-    assert began_with(reached, leave=leave, stop=stop) == epoch
+def test_the_job_begins_with_the_first_epoch_that_is_not_complete(
+    reached: Sequence[tuple[int, int]], leave: Sequence[int], stop: bool, epoch: int
+) -> None:
+    assert first_epoch(reached, leave=leave, stop=stop) == epoch
 
 
-def test_what_its_partitions_began_with_is_known_after_another_restart() -> None:
+def test_the_first_epoch_of_the_partitions_survives_another_restart() -> None:
     before = center_of(workers=2)
     for worker in range(2):
         joined(before, worker)
@@ -80,7 +82,7 @@ def test_what_its_partitions_began_with_is_known_after_another_restart() -> None
     assert later.began == after.began == (2, 1)
 
 
-#: Hand-computed: a center of 1 behind a round to which one of two workers has contributed 2, and the other nothing.
+#: Computed by hand: a center of 1 after a round to which one of two workers contributed 2, and the other one nothing.
 ROUNDS: dict[str, tuple[dict[str, Any], float]] = {
     "averaging": ({}, 2.0),  # 2 / 1
     # m = 2 / 1: 1 + 0.5 * (2 + 0.5 * 2)
@@ -94,8 +96,8 @@ ROUNDS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def in_a_round(name: str) -> Center:
-    """A center whose first worker has arrived in a round, and whose second one has not."""
+def center_in_a_round(name: str) -> Center:
+    """Return a center whose first worker has committed in a round, and whose second worker has not."""
     center = center_of(name, **ROUNDS[name][0])
     center.current.array[...] = 1.0
     for worker in range(2):
@@ -104,21 +106,21 @@ def in_a_round(name: str) -> Center:
     return center
 
 
-def test_every_rule_with_rounds_has_its_example() -> None:
+def test_every_rule_with_rounds_has_an_example() -> None:
     assert ROUNDS.keys() == {name for name in center_rules() if make(name).traits.synchronous}
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_an_unfinished_round_ends_with_what_it_has(name: str) -> None:
-    before, after = in_a_round(name), center_of(name, workers=3, **ROUNDS[name][0])
+def test_an_unfinished_round_ends_with_its_contributions(name: str) -> None:
+    before, after = center_in_a_round(name), center_of(name, workers=3, **ROUNDS[name][0])
     assert not restore(after, capture(before), same_attempts=False)
     assert after.current.array.tolist() == [ROUNDS[name][1]] * 3
     assert [vector.tolist() for vector in after.model] == [[0.0] * 3 for _ in after.model]
-    before.leave(1, 0)  # it is what the others' end would have made of it
+    before.leave(1, 0)  # the center equals that of a round that ends because worker 1 leaves
     assert after.current.array.tolist() == before.current.array.tolist()
 
 
-def test_the_first_round_has_the_rate_of_its_clock() -> None:
+def test_the_first_round_has_the_learning_rate_of_its_clock() -> None:
     rate = StepDecay(1.0, boundaries=(2,), factor=0.25)
     before, after = (center_of("ssgd", workers=workers, learning_rate=rate) for workers in (2, 1))
     for worker in range(2):

@@ -1,4 +1,4 @@
-"""What the owner of a checkpoint directory saves while another server claims it."""
+"""Ownership of a checkpoint's directory while another server claims it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from distkeras.ps.world.files import Files, LocalFiles
 from distkeras.ps.world.world import World
 
 
-class Meddled(World):
-    """The system's own, in which something happens just before a claim is written."""
+class InterruptedClaim(World):
+    """The real world, but ``happens`` is called just before a claim is written."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         self.happens = happens
@@ -37,7 +37,7 @@ class Meddled(World):
         return Claimed(Path(uri))
 
 
-def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
+def test_the_new_owner_continues_from_the_latest_owned_snapshot(tmp_path: Path) -> None:
     job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
     older = SnapshotDirectory(str(tmp_path), token="0000000a")
     older.take_over()
@@ -45,22 +45,22 @@ def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
     def save() -> None:
         log_files = older.save_log(job.center.log.read(), LogFiles()) if job.center.clock else LogFiles()
         older.save(capture(job.center), log_files)
-        older.require_owned()  # the snapshot counts: workers may learn of it
+        older.require_owned()  # the snapshot is valid: workers may rely on it
 
     save()
 
-    def go_on() -> None:
+    def commit_and_save() -> None:
         job.commit(0)
         save()
 
-    saved = SnapshotDirectory(str(tmp_path), token="0000000b", world=Meddled(go_on)).take_over()
+    saved = SnapshotDirectory(str(tmp_path), token="0000000b", world=InterruptedClaim(commit_and_save)).take_over()
     assert saved is not None
     assert saved.state.header["clock"] == len(saved.log) == 1
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_attempts_that_claim_at_the_same_moment_have_different_claims(tmp_path: Path, epoch: int) -> None:
-    """Each has listed the files before the other one has written its claim."""
+def test_simultaneous_attempts_have_different_claims(tmp_path: Path, epoch: int) -> None:
+    """Each attempt lists the files before the others write their claims."""
     store = Store(str(tmp_path))
     before = [Name("owner", Claim(1, "0000000a"))] if epoch else []
     attempts = [Ownership(store, "0000000a") for _ in range(3)]
@@ -76,19 +76,19 @@ def test_attempts_that_claim_at_the_same_moment_have_different_claims(tmp_path: 
     attempts[-1].require(names)
 
 
-def test_a_server_that_is_started_again_does_not_get_ahead_of_another_job(tmp_path: Path) -> None:
-    """It has looked before that job came; its claim is written after that job's."""
+def test_a_restarted_server_does_not_take_the_directory_from_a_newer_job(tmp_path: Path) -> None:
+    """The restarted server lists the files before the newer job claims, and writes its own claim after that."""
     newer = SnapshotDirectory(str(tmp_path), token="0000000b")
     SnapshotDirectory(str(tmp_path), token="ffffffff").take_over()
-    again = SnapshotDirectory(str(tmp_path), token="ffffffff", world=Meddled(newer.take_over))
+    restarted = SnapshotDirectory(str(tmp_path), token="ffffffff", world=InterruptedClaim(newer.take_over))
     with pytest.raises(OwnershipLostError, match="claim 000002-0000000b of process"):
-        again.take_over(epoch=1, after=1)
+        restarted.take_over(epoch=1, after=1)
     newer.require_owned()
-    assert not list(tmp_path.glob("owner-000001-ffffffff.1*"))  # no server serves under it
+    assert not list(tmp_path.glob("owner-000001-ffffffff.1*"))  # the claim that was lost is removed
 
 
 def test_only_drafts_of_earlier_owners_are_removed(tmp_path: Path) -> None:
-    """What a newer owner has half-written is the snapshot that counts in a moment."""
+    """The draft of a newer owner is about to become its snapshot."""
     older, newer = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000a", "0000000b"))
     drafts = []
     for directory in (older, newer):

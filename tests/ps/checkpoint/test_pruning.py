@@ -1,4 +1,4 @@
-"""Pruning keeps the log files of the snapshots that it keeps; a server that comes meanwhile finds the others."""
+"""Pruning keeps the log files of the kept snapshots; a server that reads meanwhile finds a newer snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkeras.ps.world.world import World
 
 
 class BeforeReading(World):
-    """The system's own, in which something happens just before a snapshot is read, so many times."""
+    """The real world, but ``happens`` is called just before each of the first ``times`` reads of a snapshot."""
 
     def __init__(self, happens: Callable[[], object], times: int) -> None:
         self.happens, self.left = happens, times
@@ -25,17 +25,17 @@ class BeforeReading(World):
     def files(self, uri: str) -> Files:
         world = self
 
-        class Meddled(LocalFiles):
+        class InterruptedFiles(LocalFiles):
             def read(self, name: str) -> Iterator[bytes]:
                 if name.startswith("snapshot-") and world.left:
                     world.left -= 1
                     world.happens()
                 return super().read(name)
 
-        return Meddled(Path(uri))
+        return InterruptedFiles(Path(uri))
 
 
-def test_a_snapshot_that_is_kept_keeps_the_log_files_that_became_others(tmp_path: Path) -> None:
+def test_the_log_files_of_a_kept_snapshot_are_kept_after_they_were_merged(tmp_path: Path) -> None:
     job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
     directory = SnapshotDirectory(str(tmp_path), token="0000000a")
     directory.take_over()
@@ -70,7 +70,7 @@ def test_the_owner_saves_and_prunes_while_another_server_reads(tmp_path: Path, t
     assert saved.state.header["clock"] == job.center.clock == 1 + times
 
 
-def test_only_snapshots_that_cannot_be_read_are_an_error_without_another_wait(tmp_path: Path) -> None:
+def test_a_directory_with_damaged_snapshots_only_is_an_error(tmp_path: Path) -> None:
     job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((1, 5))], dtype=np.float32)
     owner = SnapshotDirectory(str(tmp_path), token="0000000a")
     owner.take_over()

@@ -1,4 +1,4 @@
-"""The part of a checksum of rows that does not depend on how they are spread over partitions."""
+"""The part of the rows' checksum that does not depend on their distribution over partitions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ HASHES = np.random.default_rng(3).integers(-(2**63), 2**63, 1000)
 
 
 def checksum(hashes: np.ndarray) -> int:
-    found = RowChecksum(block_rows=7)
+    accumulated = RowChecksum(block_rows=7)
     for piece in np.array_split(hashes, 3):
-        found.update(pa.RecordBatch.from_pydict({ROW_HASH: piece}))
-    return found.before(len(hashes))
+        accumulated.update(pa.RecordBatch.from_pydict({ROW_HASH: piece}))
+    return accumulated.before(len(hashes))
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 5])
-def test_the_sum_is_the_same_in_any_partitions_and_any_order(partitions: int) -> None:
+def test_the_sum_does_not_depend_on_partitions_and_order(partitions: int) -> None:
     shuffled = np.random.default_rng(4).permutation(HASHES)
     assert sum_of(map(checksum, np.array_split(shuffled, partitions))) == sum_of([checksum(HASHES)])
     assert 0 <= checksum(HASHES) < 2**63
 
 
-def test_another_row_or_one_that_is_missing_changes_it() -> None:
+def test_a_changed_missing_or_repeated_row_changes_the_sum() -> None:
     other = HASHES.copy()
     other[500] ^= 1 << 40
     data = (HASHES, other, HASHES[1:], np.append(HASHES, HASHES[0]))
@@ -55,9 +55,9 @@ EMPTY = lease(0, -1, sequence=0, finished=True)
         ([lease(1)], None),
         ([lease(1), EMPTY], 5),
     ],
-    ids=["all read", "one in its first epoch", "one that another job has read", "one that has not joined", "one empty"],
+    ids=["all read", "one in its first epoch", "one read by another job", "one that has not joined", "one empty"],
 )
-def test_it_is_known_once_every_partition_was_read_to_its_end(leases: list[Any], known: int | None) -> None:
+def test_the_sum_is_known_when_every_partition_was_read_to_its_end(leases: list[Any], known: int | None) -> None:
     header = {"workers": 2, "leases": dict(enumerate(leases)), "ends_early": False}
     assert sum_of_rows(State(header, {})) == known
 

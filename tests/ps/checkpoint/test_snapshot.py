@@ -1,4 +1,4 @@
-"""A center's state, taken and put back: what goes on from it does what would have gone on."""
+"""The state of a center: a center that is restored from it continues as the original center does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.snapshots import State, capture, restore
 
-#: Rules that keep more than the center: vectors of the model and of workers, counters, a round.
+#: Rules with more state than the center: vectors of the model and of workers, counters, a round.
 RULES: dict[str, dict[str, Any]] = {
     "downpour": {},
     "dana_zero": {"learning_rate": 0.1},
@@ -26,8 +26,8 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def taken(center: Center) -> State:
-    """What a file would hold."""
+def saved_state(center: Center) -> State:
+    """Return the state as it is after it was written to a file and read from it."""
     state = capture(center)
     copied = State(json.loads(json.dumps(state.header)), {name: array.copy() for name, array in state.arrays.items()})
     state.drop()
@@ -41,21 +41,21 @@ def commit(center: Center, worker: int, number: int) -> None:
 
 
 def release(center: Center) -> None:
-    """Sends the center to all who may have it."""
+    """Release the center to all workers that are ready."""
     for worker in center.leases:
         if center.ready(worker):
             center.release(worker, 0)
 
 
-def kept(center: Center) -> dict[str, Any]:
-    """All that a center knows, but for its log and for what its workers were sent."""
-    state = taken(center)
+def comparable_state(center: Center) -> dict[str, Any]:
+    """Return the state of a center without its log and the centers that its workers received."""
+    state = saved_state(center)
     return state.header | {name: array.tolist() for name, array in state.arrays.items()}
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("before", [1, 2, 3, 5])
-def test_a_restored_center_goes_on_as_the_other_would_have(name: str, before: int) -> None:
+def test_a_restored_center_continues_as_the_original_does(name: str, before: int) -> None:
     turns = [(0, 1), (1, 1), (1, 2), (0, 2), (0, 3), (1, 3), (1, 4), (0, 4)]
     center = center_of(name, **RULES[name])
     for worker in range(2):
@@ -63,25 +63,25 @@ def test_a_restored_center_goes_on_as_the_other_would_have(name: str, before: in
     for worker, number in turns[:before]:
         commit(center, worker, number)
     restored = center_of(name, **RULES[name])
-    assert restore(restored, taken(center), same_attempts=True)
-    assert kept(restored) == kept(center)
+    assert restore(restored, saved_state(center), same_attempts=True)
+    assert comparable_state(restored) == comparable_state(center)
     for worker in range(2):
         restored.join(worker, 0)
-    for each in (center, restored):  # after a restart each begins again with what it is sent
+    for each in (center, restored):  # after a restart, each worker begins with a new center
         release(each)
     for worker, number in turns[before:]:
         for each in (center, restored):
             commit(each, worker, number)
-    assert kept(restored) == kept(center)
+    assert comparable_state(restored) == comparable_state(center)
 
 
-def test_after_a_restart_no_worker_gets_further_ahead_than_the_bound() -> None:
+def test_the_staleness_bound_holds_after_a_restart() -> None:
     center, restored = (center_of(scheduler=BoundedStaleness(2, 1)) for _ in range(2))
     for worker in range(2):
         joined(center, worker)
     for worker, number in ((0, 1), (1, 1), (0, 2)):
         commit(center, worker, number)
-    assert restore(restored, taken(center), same_attempts=True)
+    assert restore(restored, saved_state(center), same_attempts=True)
     for each in (center, restored):
         assert each.ready(0)
         joined(each, 0)
@@ -91,8 +91,8 @@ def test_after_a_restart_no_worker_gets_further_ahead_than_the_bound() -> None:
 
 
 @pytest.mark.parametrize("name", ["ssgd", "downpour"])
-def test_moving_statistics_go_on_by_steps_after_a_restart(name: str) -> None:
-    """Of a round, also those that were contributed before; else each worker's share is that of its latest steps."""
+def test_moving_statistics_are_weighted_by_steps_after_a_restart(name: str) -> None:
+    """In a round, earlier contributions count; without rounds, a worker's weight is the steps of its latest commit."""
     options: dict[str, Any] = {"learning_rate": 0.1} if name == "ssgd" else {}
     statistics = np.zeros(2, np.float32)
     center, restored = (center_of(name, moving_statistics=statistics, **options) for _ in range(2))
@@ -100,37 +100,37 @@ def test_moving_statistics_go_on_by_steps_after_a_restart(name: str) -> None:
         center.join(worker, 0)
     release(center)
     send(center, commit_of(0, last=2, moving_statistics=np.array([4, 8], np.float32)))
-    assert restore(restored, taken(center), same_attempts=True)
+    assert restore(restored, saved_state(center), same_attempts=True)
     joined(restored, 1)
     for each in (center, restored):
         send(each, commit_of(1, moving_statistics=np.array([8, 16], np.float32)))
         np.testing.assert_array_equal(each.moving_statistics, [5, 10])
 
 
-def test_a_partition_that_goes_on_after_its_end_begins_with_nothing_of_its_rule() -> None:
-    """What the server kept for it had left the sum with it; the sum is that of the others still."""
+def test_a_finished_partition_that_continues_begins_with_new_vectors_of_its_rule() -> None:
+    """Its vectors were subtracted from the sum when it left; the sum is still that of the other workers."""
     center, restored = (center_of("dana_zero", learning_rate=0.1) for _ in range(2))
     for worker in range(2):
         joined(center, worker)
         send(center, commit_of(worker, value=1.0 + worker, epoch_end=True))
     center.leave(0, 0)
-    assert restore(restored, taken(center), same_attempts=False, epochs=2)
+    assert restore(restored, saved_state(center), same_attempts=False, epochs=2)
     assert not restored.leases[0].finished
     np.testing.assert_array_equal(restored.leases[0].vectors[0], [0, 0, 0])
     np.testing.assert_array_equal(restored.model[0], [2, 2, 2])
 
 
-def test_a_partition_that_has_ended_has_ended() -> None:
+def test_a_finished_partition_stays_finished() -> None:
     center, restored = center_of(), center_of()
     joined(center)
     commit(center, 0, 1)
     center.leave(0, 0)
-    assert restore(restored, taken(center), same_attempts=True)
+    assert restore(restored, saved_state(center), same_attempts=True)
     assert restored.leases[0].finished
     assert asdict(restored.leases[0])["sequence"] == 1
 
 
-def test_a_state_is_of_one_moment_although_commits_come_while_it_is_written() -> None:
+def test_a_captured_state_does_not_change_with_later_commits() -> None:
     center = center_of("dana_zero", learning_rate=0.1)
     for worker in range(2):
         joined(center, worker)
@@ -146,9 +146,9 @@ def test_a_state_is_of_one_moment_although_commits_come_while_it_is_written() ->
 
 
 @pytest.mark.parametrize("same_attempts", [True, False])
-def test_another_drivers_attempts_hold_nothing(same_attempts: bool) -> None:
+def test_attempts_of_another_driver_hold_no_lease(same_attempts: bool) -> None:
     center, restored = center_of(), center_of()
     joined(center, attempt=7)
-    restore(restored, taken(center), same_attempts=same_attempts)
+    restore(restored, saved_state(center), same_attempts=same_attempts)
     lease = restored.join(0, 3)
-    assert (lease is None) == same_attempts  # an older attempt of the same job waits for its successor's lease to end
+    assert (lease is None) == same_attempts  # an older attempt of the same job waits until the newer one's lease ends

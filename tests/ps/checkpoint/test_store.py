@@ -1,4 +1,4 @@
-"""Files of arrays: whole or not at all, and known again."""
+"""Files of arrays: they are complete or absent, and damage is detected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADER = {"clock": 3, "members": {"0": {"epoch": 1}}, "none": None, "text": "θ"
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_round_trip(tmp_path: Path, scheme: str) -> None:
+def test_header_and_arrays_survive_saving_and_loading(tmp_path: Path, scheme: str) -> None:
     store = Store(scheme + str(tmp_path / "new" / "folder"))
     store.save("one", HEADER, ARRAYS)
     header, arrays = store.load("one")
@@ -42,7 +42,7 @@ def test_round_trip(tmp_path: Path, scheme: str) -> None:
 
 
 @given(data=st.data())
-def test_any_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+def test_any_changed_byte_is_detected(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = Store(str(folder))
     store.save("one", HEADER, ARRAYS)
@@ -56,7 +56,7 @@ def test_any_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, d
 
 
 @given(data=st.data())
-def test_any_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+def test_any_truncation_is_detected(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = Store(str(folder))
     store.save("one", HEADER, ARRAYS)
@@ -76,28 +76,28 @@ def test_a_file_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     assert store.names() == []
 
 
-def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_a_file(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "above" / "folder"))
     store.save("one", HEADER, ARRAYS)
     assert stat.S_IMODE((tmp_path / "above" / "folder").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "above" / "folder" / "one.dks").stat().st_mode) == 0o600
 
 
-def test_a_file_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its name is there for good when `save` returns: what a power cut leaves is whole."""
+def test_a_file_gets_its_name_after_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is on the disk when `save` returns, so that a file is complete after a power cut."""
     order: list[int | str] = []
     fsync, replace = os.fsync, Path.replace
 
-    def synced(descriptor: int) -> None:
+    def recorded_fsync(descriptor: int) -> None:
         order.append(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
-    def moved(path: Path, to: Path) -> None:
+    def recorded_replace(path: Path, to: Path) -> None:
         order.append("moved")
         replace(path, to)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", moved)
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
     above, folder = tmp_path / "above", tmp_path / "above" / "folder"
     store = Store(str(folder))
     assert order == [tmp_path.stat().st_ino, above.stat().st_ino]
@@ -106,7 +106,7 @@ def test_a_file_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monk
     assert order == [(folder / "one.dks").stat().st_ino, "moved", folder.stat().st_ino]
 
 
-def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
+def test_another_version_of_the_format_is_refused_by_name(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", HEADER, ARRAYS)
     content = (tmp_path / "one.dks").read_bytes().replace(b"DKSTORE6", b"DKSTORE1")
@@ -115,10 +115,10 @@ def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
         store.load("one")
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", {"life": 1}, {})
-    (tmp_path / "one.dks.part").symlink_to("/dev/full")  # the draft: opens, and takes no byte
+    (tmp_path / "one.dks.part").symlink_to("/dev/full")  # the draft can be opened, but every write fails
     with pytest.raises(SnapshotError, match="one cannot be written"):
         store.save("one", {"life": 2}, ARRAYS)
     assert store.load("one")[0] == {"life": 1}
@@ -126,12 +126,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert store.load("one")[0] == {"life": 3}
 
 
-def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no missing"):
         Store(str(tmp_path)).load("missing")
 
 
-def test_the_header_alone(tmp_path: Path) -> None:
+def test_a_header_can_be_read_alone(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("some", {"job": {"a": [1]}}, {"values": np.arange(3)})
     assert store.header("some") == {"job": {"a": [1]}}
@@ -144,35 +144,35 @@ def test_the_header_alone(tmp_path: Path) -> None:
             store.header("some")
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match="cannot be opened"):
         Store(str(tmp_path / "file" / "folder"))
 
 
-def test_a_uri_that_nothing_opens() -> None:
+def test_an_unknown_uri_scheme_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="a URI that Arrow opens"):
         Store("gopher://host/path")
 
 
 class TornOnce(World):
-    """Its files: a write fails half-way, and so does the removal of what it has left."""
+    """A world in which the first write fails half-way, and so does the removal of its draft."""
 
     def files(self, uri: str) -> Files:
         files = open_files(uri)
         write, delete, errors = files.write, files.delete, [OSError(5, "torn"), OSError(5, "torn")]
 
-        def half(name: str, pieces: Any) -> None:
+        def write_half(name: str, pieces: Any) -> None:
             write(name, list(pieces)[: 1 if errors else None])
             if errors:
                 raise errors.pop()
 
-        def not_now(name: str) -> None:
+        def delete_later(name: str) -> None:
             if errors:
                 raise errors.pop()
             delete(name)
 
-        files.write, files.delete = half, not_now
+        files.write, files.delete = write_half, delete_later
         return files
 
 

@@ -1,4 +1,4 @@
-"""How many bytes the rows of tables take in a checkpoint, with files of the size that they have in a job."""
+"""The size of tables' rows in a checkpoint, with the file sizes of a real job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from support.ps.saved_tables import SavedTables
 
 
 @pytest.mark.parametrize("width", [64, 1])
-def test_one_in_a_hundred_rows_is_about_one_in_a_hundred_bytes(tmp_path: Path, width: int) -> None:
-    """Of each row, its number in addition: eight bytes."""
+def test_a_hundredth_of_the_rows_takes_about_a_hundredth_of_the_bytes(tmp_path: Path, width: int) -> None:
+    """The number of each row takes eight further bytes."""
     rows = 20_000
     saved = SavedTables(tmp_path, [(rows, width)])
     saved.snapshot()
@@ -24,7 +24,7 @@ def test_one_in_a_hundred_rows_is_about_one_in_a_hundred_bytes(tmp_path: Path, w
     assert [rows.tobytes() for rows in saved.read()] == [rows.tobytes() for rows in expected]
 
 
-def test_a_table_of_several_files_comes_back(tmp_path: Path) -> None:
+def test_a_table_in_several_files_is_restored(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(300_000, 64)])
     saved.commit(range(0, 300_000, 7))
     saved.snapshot()

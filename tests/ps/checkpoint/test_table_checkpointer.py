@@ -1,4 +1,4 @@
-"""Snapshots of tables that are taken while the server runs."""
+"""Snapshots of tables that are saved while the server runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def files_are_small() -> Iterator[None]:
 
 
 class Running(SavedTables):
-    """Tables whose snapshots a checkpointer takes, every two commits."""
+    """Tables of which a checkpointer saves a snapshot after every two commits."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Running(SavedTables):
         shapes: Sequence[tuple[int, int]] = ((40, 3), (7, 3)),
     ) -> None:
         super().__init__(folder, shapes, token=token)
-        #: The rows by the clock.
+        #: The rows at each clock.
         self.history = {self.center.clock: self.rows}
         self.lost: list[DistkerasError] = []
         checkpoint = Checkpoint(str(folder), every=2, keep=keep)
@@ -44,7 +44,7 @@ class Running(SavedTables):
         self.checkpointer.start()
 
     def move(self, count: int, touched: int = 5) -> None:
-        """Move some rows, as so many commits, of which each has ``touched`` rows of the first table."""
+        """Move rows by ``count`` commits, each of which touches ``touched`` rows of the first table."""
         for _ in range(count):
             with self.lock:
                 clock = self.center.clock
@@ -53,7 +53,7 @@ class Running(SavedTables):
                 self.checkpointer.committed(self.center.clock)
 
     def covered(self) -> None:
-        """Wait for a snapshot of all that was done."""
+        """Wait for a snapshot that covers all commits."""
         with self.lock:
             mark = self.checkpointer.mark()
         until(lambda: self.checkpointer.covers(mark))
@@ -67,7 +67,7 @@ class Running(SavedTables):
 
 
 def snapshots(folder: Path) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """The clock and the rows of each snapshot, the latest first; each is removed."""
+    """Yield the clock and the rows of each snapshot, the latest first, and remove it."""
     while (saved := SnapshotDirectory(str(folder)).latest()) is not None:
         yield saved.state.header["clock"], [rows for _, rows in saved.state.tables]
         (folder / f"{saved.name}.dks").unlink()
@@ -82,16 +82,16 @@ def test_each_snapshot_has_the_rows_at_its_clock(tmp_path: Path) -> None:
             for mover in movers:
                 mover.join(patience(30))
             running.covered()
-    found = 0
+    count = 0
     for clock, rows in snapshots(tmp_path):
         assert [table.tobytes() for table in rows] == [table.tobytes() for table in running.history[clock]]
-        found += 1
-    assert found >= 4
+        count += 1
+    assert count >= 4
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_after_a_full_disk_no_row_is_missing(tmp_path: Path, room: int) -> None:
-    """It is full at the rows of the first table, at those of the second one, or at the snapshot itself."""
+    """The disk is full at the rows of the first table, at those of the second one, or at the snapshot's own file."""
     with Running(tmp_path, keep=1) as running:
         running.covered()
         with running.lock:
@@ -106,7 +106,7 @@ def test_after_a_full_disk_no_row_is_missing(tmp_path: Path, room: int) -> None:
     assert [table.tobytes() for table in rows] == [table.tobytes() for table in running.history[2]]
 
 
-def test_a_server_that_is_started_again_and_again_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_server_that_is_restarted_repeatedly_continues_exactly(tmp_path: Path) -> None:
     for start in range(4):
         with Running(tmp_path, token=f"{start:08x}", keep=1) as running:
             running.move(2, touched=1)
@@ -116,7 +116,7 @@ def test_a_server_that_is_started_again_and_again_goes_on_exactly(tmp_path: Path
     assert [table.tobytes() for table in rows] == [table.tobytes() for table in running.history[8]]
 
 
-def test_a_center_without_tables_leaves_what_it_always_left(tmp_path: Path) -> None:
+def test_a_snapshot_without_tables_has_no_table_fields(tmp_path: Path) -> None:
     with Running(tmp_path, shapes=()) as running:
         running.covered()
     assert running.table_files() == set()

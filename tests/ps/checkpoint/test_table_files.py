@@ -1,4 +1,4 @@
-"""Rows of tables in snapshots: those at the snapshot's clock, to the bit, although commits and faults come between."""
+"""Rows of tables in snapshots: they are the rows at the snapshot's clock, to the bit, despite commits and faults."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def files_are_small() -> Iterator[None]:
         yield
 
 
-def same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+def assert_same(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
     """Check that two lists of tables are equal to the bit."""
-    assert [rows.tobytes() for rows in found] == [rows.tobytes() for rows in expected]
+    assert [rows.tobytes() for rows in actual] == [rows.tobytes() for rows in expected]
 
 
 def kinds(files: tuple[RowFile, ...]) -> list[tuple[int, int, int, bool]]:
@@ -38,7 +38,7 @@ def flip(path: Path, at: int = -20) -> None:
     path.write_bytes(content)
 
 
-def test_the_first_snapshot_has_all_rows_and_the_next_one_what_has_changed(tmp_path: Path) -> None:
+def test_the_first_snapshot_has_all_rows_and_the_next_one_the_changed_rows(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3), (4, 3)])
     saved.snapshot()
     bases = [(0, 0, 6, True), (0, 6, 12, True), (0, 12, 18, True), (0, 18, 20, True), (1, 0, 4, True)]
@@ -47,15 +47,15 @@ def test_the_first_snapshot_has_all_rows_and_the_next_one_what_has_changed(tmp_p
     expected = saved.snapshot()
     assert kinds(saved.files.files) == [*bases, (0, 5, 14, False), (1, 2, 3, False)]
     saved.commit([0], [0])
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
 
 
-def test_where_nothing_has_changed_nothing_is_written(tmp_path: Path) -> None:
+def test_nothing_is_written_if_nothing_has_changed(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     saved.snapshot()
     before = saved.table_files()
     expected = saved.snapshot()
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
     assert saved.table_files() == before
 
 
@@ -70,22 +70,22 @@ def test_a_snapshot_of_one_row_in_a_hundred_has_a_hundredth_of_the_bytes(
     saved.commit(list(range(0, 2000, 100)))
     expected = saved.snapshot()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) - first < 0.015 * first
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
 
 
-def test_a_range_of_which_most_rows_have_changed_becomes_a_whole_file(tmp_path: Path) -> None:
+def test_a_range_with_mostly_changed_rows_is_written_as_a_whole_file(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     saved.snapshot()
     saved.commit([6, 7, 8, 9, 1])
     expected = saved.snapshot()
     others = [(0, 0, 6, True), (0, 12, 18, True), (0, 18, 20, True)]
     assert kinds(saved.files.files) == [*others, (0, 6, 12, True), (0, 1, 2, False)]
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
 
 
 @pytest.mark.parametrize("often", [1, 2, 3, 7])
 def test_commits_while_the_rows_are_written_are_not_in_the_snapshot(tmp_path: Path, often: int) -> None:
-    """They come between two holds of the lock, before and after the rows that they change were read."""
+    """The commits come between two holds of the lock, before or after the rows that they change are read."""
     saved = SavedTables(tmp_path, [(20, 3), (9, 3)])
     turns = itertools.count()
 
@@ -97,22 +97,22 @@ def test_commits_while_the_rows_are_written_are_not_in_the_snapshot(tmp_path: Pa
     for _ in range(4):
         expected = saved.snapshot(meanwhile)
         assert next(turns) > 9
-        same(saved.read(), expected)
-    same(saved.read(), expected)
+        assert_same(saved.read(), expected)
+    assert_same(saved.read(), expected)
     assert saved.rows[0].tobytes() != expected[0].tobytes()
 
 
-def test_what_changed_meanwhile_is_in_the_next_snapshot(tmp_path: Path) -> None:
+def test_rows_that_change_during_a_snapshot_are_in_the_next_one(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     saved.snapshot(lambda: saved.commit([3, 17]) if saved.center.clock == 0 else None)
     expected = saved.snapshot()
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
     assert kinds(saved.files.files)[-1] == (0, 3, 18, False)
 
 
 @pytest.mark.parametrize("room", range(4))
 def test_rows_that_could_not_be_written_are_in_the_next_snapshot(tmp_path: Path, room: int) -> None:
-    """The disk is full at the whole file, at one of the partial ones, or at the snapshot's own."""
+    """The disk is full at the whole file, at one of the partial files, or at the snapshot's own file."""
     saved = SavedTables(tmp_path, [(20, 3), (18, 3)])
     first = saved.snapshot()
     saved.commit([0, 1, 2, 3, 7, 15], [0, 4])
@@ -121,15 +121,15 @@ def test_rows_that_could_not_be_written_are_in_the_next_snapshot(tmp_path: Path,
     with pytest.raises(SnapshotError, match="No space left"):
         saved.snapshot(lambda: saved.commit(*next(moves, ([], []))))
     assert next(moves, None) is None
-    same(saved.read(), first)
+    assert_same(saved.read(), first)
     expected = saved.snapshot()
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
     files = saved.table_files()
     saved.snapshot()
     assert saved.table_files() == files
 
 
-def test_a_snapshot_that_was_begun_and_not_captured_is_begun_again(tmp_path: Path) -> None:
+def test_a_snapshot_that_was_begun_but_not_captured_can_be_begun_again(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     saved.snapshot()
     saved.commit([3])
@@ -137,7 +137,7 @@ def test_a_snapshot_that_was_begun_and_not_captured_is_begun_again(tmp_path: Pat
         saved.files.begin()
     saved.commit([4])
     expected = saved.snapshot()
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
 
 
 @pytest.mark.parametrize("damage", ["torn", "gone", "changed", "empty"])
@@ -159,14 +159,14 @@ def test_a_snapshot_whose_rows_are_damaged_is_skipped(
         path.write_bytes(content[:-5] if damage == "torn" else b"")
     restored = saved.restored()
     assert restored.center.clock == 0
-    same(restored.rows, before)
+    assert_same(restored.rows, before)
     (record,) = [record for record in caplog.records if getattr(record, "event", None) == "snapshot"]
     assert record.getMessage().startswith(
         f"a damaged snapshot is skipped: {'there is no ' if damage == 'gone' else ''}{path.stem}"
     )
 
 
-def test_without_its_rows_no_snapshot_can_be_read(tmp_path: Path) -> None:
+def test_a_snapshot_cannot_be_read_without_its_rows(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     saved.snapshot()
     saved.path(saved.files.files[1]).unlink()
@@ -174,7 +174,7 @@ def test_without_its_rows_no_snapshot_can_be_read(tmp_path: Path) -> None:
         saved.restored()
 
 
-def test_files_that_a_kept_snapshot_names_stay_and_no_others(tmp_path: Path) -> None:
+def test_only_files_that_a_kept_snapshot_names_are_kept(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     named = []
     for number in range(12):
@@ -189,7 +189,7 @@ def test_files_that_a_kept_snapshot_names_stay_and_no_others(tmp_path: Path) -> 
     assert latest.state.tables[0][1].tobytes() != expected[0].tobytes()
 
 
-def test_many_small_files_become_one_which_later_snapshots_name(tmp_path: Path) -> None:
+def test_small_files_are_merged_into_one_that_later_snapshots_name(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(120, 3)])
     saved.snapshot()
     for number in range(3):
@@ -197,10 +197,10 @@ def test_many_small_files_become_one_which_later_snapshots_name(tmp_path: Path) 
         expected = saved.snapshot()
     assert kinds(saved.files.files)[-1] == (0, 0, 120, False)
     assert [file.size for file in saved.files.files if not file.whole] == [4 * (8 + 12)]
-    same(saved.read(), expected)  # from the three: the one is not named yet
+    assert_same(saved.read(), expected)  # from the three small files: no snapshot names the merged one yet
     saved.commit([])
     expected = saved.snapshot(keep=1)
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
     assert len([file for file in saved.files.files if not file.whole]) == 1
     assert saved.table_files() == {file.name for file in saved.files.files}
 
@@ -217,7 +217,7 @@ def test_merging_takes_no_lock(tmp_path: Path) -> None:
     assert saved.lock.holds == holds
 
 
-def test_rows_of_a_later_whole_file_are_not_replaced_by_the_merged_one(tmp_path: Path) -> None:
+def test_a_merged_file_does_not_replace_rows_of_a_later_whole_file(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(120, 3)])
     saved.snapshot()
     saved.commit([1, 60])
@@ -230,11 +230,11 @@ def test_rows_of_a_later_whole_file_are_not_replaced_by_the_merged_one(tmp_path:
     assert [kind for kind in kinds(saved.files.files) if not kind[-1]] == [(0, 60, 63, False)]
     saved.commit([119])
     expected = saved.snapshot()
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
 
 
-def test_large_partial_files_make_whole_files_new_the_oldest_first(tmp_path: Path) -> None:
-    """So a snapshot needs at most a few times the bytes of its table, however long the job is."""
+def test_large_partial_files_cause_whole_files_to_be_rewritten_the_oldest_first(tmp_path: Path) -> None:
+    """A snapshot therefore needs at most a few times the bytes of its table, for any length of the job."""
     saved = SavedTables(tmp_path, [(60, 3)])
     saved.snapshot()
     rng, sizes, written = np.random.default_rng(3), [], 0
@@ -248,12 +248,12 @@ def test_large_partial_files_make_whole_files_new_the_oldest_first(tmp_path: Pat
         sizes.append(sum(file.size for file in saved.files.files))
         if number % 10 == 0:
             saved = saved.restored(f"0000001{number // 10}")
-            same(saved.rows, expected)
+            assert_same(saved.rows, expected)
     assert max(sizes) < 2.9 * table
     assert written < 2.5 * 60 * 8 * (8 + 12)
 
 
-def test_a_file_that_is_found_damaged_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_damaged_at_a_merge_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved = SavedTables(tmp_path, [(120, 3)])
     for number in range(4):
         saved.commit([number, 60 + 8 * number])
@@ -266,10 +266,10 @@ def test_a_file_that_is_found_damaged_is_written_again(tmp_path: Path, caplog: p
         "a file with rows of a table cannot be read, and the r"
     ]
     expected = saved.snapshot()
-    same(saved.read(), expected)
+    assert_same(saved.read(), expected)
 
 
-def test_a_restored_server_writes_what_has_changed_since(tmp_path: Path) -> None:
+def test_a_restored_server_writes_only_rows_changed_since_then(tmp_path: Path) -> None:
     saved = SavedTables(tmp_path, [(20, 3)])
     saved.commit([1])
     saved.snapshot()
@@ -279,7 +279,7 @@ def test_a_restored_server_writes_what_has_changed_since(tmp_path: Path) -> None
     expected = restored.snapshot()
     (new,) = restored.table_files() - before
     assert new.startswith("table-000002-0000000b-")
-    same(restored.read(), expected)
+    assert_same(restored.read(), expected)
 
 
 def test_a_snapshot_of_other_tables_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Any sequence of commits, snapshots, full disks, damaged files and restarts, drawn by hypothesis."""
+"""Sequences of commits, snapshots, full disks, damaged files and restarts, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STEPS = st.one_of(
 
 
 class Job:
-    """A job whose servers come and go, and what is known of its files."""
+    """A job whose server is restarted, and the expected state of its files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.starts = folder, itertools.count(1)
@@ -46,12 +46,12 @@ class Job:
         self.start()
 
     def start(self) -> None:
-        """Begin with a new server, from the latest snapshot that it can read."""
+        """Start a new server from the latest snapshot that can be read."""
         self.server = SavedTables(self.folder, SHAPES, token=f"{next(self.starts):08x}")
         self.server.taken = self.taken
 
     def readable(self) -> list[Taken]:
-        """The snapshots that are there with all their files, the latest last."""
+        """Return the snapshots that exist with all their files, the latest last."""
         return [
             taken
             for taken in self.taken
@@ -92,11 +92,11 @@ class Job:
             self.start()
             assert bits(self.server.rows) == bits(readable[-1].rows)
         elif not list(self.folder.glob("snapshot-*.dks")):
-            self.start()  # and the job begins
-        # Else no snapshot can be read, and the server that is there goes on.
+            self.start()  # without a snapshot, the job begins
+        # Otherwise no snapshot can be read, and the old server continues.
 
     def check(self) -> None:
-        """Read every snapshot, the latest first."""
+        """Compare every readable snapshot, the latest first."""
         for taken in reversed(self.readable()):
             assert bits(self.server.read()) == bits(taken.rows)
             (self.folder / f"{taken.name}.dks").unlink()

@@ -1,4 +1,4 @@
-"""Versions of a model in one directory: each written once, held while it is used, deleted after that."""
+"""Versions of a model in a directory: each is written once, held while it is used, and deleted after that."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def test_each_version_has_the_weights_of_its_micro_batch(tmp_path: Path) -> None
 def test_a_version_is_written_once(tmp_path: Path) -> None:
     publish(folder_at(tmp_path), 3)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = folder_at(tmp_path)  # after a crash
-    assert publish(again, 3) == again.latest()
+    reopened = folder_at(tmp_path)  # after a crash
+    assert publish(reopened, 3) == reopened.latest()
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     with pytest.raises(DifferentJobError, match=r"version 3 in .* must have the weights"):
-        again.publish("stream", 3, weights(4), NOTHING)
+        reopened.publish("stream", 3, weights(4), NOTHING)
     with pytest.raises(DifferentJobError, match=r"up to micro-batch 2, .* with version 3"):
-        publish(again, 2)
+        publish(reopened, 2)
     with pytest.raises(DifferentJobError, match=r"with version 3 of another stream"):
-        again.publish("another", 4, weights(4), NOTHING)
-    assert numbers(again) == [3]
+        reopened.publish("another", 4, weights(4), NOTHING)
+    assert numbers(reopened) == [3]
 
 
-def test_a_directory_is_of_one_model(tmp_path: Path) -> None:
+def test_a_directory_contains_versions_of_one_model(tmp_path: Path) -> None:
     version = publish(folder_at(tmp_path), 0)
     other = {**IDENTITY, "layout": [["kernel", [3]]]}
     with pytest.raises(DifferentJobError, match=r"`layout.0.1.0` must be 2"):
@@ -77,7 +77,7 @@ def test_a_directory_is_of_one_model(tmp_path: Path) -> None:
         VersionFolder(str(tmp_path)).load(version, model_key(other))
 
 
-def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SnapshotError, match="cannot be opened"):
         VersionFolder(str(tmp_path / "file"))
@@ -93,15 +93,15 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
         folder.latest()
 
 
-def test_what_a_killed_publisher_left_half_written_goes(tmp_path: Path) -> None:
+def test_the_draft_of_a_killed_publisher_is_removed(tmp_path: Path) -> None:
     version = publish(folder_at(tmp_path), 0)
     (tmp_path / f"{version._replace(number=1)}.dks.part").touch()
     assert numbers(folder_at(tmp_path)) == [0]
     assert not list(tmp_path.glob("*.part"))
 
 
-class At(World):
-    """A world in which it is a certain second."""
+class ManualClock(World):
+    """A world with a manual clock."""
 
     second = 1e9
 
@@ -110,7 +110,7 @@ class At(World):
 
 
 def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
-    world = At()
+    world = ManualClock()
     folder = folder_at(tmp_path, world)
     publish(folder, 0)
     assert folder.hold("query", 7).number == 0
@@ -118,7 +118,7 @@ def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
         publish(folder, number)
         folder.prune(2)
     assert numbers(folder) == [0, 3, 4]
-    assert folder.hold("query", 7).number == 0  # the same micro-batch, sent again
+    assert folder.hold("query", 7).number == 0  # the same micro-batch again
     assert folder.hold("query", 8).number == 4
     folder.prune(2)
     assert numbers(folder) == [3, 4]
@@ -131,7 +131,7 @@ def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
 
 
 class Interrupted(World):
-    """The system's own, in which something happens before each access to files."""
+    """The real world, but ``happens`` is called before each access to files."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         self._happens = happens
@@ -155,7 +155,7 @@ class Interrupted(World):
                 super().move(name, to)
 
             def sync(self, name: str = "") -> None:
-                """Leave it out: no power cut is tried."""
+                """Do nothing: no power cut is tested."""
 
             def delete(self, name: str) -> None:
                 happens()
@@ -165,7 +165,7 @@ class Interrupted(World):
 
 
 class Scoring:
-    """Two scoring streams, each with the number of its micro-batch, and what each micro-batch was scored with."""
+    """Two scoring streams, the numbers of their micro-batches, and the versions that scored them."""
 
     def __init__(self, folder: VersionFolder, data: st.DataObject) -> None:
         self._folder, self._data = folder, data
@@ -180,7 +180,7 @@ class Scoring:
         self.check()
 
     def check(self) -> None:
-        """What each present micro-batch holds can be read."""
+        """Check that the version of each current micro-batch can be read."""
         for batch in self.batches.items():
             if batch in self._held:
                 version = self._held[batch]
@@ -190,10 +190,10 @@ class Scoring:
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_what_is_held_can_be_read_in_any_order_of_events(
+def test_a_held_version_can_be_read_in_any_order_of_events(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Scoring streams and the publisher are interrupted by each other at any access to a file."""
+    """Scoring streams and the publisher interrupt each other at each access to a file."""
     path = tmp_path_factory.mktemp("versions")
     plain = folder_at(path, Interrupted(lambda: None))  # without `fsync`
     scoring, due = Scoring(plain, data), iter(range(1, 1000))
@@ -220,7 +220,7 @@ def test_what_is_held_can_be_read_in_any_order_of_events(
         scoring.check()
 
 
-def test_what_publish_takes(tmp_path: Path) -> None:
+def test_publish_accepts_a_path_or_versions(tmp_path: Path) -> None:
     assert Versions.of("publish", None) is None
     assert Versions.of("publish", tmp_path) == Versions(str(tmp_path))
     assert Versions.of("publish", Versions(tmp_path, every=2)) == Versions(str(tmp_path), every=2)  # type: ignore[arg-type]  # as `Checkpoint`
