@@ -1,4 +1,4 @@
-"""DASO: against a transcription that keeps every device, by hand, and its identities."""
+"""DASO: comparison with a transcription of all devices and with numbers computed by hand, and its identities."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from distkeras.ps.rules.daso import Daso, merge, through_bfloat16
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.daso import simulate_daso
 
-# transcription
+# Transcription
 
 
 def plan_of(daso: Daso, losses: list[float], epochs: int, batches: int) -> list[Any]:
-    """B and W in force at each batch, None where blocking: worked out apart from the product."""
+    """Return B and W at each mini-batch, None where DASO blocks; computed independently of the product."""
     plan: list[tuple[int, int] | None] = []
     b, w = daso.interval, daso.wait if daso.wait else max(daso.interval // 4, 1)
     first, best, bad = (b, w), None, 0
@@ -55,9 +55,13 @@ def plan_of(daso: Daso, losses: list[float], epochs: int, batches: int) -> list[
     ),
     losses=st.lists(st.sampled_from([1.0, 0.995, 0.98, 0.5]), min_size=9, max_size=9),
 )
-@example(3, 2, 4, 4, (1, 4, 1), 1, {"momentum": 0.9, "cast": True, "patience": 1}, [1.0] * 9)  # halved in progress
-@example(3, 2, 8, None, (1, 5, 2), 4, {"momentum": 0.9, "cast": False, "patience": 1}, [1.0] * 9)  # down, and reset
-def test_it_equals_the_transcription_of_all_devices(
+@example(
+    3, 2, 4, 4, (1, 4, 1), 1, {"momentum": 0.9, "cast": True, "patience": 1}, [1.0] * 9
+)  # halved while an exchange is in flight
+@example(
+    3, 2, 8, None, (1, 5, 2), 4, {"momentum": 0.9, "cast": False, "patience": 1}, [1.0] * 9
+)  # halved down to 1, then reset
+def test_daso_equals_the_transcription_of_all_devices(
     nodes: int,
     devices: int,
     interval: int,
@@ -72,7 +76,7 @@ def test_it_equals_the_transcription_of_all_devices(
     wait = min(wait, interval) if wait else None
     daso = Daso(interval=interval, wait=wait, warm_up=warm_up, cool_down=cool_down, **hyper)
     rate = StepDecay(ETA, boundaries=(3, 7), factor=0.5)
-    told = iter(losses)
+    remaining = iter(losses)
     trace = run_daso(
         daso,
         nodes=nodes,
@@ -80,7 +84,7 @@ def test_it_equals_the_transcription_of_all_devices(
         epochs=epochs,
         batches=batches,
         learning_rate=rate,
-        loss=lambda theta: next(told),
+        loss=lambda theta: next(remaining),
     )
     plan = plan_of(daso, losses, epochs, batches)
     in_force = list(zip(trace.interval.tolist(), trace.wait.tolist(), strict=True))
@@ -95,7 +99,7 @@ def test_it_equals_the_transcription_of_all_devices(
     assert_close(trace.mean, expected[-1, :, 0].mean(axis=0))
 
 
-def test_by_hand() -> None:
+def test_two_nodes_equal_numbers_computed_by_hand() -> None:
     # Two nodes with the constant gradients 1 and 3, eta .1, no momentum. B = 2, W = 1.
     trace = simulate_daso(
         cycling(interval=2, momentum=0.0),
@@ -113,11 +117,11 @@ def test_by_hand() -> None:
     assert_close(present(trace.thetas)[..., 0], expected)
 
 
-# identities
+# Identities
 
 
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 3), (3, 1), (3, 2), (4, 4)])
-def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes: int, devices: int) -> None:
+def test_73_blocking_daso_is_synchronous_sgd_over_all_devices(nodes: int, devices: int) -> None:
     n = nodes * devices
     trace = run_daso(blocking(2, momentum=0.0), nodes=nodes, devices=devices, epochs=2, batches=5)
     ssgd = Problem(n, [*range(n)] * 10, eta=ETA, seed=7).simulated(make("ssgd"))
@@ -127,10 +131,12 @@ def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes: int, devices:
 
 @pytest.mark.parametrize("rule", ["ssgdm", "ssgdm_local"])
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 3), (3, 1), (3, 2)])
-def test_74_also_with_momenta_that_are_not_exchanged(rule: str, nodes: int, devices: int) -> None:
+def test_74_blocking_daso_is_synchronous_sgd_with_momenta_that_are_not_exchanged(
+    rule: str, nodes: int, devices: int
+) -> None:
     n = nodes * devices
     trace = run_daso(blocking(2, momentum=0.8), nodes=nodes, devices=devices, epochs=2, batches=8)
-    job = Problem(n, [*range(n)] * 16, eta=ETA / n, seed=7)  # the rules add the workers' steps up
+    job = Problem(n, [*range(n)] * 16, eta=ETA / n, seed=7)  # these rules sum the workers' steps
     centers = present(job.simulated(make(rule, momentum=0.8)).centers)[n - 1 :: n]
     for node in range(nodes):
         assert_close(present(trace.thetas)[:, node], centers)
@@ -141,7 +147,7 @@ def test_74_also_with_momenta_that_are_not_exchanged(rule: str, nodes: int, devi
 def test_75_the_merge_weights_sum_to_one(members: int, wait: int) -> None:
     x = np.array([1.5, -3.0])
     assert_close(merge(x, members * x, members, wait), x)
-    # The same affine map of all parameters maps the merge.
+    # An affine map of all parameters maps the merge in the same way.
     local, total = np.array([1.0, 4.0]), np.array([-2.0, 7.0])
     assert_close(merge(3 * local + 1, 3 * total + members, members, wait), 3 * merge(local, total, members, wait) + 1)
 
@@ -189,7 +195,7 @@ def test_80_the_cast_rounds_to_the_nearest_with_ties_to_even() -> None:
 
 
 def test_81_blocking_casts_what_is_sent_and_averages_in_full_precision() -> None:
-    states = {0: 1 + 2**-7, 1: 1.0, 2: 1.0}  # exact in bfloat16, their mean is not
+    states = {0: 1 + 2**-7, 1: 1.0, 2: 1.0}  # exact in bfloat16, unlike their mean
     trace = run_without_gradients(
         Daso(warm_up=1, cool_down=0, momentum=0.0),
         nodes=3,
@@ -201,7 +207,7 @@ def test_81_blocking_casts_what_is_sent_and_averages_in_full_precision() -> None
     assert trace.theta[0, 0] != through_bfloat16(trace.theta)[0, 0]
 
 
-def test_81_without_the_cast_small_steps_count_and_with_it_they_may_be_lost() -> None:
+def test_81_small_steps_may_be_lost_with_the_cast_only() -> None:
     def small(theta: np.ndarray, worker: int) -> np.ndarray:
         return np.full(1, -(2.0**-10))
 
@@ -220,7 +226,7 @@ def test_81_without_the_cast_small_steps_count_and_with_it_they_may_be_lost() ->
 
 @pytest.mark.parametrize(("interval", "wait"), [(4, 1), (4, 4), (1, 1), (3, 2), (8, 2)])
 def test_91_equation_1_weighs_the_own_parameters_by_twice_the_wait(interval: int, wait: int) -> None:
-    """A node alone moves, by 1 a batch: what the other nodes get of it shows the weights."""
+    """Only one node moves, by 1 per mini-batch, so that the parameters of the other nodes show the weights."""
     nodes, end = 3, interval + wait
     trace = run_without_gradients(
         cycling(interval=interval, wait=wait, momentum=0.0),

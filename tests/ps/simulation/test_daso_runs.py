@@ -1,4 +1,4 @@
-"""DASO: what a run leaves alone, gives back and refuses."""
+"""DASO: the inputs that a run does not change, the fields that it returns, and the arguments that it refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distkeras.ps.simulation.daso import simulate_daso
 from distkeras.ps.simulation.timing import Communication, Memoryless
 
 
-def test_a_seed_gives_the_same_run_to_the_bit_and_another_other_times() -> None:
+def test_a_run_is_determined_by_its_seed_to_the_bit() -> None:
     options: dict[str, Any] = {"timing": Memoryless(), "loss": lambda theta: float(theta @ theta), "dtype": np.float32}
     first, again, other = (run_daso(Daso(patience=1), seed=seed, **options) for seed in (5, 5, 6))
     for field in vars(first):
@@ -38,7 +38,7 @@ def test_every_device_takes_every_batch_in_turn_at_its_node() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_inputs_are_left_alone(nodes: int) -> None:
+def test_inputs_are_not_changed(nodes: int) -> None:
     start = np.ones(2)
     simulate_daso(
         Daso(), start, lambda theta, worker: start, nodes=nodes, devices=1, learning_rate=0.5, epochs=2, batches=2
@@ -46,7 +46,7 @@ def test_inputs_are_left_alone(nodes: int) -> None:
     np.testing.assert_array_equal(start, np.ones(2))
 
 
-def test_schedules_are_over_batches() -> None:
+def test_learning_rate_schedules_count_mini_batches() -> None:
     constant = run_daso(Daso(), learning_rate=Constant(ETA))
     np.testing.assert_array_equal(constant.thetas, run_daso(Daso()).thetas)
     trace = run_without_gradients(
@@ -61,7 +61,7 @@ def test_schedules_are_over_batches() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_thetas_are_kept_on_request(keep: bool) -> None:
+def test_thetas_are_returned_on_request(keep: bool) -> None:
     trace = run_daso(Daso(), keep_thetas=keep)
     assert (trace.thetas is not None) == keep
     if keep:
@@ -69,7 +69,7 @@ def test_thetas_are_kept_on_request(keep: bool) -> None:
         np.testing.assert_array_equal(present(trace.thetas)[-1], trace.theta)
 
 
-# refusals
+# Refusals
 
 
 @pytest.mark.parametrize(

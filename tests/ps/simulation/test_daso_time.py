@@ -1,4 +1,4 @@
-"""DASO under a virtual clock: who waits for whom, and how long."""
+"""DASO under a virtual clock: which nodes wait for each other, and how long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, Slo
 
 @dataclasses.dataclass(frozen=True)
 class FixedTiming(Timing):
-    """Each worker's steps take what is said."""
+    """Each step of a worker takes the worker's given seconds."""
 
     seconds: tuple[float, ...] = ()
 
@@ -26,11 +26,11 @@ class FixedTiming(Timing):
         return lambda worker, steps: self.seconds[worker] * steps
 
 
-#: Two nodes: an exchange is two messages of half the payload, so 2 * 3 seconds.
+#: With two nodes, an exchange is two messages of half the payload and takes 2 * 3 seconds.
 SLOW = Communication(latency=3.0)
 
 
-def test_a_blocking_exchange_holds_all_and_a_node_is_as_slow_as_its_slowest_device() -> None:
+def test_all_nodes_wait_for_a_blocking_exchange_and_a_node_for_its_slowest_device() -> None:
     trace = run_without_gradients(
         blocking(3), epochs=3, timing=FixedTiming(seconds=(1.0, 2.0, 5.0, 4.0)), communication=SLOW
     )
@@ -39,14 +39,14 @@ def test_a_blocking_exchange_holds_all_and_a_node_is_as_slow_as_its_slowest_devi
 
 @dataclasses.dataclass(frozen=True)
 class AlternatingTiming(Timing):
-    """In one batch the first worker takes 5 and the second 1, in the next the other way round."""
+    """In one mini-batch, the first worker takes 5 s and the second one 1 s; in the next one, it is reversed."""
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
         seconds = itertools.cycle([5.0, 1.0, 1.0, 5.0])
         return lambda worker, steps: next(seconds)
 
 
-def test_a_blocking_exchange_makes_the_quick_wait_for_the_slow_each_time() -> None:
+def test_a_fast_node_waits_for_the_slow_one_at_each_blocking_exchange() -> None:
     options: dict[str, Any] = {"devices": 1, "epochs": 2, "timing": AlternatingTiming()}
     assert run_without_gradients(blocking(2), communication=SLOW, **options).time.tolist() == [5 + 6, 11 + 5 + 6]
     assert run_without_gradients(cycling(), **options).time.tolist() == [5, 6]
@@ -55,21 +55,21 @@ def test_a_blocking_exchange_makes_the_quick_wait_for_the_slow_each_time() -> No
 @pytest.mark.parametrize(
     ("interval", "wait", "times"),
     [
-        # Sent at 2, there at 8: a wait of 6 batches hides it, one of 1 does not.
+        # Sent at 2, received at 8: a wait of 6 mini-batches hides it, unlike a wait of 1.
         (2, 1, [1, 2, 8, 9, 15, 16, 22, 23]),
         (2, 2, [1, 2, 3, 8, 9, 14, 15, 20]),
         (6, 6, [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
-def test_a_non_blocking_exchange_is_waited_for_only_if_it_comes_late(
+def test_a_node_waits_for_a_non_blocking_exchange_only_if_it_is_late(
     interval: int, wait: int, times: list[int]
 ) -> None:
     trace = run_without_gradients(cycling(interval=interval, wait=wait), epochs=8, communication=SLOW)
     assert trace.time.tolist() == times
 
 
-def test_nodes_run_apart_until_they_merge() -> None:
-    # Node 0 takes 1 a batch, node 1 takes 2. Sent at 4 by the last, there at 10: node 0 waits for it, and so does 1.
+def test_nodes_do_not_wait_for_each_other_until_they_merge() -> None:
+    # Node 0 takes 1 s per mini-batch, and node 1 takes 2 s. Node 1 sends last, at 4, and both receive at 10.
     options: dict[str, Any] = {"devices": 1, "timing": FixedTiming(seconds=(1.0, 2.0)), "communication": SLOW}
     assert run_without_gradients(cycling(interval=2), epochs=4, **options).time.tolist() == [2, 4, 10, 12]
     # A node that has nothing to merge does not wait for the slower one.
@@ -86,7 +86,7 @@ def test_nodes_run_apart_until_they_merge() -> None:
         (blocking(1), np.float64, 8),
     ],
 )
-def test_the_cast_makes_what_is_sent_smaller(daso: Daso, dtype: type[float], size: int) -> None:
+def test_the_cast_makes_messages_smaller(daso: Daso, dtype: type[float], size: int) -> None:
     elements, nodes = 10, 4  # three in the largest quarter
     trace = simulate_daso(
         daso,
@@ -105,8 +105,8 @@ def test_the_cast_makes_what_is_sent_smaller(daso: Daso, dtype: type[float], siz
 
 
 @pytest.mark.parametrize("cast", [False, True])
-def test_what_is_sent_while_cycling_is_not_made_smaller(cast: bool) -> None:
-    # Two messages of one float64 at a byte a second: sent at 1, there at 17.
+def test_the_cast_does_not_make_messages_smaller_while_cycling(cast: bool) -> None:
+    # Two messages of one float64 at one byte per second: sent at 1, received at 17.
     trace = run_without_gradients(cycling(interval=1, cast=cast), epochs=2, communication=Communication(bandwidth=1.0))
     assert trace.time.tolist() == [1, 17]
 

@@ -1,4 +1,4 @@
-"""The real socket server under a forced schedule against the simulator, to the bit in float32."""
+"""Comparison of the real server, under a forced schedule, with the simulator: they are equal to the bit in float32."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from distkeras.ps.world.world import World
 WORKERS = 3
 SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
 ROUNDS = [0, 1, 2, 1, 2, 0, 2, 1, 0]
-WAIT = patience(20)  # seconds, for a reply that comes at once
-#: More than any worker takes: none leaves.
+WAIT = patience(20)  # seconds; replies normally arrive at once
+#: More steps than any worker computes, so that no worker leaves.
 STEPS = np.arange(1, 200, dtype=np.float32)
 
 
@@ -47,12 +47,12 @@ def variants() -> Iterator[Rule]:
 
 
 def occupied_answers() -> Any:
-    """Return the answers that one worker gets when it asks whether the server is occupied."""
+    """Return the answers to one worker's probes whether the server is occupied."""
     return itertools.cycle([True, False, True, True])
 
 
 class ScheduledWorker:
-    """A worker over a socket, in a thread of its own, that makes one exchange a turn."""
+    """A worker with a socket and a thread, which makes one exchange in each turn."""
 
     def __init__(
         self,
@@ -90,19 +90,19 @@ class ScheduledWorker:
             while isinstance(request, (Compute, ProbeRequest)):
                 reply = None
                 if isinstance(request, ProbeRequest):
-                    assert not self.client.occupied()  # all others are at rest
+                    assert not self.client.occupied()  # all other workers are paused
                     reply = Reply(occupied=next(self._answers))
                 request = self._loop.send(reply)
             self._paused.put(self._worker)
             if not self._turns.get(timeout=WAIT):
                 return
-            if isinstance(request, PullRequest):  # right before its commit
+            if isinstance(request, PullRequest):  # right before the commit
                 request = self._loop.send(self.client.pull())
             request = self._loop.send(self.client.commit(request))
 
 
-class TurnedClock(World):
-    """The system, but for a clock that the test turns."""
+class ManualClock(World):
+    """The real world with a manual clock."""
 
     seconds = 0.0
 
@@ -111,11 +111,11 @@ class TurnedClock(World):
 
 
 def job(rule: Rule) -> tuple[np.ndarray, Callable[[int], Callable[..., Any]], Callable[..., Trace]]:
-    """The start, the gradient of each worker's steps 1, 2, 3 …, and what simulates a job with these."""
+    """Return the initial center, the gradients of each worker's steps 1, 2, 3 …, and the simulation of such a job."""
     rng = np.random.default_rng(5)
     start = rng.normal(size=SIZE).astype(np.float32)
     noise = rng.normal(size=(WORKERS, SIZE)).astype(np.float32)
-    taken = [iter(STEPS) for _ in range(WORKERS)]
+    steps = [iter(STEPS) for _ in range(WORKERS)]
 
     def gradient_of(worker: int) -> Callable[..., Any]:
         return lambda theta, step: theta * np.float32(0.5) + noise[worker] / step
@@ -124,7 +124,7 @@ def job(rule: Rule) -> tuple[np.ndarray, Callable[[int], Callable[..., Any]], Ca
         return simulate(
             rule,
             start,
-            lambda theta, worker: gradient_of(worker)(theta, next(taken[worker])),
+            lambda theta, worker: gradient_of(worker)(theta, next(steps[worker])),
             workers=WORKERS,
             dtype=np.float32,
             keep_centers=True,
@@ -140,10 +140,10 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
     schedule = ROUNDS if rounds else SCHEDULE
     # Two decays, the second in the middle of a round.
     eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
-    told = [occupied_answers() for _ in range(WORKERS)]
+    answers = [occupied_answers() for _ in range(WORKERS)]
     start, gradient_of, simulated = job(rule)
     expected = present(
-        simulated(learning_rate=eta, schedule=schedule, occupied=lambda worker, clock: next(told[worker])).centers
+        simulated(learning_rate=eta, schedule=schedule, occupied=lambda worker, clock: next(answers[worker])).centers
     )
     assert expected.dtype == np.float32
     paused: queue.Queue[int] = queue.Queue()
@@ -158,7 +158,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
             assert running.driver.observe(clock, WAIT).clock == clock + 1
             if not rounds:
                 assert paused.get(timeout=WAIT) == worker
-            elif (clock + 1) % WORKERS == 0:  # the barrier: all are let go
+            elif (clock + 1) % WORKERS == 0:  # the barrier releases all workers
                 assert sorted(paused.get(timeout=WAIT) for _ in workers) == list(range(WORKERS))
             np.testing.assert_array_equal(running.driver.center().center, expected[clock])
         for paced in workers:
@@ -195,7 +195,7 @@ def test_groups_give_the_simulators_centers_to_the_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("patience_limit", [None, 1])
-def test_refusals_are_the_simulators(patience_limit: int | None) -> None:
+def test_refusals_equal_the_simulators(patience_limit: int | None) -> None:
     rule = make("ringmaster", window=2, threshold=1, patience=patience_limit)
     start, gradient_of, _ = job(rule)
     trace = simulate(
@@ -217,17 +217,17 @@ def test_refusals_are_the_simulators(patience_limit: int | None) -> None:
         ]
         for _ in workers:
             paused.get(timeout=WAIT)
-        found, clock = [], 0
+        refused_workers, clock = [], 0
         for worker in SCHEDULE:
             workers[worker].turn()
             assert paused.get(timeout=WAIT) == worker
             reply = running.driver.center()
             np.testing.assert_array_equal(reply.center, centers[reply.clock])
             if reply.clock == clock:
-                found.append(worker)
+                refused_workers.append(worker)
             clock = reply.clock
-        assert found == refused
-        assert len(set(found)) == WORKERS
+        assert refused_workers == refused
+        assert len(set(refused_workers)) == WORKERS
         commits = running.driver.drain().commits.view(COMMIT)
         assert commits["worker"].tolist() == trace.worker.tolist()
         assert commits["staleness"].tolist() == trace.staleness.tolist()
@@ -236,13 +236,13 @@ def test_refusals_are_the_simulators(patience_limit: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", ["downpour", "aeasgd", "fedbuff", "mla"])
-def test_windows_by_speed_are_the_simulators_under_its_clock(name: str) -> None:
+def test_windows_by_speed_equal_the_simulators_under_its_clock(name: str) -> None:
     rule = make(name, window="by_speed", window_max=8)
     start, gradient_of, simulated = job(rule)
-    # Who is fast and who is slow changes on the way.
+    # The fastest and the slowest worker change during the run.
     trace = simulated(learning_rate=0.05, timing=Gamma(mean=1.0, v_machine=0.8), steps=30, seed=2)
     assert len(set(trace.steps.tolist())) > 3
-    clock, paused = TurnedClock(), queue.Queue[int]()
+    clock, paused = ManualClock(), queue.Queue[int]()
     with Running(rule, workers=WORKERS, start=start, world=clock) as running:
         workers = [
             ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused) for worker in range(WORKERS)

@@ -1,4 +1,4 @@
-"""The simulator itself: determinism, memory, virtual time, and what it refuses."""
+"""The simulator: determinism, memory, virtual time, and the arguments that it refuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
 
 
 @pytest.mark.parametrize("name", center_rules())
-def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: str) -> None:
+def test_a_run_is_determined_by_its_seed_to_the_bit(name: str) -> None:
     options: dict[str, Any] = {
         "timing": Memoryless(),
         "steps": 30,
@@ -81,37 +81,37 @@ def test_the_trace_has_a_row_for_each_commit() -> None:
     assert np.isnan(plain.gap).tolist() == np.isnan(plain.normalized_gap).tolist() == [True]
 
 
-def test_inputs_are_left_alone() -> None:
+def test_inputs_are_not_changed() -> None:
     start = np.ones(6)
     simulate("downpour", start, quadratic_gradient, workers=2, learning_rate=0.1, schedule=[0, 1, 0])
     np.testing.assert_array_equal(start, np.ones(6))
 
 
-def test_all_workers_are_sent_the_center_at_clock_0() -> None:
-    seen = []
-    run("asgd", schedule=[2, 0, 1, 3], gradient=lambda theta, worker: seen.append(theta.copy()) or theta)
-    np.testing.assert_array_equal(seen, np.ones((4, 6)))
+def test_all_workers_begin_with_the_center_at_clock_0() -> None:
+    thetas = []
+    run("asgd", schedule=[2, 0, 1, 3], gradient=lambda theta, worker: thetas.append(theta.copy()) or theta)
+    np.testing.assert_array_equal(thetas, np.ones((4, 6)))
 
 
-def test_the_gradient_is_called_once_a_step_in_the_order_of_the_commits() -> None:
+def test_the_gradient_is_called_once_per_step_in_the_order_of_the_commits() -> None:
     calls = []
     run(make("downpour", window=2), schedule=[1, 0, 1], gradient=lambda theta, worker: calls.append(worker) or theta)
     assert calls == [1, 1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("window", [64, 65, 200])
-def test_long_windows_are_taken_in_bursts_without_a_trace(window: int) -> None:
+def test_computing_long_windows_in_bursts_does_not_change_the_trace(window: int) -> None:
     options: dict[str, Any] = {"timing": Gamma(), "steps": 6, "communication": Communication(latency=5.0)}
     trace = run(make("downpour", window=window), gradient=lambda theta, worker: np.ones(6), workers=1, **options)
     assert trace.steps.tolist() == [window] * 6
     np.testing.assert_allclose(trace.theta, 1 - 0.02 * window * 6, rtol=1e-12)
 
 
-# memory
+# Memory
 
 
 def vectors_allocated(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, steps: int, **options: Any) -> int:
-    """Vectors that the pool has made by the end of a run."""
+    """Return the number of vectors that the pool has allocated at the end of a run."""
     centers: list[Center] = []
 
     class RecordedCenter(Center):
@@ -125,16 +125,16 @@ def vectors_allocated(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int,
 
 
 @pytest.mark.parametrize("name", ["asgd", "downpour", "nag_asgd", "dana_slim", "dana_zero", "smega2", "dc_asgd"])
-def test_a_run_keeps_one_vector_a_worker_and_a_few(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_run_allocates_one_vector_per_worker_and_a_few_more(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     steady = {"gradient": lambda theta, worker: CURVES, "learning_rate": 1e-4}
     assert vectors_allocated(monkeypatch, make(name), 64, 1000, **steady) <= 64 + 3
 
 
-def test_synchronous_workers_share_what_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronous_workers_share_the_center_that_they_receive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vectors_allocated(monkeypatch, make("ssgd"), 64, 640) <= 4
 
 
-def test_memory_is_what_was_sent_and_no_more() -> None:
+def test_memory_is_little_more_than_the_centers_of_the_workers() -> None:
     workers, size = 64, 20_000
     value = np.ones(size)
     tracemalloc.start()
@@ -144,11 +144,11 @@ def test_memory_is_what_was_sent_and_no_more() -> None:
     assert peak < (workers + 8) * value.nbytes
 
 
-# virtual time
+# Virtual time
 
 
 class ConstantTiming(Timing):
-    """Every step takes the mean time; worker k begins k seconds late, so that no two events coincide."""
+    """Each step takes the mean time; worker k begins k seconds late, so that no two events coincide."""
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
         late = list(range(workers))
@@ -160,17 +160,17 @@ class ConstantTiming(Timing):
         return draw
 
 
-def test_time_without_communication_is_computation() -> None:
+def test_time_without_communication_is_the_time_of_computation() -> None:
     trace = run(make("agn", window=2), workers=3, timing=ConstantTiming(mean=10.0), steps=6)
     assert trace.time.tolist() == [20, 21, 22, 40, 41, 42]
 
 
-def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte() -> None:
-    # 48 bytes a vector at 16 bytes a second: 3 seconds, and 2 of latency, each way.
+def test_an_exchange_takes_the_latency_and_the_bytes_of_both_directions() -> None:
+    # A vector of 48 bytes at 16 bytes per second takes 3 s, and the latency is 2 s, in each direction.
     link = Communication(latency=2.0, bandwidth=16.0)
     trace = run("asgd", workers=1, timing=ConstantTiming(mean=10.0), steps=3, communication=link)
     assert trace.time.tolist() == [15, 35, 55]
-    two_vectors = make("adag", window=1, algorithm=11)  # ships what it was sent along
+    two_vectors = make("adag", window=1, algorithm=11)  # also sends the center that it received
     assert run(two_vectors, workers=1, timing=ConstantTiming(mean=10.0), steps=2, communication=link).time.tolist() == [
         18,
         41,
@@ -183,21 +183,24 @@ def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte() -> None:
 
 
 def test_the_server_serves_one_exchange_at_a_time() -> None:
-    # Three workers, 12 seconds each at the server, and computation of 10: the server is the bottleneck.
+    # Each exchange of three workers takes 12 s at the server, and computation 10 s: the server is the bottleneck.
     trace = run("asgd", workers=3, timing=ConstantTiming(mean=10.0), steps=6, communication=Communication(service=12.0))
     assert trace.time.tolist() == [22, 34, 46, 58, 70, 82]
 
 
-def test_one_message_a_window_pays_for_communication_once() -> None:
-    early = make("easgd", window=6, rho=0.0, early_stopping="2.9")  # asks after every step; never stops early
+def test_a_window_with_early_stopping_takes_the_time_of_one_exchange() -> None:
+    early = make(
+        "easgd", window=6, rho=0.0, early_stopping="2.9"
+    )  # tests the condition after each step; never stops early
     trace = run(early, workers=1, timing=ConstantTiming(mean=1.0), steps=2, communication=Communication(latency=100.0))
     assert trace.time.tolist() == [106, 312]
 
 
-def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with() -> None:
-    # Steps end at 10, 11, 12, and each exchange is 11.5 at the server. Worker 0 finds it free, and holds it until 21.5:
-    # worker 1 finds it so at 11 and 21, and commits its third gradient at 31 unasked; worker 2 finds it free at 22, and
-    # holds it until 33.5, worker 1 until 45. Worker 0, back at 21.5, finds that at 31.5 and 41.5: it commits at 51.5.
+def test_the_server_is_occupied_from_the_arrival_of_a_commit_until_it_is_applied() -> None:
+    # Steps end at 10, 11, 12, and each exchange takes 11.5 s at the server. Worker 0 finds the server free and occupies
+    # it until 21.5. Worker 1 finds it occupied at 11 and 21, and commits at 31, with its third gradient and no probe.
+    # Worker 2 finds it free at 22 and occupies it until 33.5, and worker 1 until 45. Worker 0, which continues at 21.5,
+    # finds it occupied at 31.5 and 41.5, and commits at 51.5.
     zealous = make("zealous_downpour", window=3)
     trace = run(
         zealous, workers=3, timing=ConstantTiming(mean=10.0), steps=4, communication=Communication(service=11.5)
@@ -207,16 +210,17 @@ def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with() 
     assert trace.steps.tolist() == [1, 2, 3, 3]
 
 
-def test_asking_takes_the_latency_of_both_ways() -> None:
+def test_a_probe_takes_the_latency_of_both_directions() -> None:
     link = Communication(latency=2.0)
     options: dict[str, Any] = {"workers": 1, "timing": ConstantTiming(mean=10.0), "steps": 2, "communication": link}
     assert run(make("zealous_downpour", window=2), **options).time.tolist() == [16, 34]
-    assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # nothing to ask
+    assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # without a probe
 
 
-def test_a_question_is_answered_as_things_stand_when_it_arrives() -> None:
-    # Commits of 10 and 11, asked for at 12 and 13, are at the server from 16 until 29 and from 17 until 42. Worker 0 is
-    # back at 31; what it asks at 41, while the other is there, arrives at 43. Its commit leaves at 45.
+def test_a_probe_is_answered_with_the_state_at_its_arrival() -> None:
+    # The commits of steps that end at 10 and 11 are at the server from 16 until 29, and from 17 until 42, after probes.
+    # Worker 0 continues at 31. Its probe leaves at 41, when the other commit is still there, and arrives at 43, when
+    # the server is free. Its commit leaves at 45.
     link = Communication(latency=2.0, service=13.0)
     zealous = make("zealous_downpour", window=2)
     trace = run(zealous, workers=2, timing=ConstantTiming(mean=10.0), steps=3, communication=link)
@@ -224,9 +228,10 @@ def test_a_question_is_answered_as_things_stand_when_it_arrives() -> None:
     assert trace.steps.tolist() == [1, 1, 1]
 
 
-def test_a_commit_on_its_way_does_not_occupy_the_server() -> None:
-    # 12 seconds each way. Worker 0 asks and commits at 10, worker 1 at 11, before that arrives at 22. Worker 0 is back
-    # at 74 and asks at 84 and 94, while worker 1's commit is there from 23 until 102; its third gradient leaves at 104.
+def test_a_commit_in_flight_does_not_occupy_the_server() -> None:
+    # Each direction takes 12 s. Worker 0 probes and commits at 10, and worker 1 at 11, before the first commit arrives
+    # at 22. Worker 0 continues at 74 and probes at 84 and 94, while worker 1's commit is at the server from 23 until
+    # 102. The third gradient of worker 0 leaves at 104.
     link = Communication(bandwidth=4.0, service=40.0)
     zealous = make("zealous_downpour", window=3)
     trace = run(zealous, workers=2, timing=ConstantTiming(mean=10.0), steps=3, communication=link)
@@ -235,15 +240,15 @@ def test_a_commit_on_its_way_does_not_occupy_the_server() -> None:
     assert trace.steps.tolist() == [1, 1, 3]
 
 
-def test_occupied_is_asked_with_the_worker_and_the_clock() -> None:
-    asked = []
+def test_occupied_is_called_with_the_worker_and_the_clock() -> None:
+    calls = []
 
     def occupied(worker: int, clock: int) -> bool:
-        asked.append((worker, clock))
+        calls.append((worker, clock))
         return clock == 1
 
     trace = run(make("zealous_downpour", window=3), schedule=[2, 0, 2], occupied=occupied)
-    assert asked == [(2, 0), (0, 1), (0, 1), (2, 2)]
+    assert calls == [(2, 0), (0, 1), (0, 1), (2, 2)]
     assert trace.steps.tolist() == [1, 3, 1]
 
 
@@ -253,13 +258,13 @@ def test_slow_workers_commit_less() -> None:
     assert commits[0] == pytest.approx(commits[1:].mean() / 10, rel=0.2)
 
 
-def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier() -> None:
+def test_in_rounds_the_workers_of_an_asynchronous_rule_begin_at_the_barrier() -> None:
     trace = run("asgd", timing=Gamma(), steps=12, rounds=True, keep_centers=True)
     assert [sorted(trace.worker[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
-    assert sorted(trace.staleness) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3  # by others within the round
+    assert sorted(trace.staleness) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3  # by the other commits of the round
 
 
-# refusals
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -296,7 +301,7 @@ def test_bad_arguments_are_refused(change: dict[str, Any], text: str) -> None:
         run(change.pop("rule", "asgd"), **change)
 
 
-def test_a_start_that_is_no_vector_is_refused() -> None:
+def test_a_start_that_is_not_a_vector_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="one flat vector"):
         simulate("asgd", np.ones((2, 2)), quadratic_gradient, workers=1, learning_rate=0.1, schedule=[0])
 
@@ -310,6 +315,6 @@ def test_a_start_that_is_no_vector_is_refused() -> None:
         ("downpour", {"groups": [[0, 1]], "schedule": [1]}, r"`schedule` must have numbers in \[0, 1\)"),
     ],
 )
-def test_groups_that_make_no_sense_are_refused(rule: str, options: dict[str, Any], message: str) -> None:
+def test_inconsistent_groups_are_refused(rule: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         simulate(rule, np.ones(2), quadratic_gradient, workers=2, learning_rate=0.1, **options)

@@ -14,26 +14,26 @@ ALL = [Gamma(), Gamma(heterogeneous=True), SlowWorkers(), Memoryless()]
 
 
 def times(timing: Gamma | Memoryless | SlowWorkers, workers: int, each: int, seed: int = 0) -> np.ndarray:
-    """Shape (workers, each): times of single steps."""
+    """Return the times of single steps, of shape (workers, each)."""
     draw = timing.sampler(workers, np.random.default_rng(seed))
     return np.array([[draw(worker, 1) for _ in range(each)] for worker in range(workers)])
 
 
 def share(hits: np.ndarray) -> tuple[float, float]:
-    """A share and its standard error."""
+    """Return a share and its standard error."""
     return hits.mean(), np.sqrt(hits.mean() * (1 - hits.mean()) / hits.size)
 
 
 def test_homogeneous_times_rarely_exceed_the_mean_by_a_quarter() -> None:
-    # .94 % of the tasks: a gamma of V .1 around the mean that was drawn once for the run.
+    # .94 % of the tasks: a gamma distribution with V = .1 around the mean, which is drawn once for the run.
     drawn = times(Gamma(), 1, 60_000)
     hits, error = share(drawn > 1.25 * drawn.mean())
     assert abs(hits - 0.0094) < 4 * error
     assert drawn.std() / drawn.mean() == pytest.approx(0.1, rel=0.02)
 
 
-def test_heterogeneous_times_often_do() -> None:
-    # 27.8 % of the tasks of many machines, of which each has a mean of its own.
+def test_heterogeneous_times_often_exceed_the_mean_by_a_quarter() -> None:
+    # 27.8 % of the tasks of many machines with individual means.
     drawn = times(Gamma(heterogeneous=True), 40_000, 1)
     hits, error = share(drawn > 1.25 * 128)
     assert abs(hits - 0.278) < 4 * error
@@ -81,7 +81,7 @@ def test_a_seed_gives_the_same_times(timing: Gamma | Memoryless | SlowWorkers) -
     assert not np.array_equal(times(timing, 3, 5, seed=4), times(timing, 3, 5, seed=5))
 
 
-def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
+def test_a_transfer_takes_its_latency_and_its_bytes_over_the_bandwidth() -> None:
     assert Communication().transfer(10**9) == 0
     assert Communication(latency=0.5, bandwidth=100.0).transfer(50) == 1.0
 

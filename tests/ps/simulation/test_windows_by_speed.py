@@ -17,8 +17,8 @@ from distkeras.ps.simulation.virtual_job import Trace
 
 
 @dataclass(frozen=True)
-class Exactly(Timing):
-    """Steps that always take as long as their worker's do."""
+class FixedTiming(Timing):
+    """Each step of a worker takes the worker's given seconds."""
 
     seconds: tuple[float, ...] = ()
 
@@ -27,7 +27,7 @@ class Exactly(Timing):
 
 
 #: The first of four workers takes four times as long.
-ONE_SLOW = Exactly(seconds=(4.0, 1.0, 1.0, 1.0))
+ONE_SLOW = FixedTiming(seconds=(4.0, 1.0, 1.0, 1.0))
 
 
 def run(rule: Any, timing: Timing = ONE_SLOW, *, workers: int = 4, steps: int = 40, **options: Any) -> Trace:
@@ -53,11 +53,11 @@ def test_windows_of_a_worker_that_is_four_times_slower_become_a_quarter(name: st
     rule = make(name, window="by_speed", window_max=8)
     trace = run(rule, steps=60)
     slow = windows_of(trace, 0)
-    if name == "ringmaster":  # which refuses the first one, and applies it at the second try
+    if name == "ringmaster":  # the rule refuses the first commit and applies its retry
         assert trace.refused[:1, 0].tolist() == [0]
     assert slow == [8] + [2] * (len(slow) - 1)
     assert set(windows_of(trace, 1)) == {8}
-    # From then on they commit equally often: 8 steps of 1 s, 2 of 4 s.
+    # After that, workers commit equally often: 8 steps of 1 s, or 2 steps of 4 s.
     assert len(slow) > 3
     late = trace.worker[trace.time > trace.time[trace.worker == 0][0]]
     counts = Counter(late.tolist())
@@ -65,11 +65,11 @@ def test_windows_of_a_worker_that_is_four_times_slower_become_a_quarter(name: st
 
 
 def test_workers_that_are_equally_fast_keep_the_longest_window() -> None:
-    even = Exactly(seconds=(3.0,) * 4)
-    found = run(make("agn", window="by_speed", window_max=6), even, keep_centers=True)
+    even = FixedTiming(seconds=(3.0,) * 4)
+    by_speed = run(make("agn", window="by_speed", window_max=6), even, keep_centers=True)
     fixed = run(make("agn", window=6), even, keep_centers=True)
-    np.testing.assert_array_equal(found.centers, fixed.centers)
-    np.testing.assert_array_equal(found.time, fixed.time)
+    np.testing.assert_array_equal(by_speed.centers, fixed.centers)
+    np.testing.assert_array_equal(by_speed.time, fixed.time)
 
 
 def test_drawn_times_give_windows_in_proportion() -> None:
@@ -79,56 +79,56 @@ def test_drawn_times_give_windows_in_proportion() -> None:
     assert all(10 <= window <= 14 for window in slow[1:])
 
 
-def test_exchanges_count_in_a_speed() -> None:
-    # 8 steps of 1 s and 8 s on the way: 1/2 a second. 8 steps of 4 s and 4 s on the way, for the first center is there
-    # at once: 2/9 a second, hence floor(8 * 4/9) = 3. 3 in 20 s: floor(8 * .15 / .5) = 2. 2 in 16 s: 2.
-    rule, timing = make("downpour", window="by_speed", window_max=8), Exactly(seconds=(4.0, 1.0))
+def test_a_speed_includes_the_time_of_exchanges() -> None:
+    # 8 steps of 1 s and 8 s of transfers: 1/2 step per second. 8 steps of 4 s and 4 s of transfers, because the first
+    # center needs none: 2/9 per second, hence floor(8 * 4/9) = 3. 3 in 20 s: floor(8 * .15 / .5) = 2. 2 in 16 s: 2.
+    rule, timing = make("downpour", window="by_speed", window_max=8), FixedTiming(seconds=(4.0, 1.0))
     trace = run(rule, timing, workers=2, communication=Communication(latency=4.0))
     assert windows_of(trace, 0)[:5] == [8, 3, 2, 2, 2]
     assert set(windows_of(trace, 1)) == {8}
 
 
-def test_what_waits_at_a_busy_server_has_arrived() -> None:
-    # The server is what takes time: 20 s an exchange, one after the other. Windows are of what the workers take.
+def test_a_speed_excludes_the_time_at_a_busy_server() -> None:
+    # Each exchange takes 20 s at the server, one after the other. Windows depend on the time of the workers only.
     trace = run(make("downpour", window="by_speed", window_max=8), communication=Communication(service=20.0), steps=60)
     assert windows_of(trace, 0)[1:] == [2] * (len(windows_of(trace, 0)) - 1)
 
 
-def test_a_run_is_the_same_again() -> None:
+def test_a_run_with_the_same_seed_is_the_same() -> None:
     first, again = (run(make("fedbuff", window="by_speed"), SlowWorkers(share=0.5), steps=50, seed=3) for _ in range(2))
     for field in vars(first):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
 
 
 def test_a_refused_window_is_computed_again_from_the_same_mini_batches() -> None:
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     def gradient(theta: np.ndarray, worker: int, batch: int) -> np.ndarray:
-        asked.append((worker, batch))
+        calls.append((worker, batch))
         return theta
 
     rule = make("ringmaster", window="by_speed", window_max=8, threshold=6)
     trace = run(rule, gradient=gradient, numbered=True, steps=30)
     assert trace.refused[0, 0] == 0
-    taken = [batch for worker, batch in asked if worker == 0]
-    assert taken[:18] == [*range(8), *range(8), 8, 9]
+    batches = [batch for worker, batch in calls if worker == 0]
+    assert batches[:18] == [*range(8), *range(8), 8, 9]
     assert windows_of(trace, 0)[:2] == [8, 2]
 
 
-def test_a_bound_on_staleness_goes_with_it() -> None:
+def test_windows_by_speed_can_have_a_staleness_bound() -> None:
     trace = run(make("agn", window="by_speed", window_max=8), staleness_bound=1, steps=30)
     slow = windows_of(trace, 0)
     assert slow == [8] + [2] * (len(slow) - 1)
 
 
-def test_a_schedule_has_no_times() -> None:
+def test_windows_by_speed_are_refused_under_a_schedule() -> None:
     with pytest.raises(ConfigurationError, match="`window` must be a number of steps under a schedule"):
         simulate(
             make("agn", window="by_speed"), np.ones(1), lambda t, w: t, workers=1, learning_rate=0.1, schedule=[0, 0]
         )
 
 
-def test_rounds_need_one_window() -> None:
+def test_windows_by_speed_are_refused_in_rounds() -> None:
     with pytest.raises(ConfigurationError, match=r"`rounds` need the same window at all workers.*'by_speed'"):
         run(make("agn", window="by_speed"), rounds=True)
 
