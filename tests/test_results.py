@@ -55,7 +55,7 @@ class TestHistory:
         # The losses are the numbers of the steps in the order of the commits.
         assert table["loss"].to_pylist() == [2, 4, 5, 9, 10, 11, 0, 1, 3, 6, 7, 8]
 
-    def test_types(self) -> None:
+    def test_columns_have_these_types(self) -> None:
         table = records(self.INTERLEAVED, metrics=("loss", "accuracy")).history()
         assert table.schema == pa.schema(
             [
@@ -83,7 +83,7 @@ class TestCommits:
         assert records([(0, 0, 0, 0)]).commits()["gap"].to_pylist() == [None]
         assert records([(0, 0, 0, 0)], gap=0.0).commits()["gap"].to_pylist() == [0.0]
 
-    def test_types(self) -> None:
+    def test_columns_have_these_types(self) -> None:
         schema = records([(0, 0, 0, 0)]).commits().schema
         assert schema.field("worker").type == pa.int32()
         assert schema.field("clock").type == pa.int64()

@@ -1,4 +1,4 @@
-"""The completed share of an epoch while the number of rows is still unknown."""
+"""The completed share of an epoch, while the number of rows is still unknown."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ GAP = of_one(([0], [2.0]), ([1], [2.0]), ([0, 0], [1.0, 3.0]))
 
 
 @on_tensorflow
-def test_golden_steps_of_adam_with_a_gap() -> None:
+def test_lazy_adam_makes_the_golden_steps_with_a_gap() -> None:
     found = trained(LazyAdam(0.1, 0.5, 0.75, 0.0), np.ones((3, 1), np.float32), GAP)
     # Step 1, row 0: m = 1, v = 1, and alpha = 0.1 * sqrt(0.25) / 0.5 = 0.1.
     # Step 2, row 1: m = 1, v = 1, and alpha = 0.1 * sqrt(1 - 0.5625) / 0.75 = 0.0881917: all steps count.
@@ -73,7 +73,7 @@ def test_golden_steps_of_adam_with_a_gap() -> None:
 
 @on_tensorflow
 @pytest.mark.parametrize(("nesterov", "last"), [(False, [0.8, 0.3]), (True, [0.7, 0.05])])
-def test_golden_steps_of_momentum_with_a_gap(nesterov: bool, last: list[float]) -> None:
+def test_lazy_momentum_makes_the_golden_steps_with_a_gap(nesterov: bool, last: list[float]) -> None:
     found = trained(LazyMomentum(0.1, 0.5, nesterov), np.ones((3, 1), np.float32), GAP)
     # Row 0: u = -0.2, then u = 0.5 * -0.2 - 0.1 * 4 = -0.5; with Nesterov, 0.5 u - 0.1 g is added.
     expected = [[last[0], 1.0, 1.0], [last[0], last[0], 1.0], [last[1], last[0], 1.0]]
