@@ -223,9 +223,8 @@ class TestAdag:
         assert trainer.rule.name == "adag"
 
     def test_a_call_with_new_hyperparameters_does_not_warn(self) -> None:
-        trainer = old("trainers", "ADAG")(
-            wrong_model(), "sgd", SPARSE, form="4.7"
-        )  # pytest turns a warning into an error
+        # Pytest turns a warning into an error.
+        trainer = old("trainers", "ADAG")(wrong_model(), "sgd", SPARSE, form="4.7")
         assert trainer.rule.name == "adag"
 
 

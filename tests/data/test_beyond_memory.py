@@ -65,6 +65,5 @@ def drained(spool_bytes: int, folder: object) -> subprocess.CompletedProcess[str
 def test_ten_times_the_memory_is_read_from_files(tmp_path: object) -> None:
     done = drained(1 << 20, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        "MemoryError" in drained(1 << 40, tmp_path).stderr
-    )  # the limit is enforced: without files, the memory does not suffice
+    # The limit is enforced: without files, the memory does not suffice.
+    assert "MemoryError" in drained(1 << 40, tmp_path).stderr

@@ -294,9 +294,8 @@ def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(mon
         BatchSource(broken_input(), SPEC, worker=0) as source,
     ):
         got.extend(source)
-    assert [b.last for b in got] == [
-        False
-    ]  # the second full mini-batch might be the last one, so it is not returned yet
+    # The second full mini-batch might be the last one, so it is not returned yet.
+    assert [b.last for b in got] == [False]
     assert "broken_input" in "".join(traceback.format_tb(caught.value.__traceback__))
 
 

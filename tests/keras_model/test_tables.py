@@ -250,9 +250,8 @@ def test_inner_models_are_cut_and_the_model_is_not_changed() -> None:
     recipe = recipe_of(model, to_bytes(model))
     result = cut(model, recipe, window=WINDOW, batch_size=SIZE, least_bytes=0)
     assert [table.name for table in result.tables] == ["one/narrow", "other/within/wide"]
-    assert {
-        layer.name: layer.output.shape for layer in model.layers
-    } == shapes  # calling an inner model again would add outputs
+    # Another call of an inner model would add an output to it.
+    assert {layer.name: layer.output.shape for layer in model.layers} == shapes
     assert model.get_layer("one").get_layer("narrow").output.shape == (None, 2, 5)
     only = cut(model, recipe, window=WINDOW, batch_size=SIZE, choose=["other/within/wide"])
     assert only.kept_dense == {"one/narrow": "`tables` does not name it"}
@@ -293,9 +292,8 @@ def test_a_window_touches_at_most_its_ids() -> None:
     each = WINDOW * SIZE
     assert CutCase.of(one_table()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
     assert CutCase.of(one_table(mask_zero=True)).cut.tables == (TableShape("table", ROWS, 8, 4 * each + 1),)
-    assert CutCase.of(two_calls()).cut.tables == (
-        TableShape("table", ROWS, 8, 4 * each),
-    )  # one of the tensors is used twice
+    # One of the tensors is used twice.
+    assert CutCase.of(two_calls()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
     assert CutCase.of(slices()).cut.tables == (
         TableShape("table", ROWS, 8, 3 * each),
         TableShape("other", ROWS, 3, each),

@@ -114,8 +114,5 @@ class TestFits:
         )
         fitted = search.fit(df)
         assert fitted.validationMetrics[1] < fitted.validationMetrics[0]
-        assert {folder.name for folder in tmp_path.iterdir()} == {
-            "saved",
-            "saved-2",
-            "saved-3",
-        }  # one folder for each of three fits
+        # There is one folder for each of three fits.
+        assert {folder.name for folder in tmp_path.iterdir()} == {"saved", "saved-2", "saved-3"}

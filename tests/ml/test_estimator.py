@@ -220,9 +220,8 @@ class TestFit:
 
 
 class TestEvaluate:
-    @pytest.mark.parametrize(
-        "weight", ["weight", pytest.param(None, marks=pytest.mark.slow)]
-    )  # the next test has no weights
+    # The next test has no weights.
+    @pytest.mark.parametrize("weight", ["weight", pytest.param(None, marks=pytest.mark.slow)])
     def test_evaluate_returns_the_numbers_of_keras(self, df: DataFrame, weight: str | None) -> None:
         inputs = keras.Input((2,))
         hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)

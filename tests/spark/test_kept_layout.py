@@ -176,7 +176,9 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("pairs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_the_second_of_two_drawn_jobs_reads_the_same_rows_as_alone(spark: SparkSession, pairs: int, pytestconfig: pytest.Config) -> None:
+def test_the_second_of_two_drawn_jobs_reads_the_same_rows_as_alone(
+    spark: SparkSession, pairs: int, pytestconfig: pytest.Config
+) -> None:
     """The second of two jobs that differ in one setting reads the same rows as it would alone."""
     pairs = pytestconfig.getoption("--pairs") or pairs
     draw = random.Random(20)

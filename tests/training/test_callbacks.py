@@ -1,4 +1,4 @@
-"""Callbacks, early ends, skipped commits and events, on real Spark tasks."""
+"""Callbacks, early ends, skipped commits and events, on Spark."""
 
 from __future__ import annotations
 
@@ -111,9 +111,8 @@ def assert_prefixes(trainer: Trainer) -> None:
 
 
 def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = counter(
-        workers=3, stall_after=1e-3
-    )  # one more than there are slots: the third begins after the job was ended
+    # There are two slots, so the third worker begins after the job was ended.
+    trainer = counter(workers=3, stall_after=1e-3)
     stalled = StopAtClock(40, lambda: "has been silent for" in caplog.text)
     model = trainer.train(counting_rows(spark, ROWS), callbacks=[stalled])
     assert trainer.stopped == "seen enough"

@@ -116,9 +116,8 @@ def test_a_server_that_dies_more_often_than_spark_retries_a_task_is_restarted(
             until(killed)
         assert server.ask(center) == START.tolist()
         assert server.restarts == 1
-        until(
-            lambda: server.watch() or kinds(events).count("restart") == 2
-        )  # one event when it is started, one when it has recovered
+        # The first event reports the start, the second one the recovery.
+        until(lambda: server.watch() or kinds(events).count("restart") == 2)
 
 
 def test_a_server_that_spark_has_given_up_ends_the_job_of_an_ended_session(

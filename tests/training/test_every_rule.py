@@ -85,7 +85,7 @@ def train(
 
 @pytest.fixture(scope="module")
 def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> Callable[[int], float]:
-    """Return a function: the accuracy of plain Keras after a number of epochs, with mini-batches of the same size."""
+    """Return a function of epochs that returns the accuracy of plain Keras, with mini-batches of the same size."""
     x, y, x_test, y_test = data
 
     @cache

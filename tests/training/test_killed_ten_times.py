@@ -83,9 +83,9 @@ def train(seed: int, batches: Sequence[Batch], kills: Sequence[int], *, keep: bo
             with cache.lent(recipe, file) as replica:
 
                 def begin(welcome: Welcome) -> Loop:
-                    keeper = OptimizerKeeper(replica, interval, welcome) if keep else None  # noqa: B023 - at once
+                    keeper = OptimizerKeeper(replica, interval, welcome) if keep else None  # noqa: B023 - called at once
                     parts = rule.traits.parts
-                    payload = lambda: client.payload(parts)  # noqa: B023, E731 - at once
+                    payload = lambda: client.payload(parts)  # noqa: B023, E731 - called at once
                     return work(rule, replica, following(welcome), payload, keeper=keeper)
 
                 with contextlib.suppress(Killed):

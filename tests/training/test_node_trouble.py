@@ -78,6 +78,5 @@ def test_an_error_of_the_node_in_the_last_attempt_ends_the_job(spark: SparkSessi
     with pytest.raises(NodeError, match=r"Errno 28.*last attempt") as caught:
         trainer(always).train(counting_rows(spark, ROWS))
     assert caught.value.worker in (0, 1)
-    assert caught.value.step in range(
-        6
-    )  # the fourth step of the last attempt, which continues where the earlier one had ended
+    # It is the fourth step of the last attempt, which continues where the earlier one had ended.
+    assert caught.value.step in range(6)

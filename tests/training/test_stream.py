@@ -195,7 +195,7 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
         assert driver.poll() is None
 
     def hold(name: str, driver: subprocess.Popen[bytes], after: int) -> int:
-        """Suspend the driver or a worker once ``after`` micro-batches are done; return its process id."""
+        """Make the driver or a worker wait once ``after`` micro-batches are done; return its process id."""
         pid = tmp_path / f"pid-{name}"
         wait_while_running(lambda: done() >= after, driver)
         pid.unlink(missing_ok=True)
