@@ -1,4 +1,4 @@
-"""A browser for a module, and pages in it."""
+"""Fixtures that provide a browser for each module and open pages in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page; at the end, nothing has gone wrong in it and nothing was asked for elsewhere."""
+    """Return a function that opens a page; afterwards check that the page had no errors and sent no requests
+    elsewhere.
+    """
     opened: list[tuple[Any, str, list[str]]] = []
 
     def visit(
@@ -28,23 +30,23 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
         context.set_default_timeout(1000 * patience(10))
         page = context.new_page()
-        troubles: list[str] = []
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
-        page.on("request", lambda request: troubles.append(request.url) if not_ours(request.url, url) else None)
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url, url) else None)
         page.goto(url)
-        opened.append((context, fails, troubles))
+        opened.append((context, fails, problems))
         return page
 
     yield visit
-    for context, fails, troubles in opened:
+    for context, fails, problems in opened:
         context.close()
         expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "401", fails)
-        assert [text for text in troubles if not any(word in text for word in expected)] == []
+        assert [text for text in problems if not any(word in text for word in expected)] == []
 
 
-def not_ours(asked: str, url: str) -> bool:
-    """Whether a page has asked elsewhere than where it came from."""
+def is_foreign(requested: str, url: str) -> bool:
+    """Return whether a request goes to another origin than the page's."""
     parts = urlsplit(url)
-    return not asked.startswith(("data:", "blob:", f"{parts.scheme}://{parts.netloc}/"))
+    return not requested.startswith(("data:", "blob:", f"{parts.scheme}://{parts.netloc}/"))

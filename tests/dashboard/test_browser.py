@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn, live, usable by keyboard and with a screen reader, the same with 200 workers."""
+"""Tests of the page in a real browser: charts, live updates, keyboard, screen reader, and 200 workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVIL = "<img src=x onerror=alert(1)></td><script>alert(2)</script>"
 
 
 class Live:
-    """A page of jobs that go on as a test says."""
+    """A page of running jobs whose messages the test sends."""
 
     def __init__(self, folder: Path, jobs: list[RecordedJob]) -> None:
         self.jobs = jobs
@@ -37,9 +37,9 @@ class Live:
 
     def begin(self) -> None:
         for number, record in enumerate(self.records):
-            self.tell(number, record.whole())
+            self.send(number, record.whole())
 
-    def tell(self, number: int, message: dict[str, Any] | None = None) -> None:
+    def send(self, number: int, message: dict[str, Any] | None = None) -> None:
         more = message or self.records[number].more()
         whole = more is None or more["kind"] == "whole"
         with self.watches[number].changed:
@@ -59,13 +59,13 @@ class Live:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
-    """The address of a saved page of some jobs."""
+    """Return a function that saves a page of some jobs and returns its address."""
 
-    def saved(*jobs: RecordedJob, **told: str) -> str:
+    def saved(*jobs: RecordedJob, **texts: str) -> str:
         watches = []
         for number, job in enumerate(jobs):
             watches.append(JobWatch(tmp_path / f"{number}.jsonl"))
-            write_journal(watches[-1].path, job, **told)
+            write_journal(watches[-1].path, job, **texts)
         with Dashboard(watches) as dashboard:
             return dashboard.save(tmp_path / "job.html").as_uri()
 
@@ -73,12 +73,12 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 
 
 def require_count(page: Any, what: str, count: int) -> None:
-    """Waits until there are so many of something; without a script, which the page's own policy would refuse."""
+    """Wait until the page has ``count`` such elements, without a script, which the page's own policy would refuse."""
     playwright.expect(page.locator(what)).to_have_count(count, timeout=1000 * patience(10))
 
 
 def violations(page: Any) -> list[str]:
-    """Return what axe finds with all of its rules, a line each."""
+    """Return the violations that axe finds with all of its rules, one line each."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response
@@ -91,7 +91,8 @@ def test_every_chart_is_drawn(visit: Callable[..., Any], saved: Callable[..., st
     page = visit(saved(RecordedJob(workers, seconds=40.0)))
     titles = page.locator("figure.plot h3").all_text_contents()
     assert len(titles) == 7
-    absent = {"Seconds of micro-batches"} | ({"Scale of payloads"} if workers == 1 else set())  # no stream; always 1
+    # There is no stream, so this is always 1.
+    absent = {"Seconds of micro-batches"} | ({"Scale of payloads"} if workers == 1 else set())
     for number, title in enumerate(titles):
         if title in absent:
             assert not page.locator("figure.plot").nth(number).is_visible()
@@ -122,7 +123,7 @@ def test_axe_finds_nothing(
     assert width <= viewport["width"], "nothing is cut off at the side"
 
 
-def test_a_page_before_its_first_job_says_so(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_page_without_a_job_states_that(visit: Callable[..., Any], tmp_path: Path) -> None:
     with Live(tmp_path, [RecordedJob(2, seconds=5.0)]) as live:
         page = visit(live.dashboard.url)
         page.get_by_text("No job yet").wait_for()
@@ -131,8 +132,8 @@ def test_a_page_before_its_first_job_says_so(visit: Callable[..., Any], tmp_path
         page.locator("progress").wait_for()
 
 
-def test_what_comes_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Curves move, events and the end of a job appear; and a stream that broke off goes on where it was."""
+def test_new_data_is_shown(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Curves, events and the end of a job appear, and an interrupted stream continues at the same event."""
     job = RecordedJob(4, seconds=30.0)
     with Live(tmp_path, [job]) as live:
         page = visit(live.dashboard.url)
@@ -144,7 +145,7 @@ def test_what_comes_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
             live.records[0].add_commits(rows, steps)
             now = Now("training", "", at, number / len(pieces), 4, 0, 1.0)
             live.records[0].now = replace(now, saved_clock=number, saved_seconds=65.4)
-            live.tell(0)
+            live.send(0)
             if number % 10 == 9:
                 count = live.records[0].workers.totals()[1]
                 page.locator(".tiles div", has_text="Commits").locator(".value", has_text=f"{count}").wait_for()
@@ -154,12 +155,12 @@ def test_what_comes_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
         assert latest.text_content() == f"of {len(pieces) - 1} commits, 1:05 ago"
         text = f"attempt 9 took partition 1 over {EVIL}"
         live.records[0].add_events([Event(BEGAN + 31.0, "server", "takeover", 1, 9, text)])
-        live.tell(0)
+        live.send(0)
         page.locator("table.events td.text", has_text="attempt 9 took partition 1 over").wait_for()
         assert EVIL in page.locator("table.events td.text").first.text_content()
         page.locator("[role=status]", has_text="takeover: attempt 9").wait_for(state="attached")
         live.records[0].now = Now("failed", EVIL, BEGAN + 32.0, 1.0, 4, 0, 1.0)
-        live.tell(0)
+        live.send(0)
         page.locator(".state[data-state=failed]").wait_for()
         assert page.locator("article > .why").text_content() == EVIL
         assert page.locator("img, script:not([type]) ~ script").count() == 0
@@ -167,7 +168,7 @@ def test_what_comes_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
         page.locator(".link[data-state=away]").wait_for()
 
 
-def test_a_keyboard_is_enough(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_the_page_can_be_used_with_the_keyboard_alone(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     page = visit(saved(RecordedJob(4, seconds=40.0)))
     reader = page.locator("figure.plot input[type=range]").first
     reader.focus()
@@ -193,7 +194,7 @@ def test_a_keyboard_is_enough(visit: Callable[..., Any], saved: Callable[..., st
     assert page.locator("label:has-text('Worker') + select").input_value() == button.text_content()
 
 
-def test_tables_have_the_numbers_of_the_charts(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_tables_contain_the_numbers_of_the_charts(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     job = RecordedJob(2, seconds=30.0)
     whole = record_of(job).whole()
     page = visit(saved(job))
@@ -205,7 +206,7 @@ def test_tables_have_the_numbers_of_the_charts(visit: Callable[..., Any], saved:
     assert [float(text) for text in cells[:2]] == [line[-1] for line in whole["lines"]["loss"]]
 
 
-def test_two_jobs_stand_side_by_side(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_two_jobs_are_shown_in_the_same_charts(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     page = visit(saved(RecordedJob(2, 30.0, seed=1), RecordedJob(3, 60.0, seed=2)), viewport=DESKTOP)
     boxes = [article.bounding_box() for article in page.locator("article").all()]
     assert boxes[0]["y"] == boxes[1]["y"]
@@ -217,7 +218,9 @@ def test_two_jobs_stand_side_by_side(visit: Callable[..., Any], saved: Callable[
         assert ink(page, 0) > 500, axis
 
 
-def test_any_metric_is_side_by_side_with_what_differs(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_jobs_are_compared_by_any_metric_and_their_differing_options(
+    visit: Callable[..., Any], saved: Callable[..., str]
+) -> None:
     options = {"rule": "agn", "rule.window": 4, "batch_size": 128}
     only_loss = RecordedJob(3, 60.0, seed=2, metrics=("loss",), options=options | {"rule.window": 16})
     page = visit(saved(RecordedJob(2, 30.0, seed=1, options=options), only_loss), viewport=DESKTOP)
@@ -242,7 +245,7 @@ def test_any_metric_is_side_by_side_with_what_differs(visit: Callable[..., Any],
 
 
 def colored(page: Any, share: float) -> int:
-    """Pixels of the first chart that are of the color of the line of all workers, at a share of its width."""
+    """Count the pixels at a fraction of the first chart's width that have the color of the line of all workers."""
     page.locator("figure.plot canvas").first.wait_for()
     return int(
         page.evaluate(
@@ -262,7 +265,7 @@ def colored(page: Any, share: float) -> int:
     )
 
 
-def test_a_pause_is_no_line(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_a_pause_interrupts_the_line(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     """A driver that died after 40 s is continued 40 s later, in the middle of the chart."""
     page = visit(saved(RecordedJob(1, 80.0, died=(40.0, 40.0))), viewport=DESKTOP)
     assert colored(page, 0.2) > 0
@@ -283,7 +286,7 @@ def test_a_pause_is_no_line(visit: Callable[..., Any], saved: Callable[..., str]
     assert violations(page) == []
 
 
-def test_a_chart_is_zoomed_and_shown_whole_again(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_chart_can_be_zoomed_and_reset(visit: Callable[..., Any], tmp_path: Path) -> None:
     job = RecordedJob(2, seconds=60.0)
     with Live(tmp_path, [job]) as live:
         page = visit(live.dashboard.url)
@@ -302,11 +305,12 @@ def test_a_chart_is_zoomed_and_shown_whole_again(visit: Callable[..., Any], tmp_
         whole.wait_for()
         zoomed = [int(reader.get_attribute(name)) for name in ("min", "max")]
         assert 0 < zoomed[0] < zoomed[1] < last
-        page.get_by_role("button", name="Show all: Samples per second").scroll_into_view_if_needed()  # with the others
+        # The other charts are zoomed too.
+        page.get_by_role("button", name="Show all: Samples per second").scroll_into_view_if_needed()
         live.records[0].add_commits(job.commits[60:90], job.steps[240:360])
-        live.tell(0)
+        live.send(0)
         page.locator(".tiles div", has_text="Commits").locator(".value", has_text="90").wait_for()
-        assert [int(reader.get_attribute(name)) for name in ("min", "max")] == zoomed, "what comes does not move it"
+        assert [int(reader.get_attribute(name)) for name in ("min", "max")] == zoomed, "new data does not move it"
         assert violations(page) == []
         closer = page.get_by_role("button", name="Zoom in: Loss and metrics")
         closer.press("Enter")
@@ -318,7 +322,7 @@ def test_a_chart_is_zoomed_and_shown_whole_again(visit: Callable[..., Any], tmp_
         assert int(reader.get_attribute("max")) > last
 
 
-def test_a_chart_without_values_is_not_there(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_chart_without_values_is_hidden(visit: Callable[..., Any], tmp_path: Path) -> None:
     with Live(tmp_path, [RecordedJob(2, seconds=5.0)]) as live:
         page = visit(live.dashboard.url)
         live.begin()
@@ -327,7 +331,7 @@ def test_a_chart_without_values_is_not_there(visit: Callable[..., Any], tmp_path
 
 
 @pytest.mark.parametrize("axis", ["commits", "samples"])
-def test_along_what_is_a_choice(visit: Callable[..., Any], saved: Callable[..., str], axis: str) -> None:
+def test_the_horizontal_axis_can_be_chosen(visit: Callable[..., Any], saved: Callable[..., str], axis: str) -> None:
     page = visit(saved(RecordedJob(12, 30.0)))
     page.locator("label:has-text('Along') + select").select_option(axis)
     page.locator("label:has-text('Metric') + select").select_option("accuracy")
@@ -338,7 +342,7 @@ def test_along_what_is_a_choice(visit: Callable[..., Any], saved: Callable[..., 
     assert page.locator("figure.plot h3").first.text_content() == "Loss and metrics: accuracy"
 
 
-def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_job_server_s_page_requires_a_token(visit: Callable[..., Any], tmp_path: Path) -> None:
     import keras
 
     from distkeras.keras_model import archive
@@ -361,7 +365,7 @@ def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_p
         page.get_by_label("Your token").fill(service.tokens["ann"])
         page.get_by_role("button", name="Show my jobs").click()
         page.locator("article").wait_for()
-        assert page.locator("article h2").text_content() == EVIL, "the latest one"
+        assert page.locator("article h2").text_content() == EVIL, "the latest job"
         assert page.locator("table.attempts tbody td").last.text_content() == "done"
         page.get_by_role("checkbox", name="show first").check()
         require_count(page, "article progress", 2)
@@ -376,8 +380,8 @@ def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_p
         require_count(page, "article", 1)
 
 
-def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Jobs come and end while it is looked at; the first one of all is shown."""
+def test_the_job_server_s_page_updates_its_list(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Jobs start and end while the page is open; the first job is shown."""
     import keras
 
     from distkeras.keras_model import archive
@@ -400,7 +404,7 @@ def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], 
         require_count(page, ".list tbody tr", 2)
         assert row.first.locator("th").text_content() == "second"
         assert box.is_checked()
-        assert box.evaluate("box => document.activeElement === box"), "who is at the list stays where they are"
+        assert box.evaluate("box => document.activeElement === box"), "the focus stays in the list"
         require_count(page, "article", 1)
         assert violations(page) == []
         service.client("ann").job(first).remove()
@@ -413,8 +417,10 @@ def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], 
         require_count(page, "article", 0)
 
 
-def test_the_job_server_s_page_finds_and_does(visit: Callable[..., Any], tmp_path: Path) -> None:
-    """Filters, older jobs, a link to an old job; cancel, submit again, log and model of a job."""
+def test_the_job_server_s_page_finds_and_manages_jobs(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """The page has filters, older jobs and a link to an old job, and cancels, resubmits, and shows a job's log and
+    model.
+    """
     import keras
 
     from distkeras.keras_model import archive
@@ -468,6 +474,6 @@ def test_the_job_server_s_page_finds_and_does(visit: Callable[..., Any], tmp_pat
         assert download.value.suggested_filename == f"{new[:8]}-model.keras"
 
 
-def test_without_scripts_it_says_what_is_missing(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_without_scripts_the_page_states_what_is_missing(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     page = visit(saved(RecordedJob(1, 10.0)), java_script_enabled=False)
     assert "does not run" in page.locator("noscript").text_content()

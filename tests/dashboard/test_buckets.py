@@ -1,4 +1,4 @@
-"""Sums over time: nothing is lost when buckets are folded, and there are never too many."""
+"""Tests of sums over time: folding buckets loses nothing and bounds their number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_value_is_in_the_bucket_of_its_time(times: list[float], most: int)
     np.testing.assert_array_equal(sums[1], expected)
 
 
-def test_the_first_bucket_that_has_changed_is_known() -> None:
+def test_the_first_changed_bucket_is_reported() -> None:
     buckets = Buckets({"count": 1}, 4)
     buckets.place(np.array([2.5, 0.5]))
     assert (buckets.used, buckets.changed) == (3, 0)
@@ -37,14 +37,14 @@ def test_the_first_bucket_that_has_changed_is_known() -> None:
     assert (buckets.width, buckets.used, buckets.changed, buckets.folded) == (2.0, 3, 0, True)
 
 
-def test_no_times_change_nothing() -> None:
+def test_an_empty_update_changes_nothing() -> None:
     buckets = Buckets({"count": 1}, 4)
     assert buckets.place(np.zeros(0)).tolist() == []
     assert buckets.used == 0
 
 
 @given(st.lists(st.integers(0, 100_000), max_size=100))
-def test_a_histogram_counts_everything(values: list[int]) -> None:
+def test_a_histogram_counts_every_value(values: list[int]) -> None:
     histogram = Histogram()
     for value in values:
         histogram.add(np.array([value]))
@@ -68,10 +68,10 @@ def test_a_histogram_counts_everything(values: list[int]) -> None:
         (float("inf"), None),
     ],
 )
-def test_numbers_have_four_digits_and_json_has_a_word_for_them(value: float, shown: float | None) -> None:
+def test_numbers_have_four_digits_and_are_valid_json(value: float, shown: float | None) -> None:
     assert number(value) == shown
     assert rounded(np.array([[value, 1.0]])) == [[shown, 1.0]]
 
 
-def test_a_tiny_number_stays_near_itself() -> None:
+def test_a_tiny_number_is_rounded_to_a_near_number() -> None:
     assert number(1.23456789e-30) == pytest.approx(1.23456789e-30, rel=1e-3)

@@ -1,4 +1,4 @@
-"""A journal: what a reader has is what was written, wherever it begins, and the file stays small."""
+"""Tests of the journal: a reader receives what was written, wherever it starts, and the file stays small."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal.jsonl")
 
 
-def test_a_reader_goes_on_where_it_was(journal: Journal) -> None:
+def test_a_reader_continues_at_its_last_id(journal: Journal) -> None:
     assert read_since(journal.path) == []
     journal.begin({"kind": "whole"})
     (first,) = read_since(journal.path)
@@ -29,13 +29,13 @@ def test_a_reader_goes_on_where_it_was(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("last", ["", "nonsense", "0123456789abcdef-12", "-1", "x" * 10_000])
-def test_a_reader_with_another_id_gets_all(journal: Journal, last: str) -> None:
+def test_a_reader_with_an_unknown_id_receives_everything(journal: Journal, last: str) -> None:
     journal.begin({"kind": "whole"})
     journal.add({"number": 0})
     assert len(read_since(journal.path, last)) == 2
 
 
-def test_a_reader_of_the_edition_before_gets_all_of_this_one(journal: Journal) -> None:
+def test_a_reader_of_the_previous_edition_receives_the_whole_current_one(journal: Journal) -> None:
     journal.begin({"edition": 1})
     journal.add({"number": 0})
     last = read_since(journal.path)[-1].id
@@ -43,14 +43,14 @@ def test_a_reader_of_the_edition_before_gets_all_of_this_one(journal: Journal) -
     assert [json.loads(entry.data) for entry in read_since(journal.path, last)] == [{"edition": 2}]
 
 
-def test_an_id_beyond_the_end_or_within_the_head_gives_no_half_line(journal: Journal) -> None:
+def test_an_id_beyond_the_end_or_within_the_header_yields_no_partial_line(journal: Journal) -> None:
     journal.begin({"kind": "whole"})
     edition = read_since(journal.path)[0].id.split("-")[0]
     assert read_since(journal.path, f"{edition}-999999") == []
     assert [json.loads(entry.data) for entry in read_since(journal.path, f"{edition}-1")] == [{"kind": "whole"}]
 
 
-def test_a_line_that_is_still_being_written_is_not_read(journal: Journal) -> None:
+def test_an_incomplete_line_is_not_read(journal: Journal) -> None:
     journal.begin({"kind": "whole"})
     with journal.path.open("ab") as file:
         file.write(b'{"number": 0')
@@ -60,7 +60,7 @@ def test_a_line_that_is_still_being_written_is_not_read(journal: Journal) -> Non
     assert [json.loads(entry.data) for entry in read_since(journal.path, first.id)] == [{"number": 0}]
 
 
-def test_another_edition_is_due_when_the_rest_outgrows_the_first(journal: Journal) -> None:
+def test_a_new_edition_is_due_when_the_additions_outgrow_the_first_message(journal: Journal) -> None:
     assert journal.full
     journal.begin({"text": "x" * 1000})
     while not journal.full:
@@ -68,12 +68,12 @@ def test_another_edition_is_due_when_the_rest_outgrows_the_first(journal: Journa
     assert 256_000 < journal.path.stat().st_size < 300_000
 
 
-def test_only_its_owner_may_read_it(journal: Journal) -> None:
+def test_only_the_owner_may_read_the_journal(journal: Journal) -> None:
     journal.begin({})
     assert journal.path.stat().st_mode & 0o077 == 0
 
 
-def test_where_there_is_no_room_it_must_begin_again(journal: Journal) -> None:
+def test_after_a_full_disk_the_journal_must_start_a_new_edition(journal: Journal) -> None:
     journal.begin({"kind": "whole"})
     assert not journal.full
     journal.path.unlink()
@@ -83,6 +83,6 @@ def test_where_there_is_no_room_it_must_begin_again(journal: Journal) -> None:
     assert journal.full
 
 
-def test_what_is_not_finite_is_a_mistake(journal: Journal) -> None:
+def test_a_number_that_is_not_finite_is_an_error(journal: Journal) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         journal.begin({"loss": float("nan")})

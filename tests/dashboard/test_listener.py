@@ -1,4 +1,6 @@
-"""The page over HTTP: without its token there is nothing; a stream goes on where it broke off; nothing is left."""
+"""Tests of the page over HTTP: its token is required, an interrupted stream continues, and closing leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from distkeras.results import JobOutcome, JobRecords
 
 @pytest.fixture
 def watch(tmp_path: Path) -> JobWatch:
-    """Of a job that has ended."""
+    """Return the watch of a job that has ended."""
     job = RecordedJob(2, seconds=10.0)
     watch = JobWatch(tmp_path / "journal.jsonl")
     watch.take(JobOutcome(records=JobRecords(job.commits, job.steps, job.metrics), facts=job.facts))
@@ -37,7 +39,7 @@ def dashboard(watch: JobWatch) -> Iterator[Dashboard]:
         yield dashboard
 
 
-def ask(url: str, path: str = "", last: str = "") -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
+def request(url: str, path: str = "", last: str = "") -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(20))
     headers = {"Last-Event-ID": last} if last else {}
@@ -46,7 +48,7 @@ def ask(url: str, path: str = "", last: str = "") -> tuple[http.client.HTTPRespo
 
 
 def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, str]]:
-    """The next events of a stream, without its comments."""
+    """Return the next events of a stream, without its comments."""
     found: list[dict[str, str]] = []
     event: dict[str, str] = {}
     while len(found) < count:
@@ -60,8 +62,8 @@ def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, str]]
     return found
 
 
-def test_the_page_is_there_foreveryone_with_its_address(dashboard: Dashboard) -> None:
-    answer, connection = ask(dashboard.url)
+def test_the_page_is_served_at_its_address(dashboard: Dashboard) -> None:
+    answer, connection = request(dashboard.url)
     body = answer.read()
     assert answer.status == 200
     assert b"<!doctype html>" in body
@@ -75,21 +77,21 @@ def test_the_page_is_there_foreveryone_with_its_address(dashboard: Dashboard) ->
 @pytest.mark.parametrize(
     "path", ["/", "/favicon.ico", "/x/", "/x/jobs/0", "/../etc/passwd", "/%2e%2e/", "//", "/" + "a" * 40 + "/"]
 )
-def test_without_the_token_there_is_nothing(dashboard: Dashboard, path: str) -> None:
-    answer, connection = ask(dashboard.url, path)
+def test_a_request_without_the_token_is_not_found(dashboard: Dashboard, path: str) -> None:
+    answer, connection = request(dashboard.url, path)
     assert answer.status == 404
     assert b"loss" not in answer.read()
     connection.close()
 
 
 @pytest.mark.parametrize("path", ["jobs/1", "jobs/99", "jobs/", "jobs/0/", "jobs/-1", "page.js"])
-def test_what_is_not_there_is_said_not_to_be(dashboard: Dashboard, path: str) -> None:
-    answer, connection = ask(dashboard.url, path)
+def test_an_unknown_path_is_not_found(dashboard: Dashboard, path: str) -> None:
+    answer, connection = request(dashboard.url, path)
     assert answer.status == 404
     connection.close()
 
 
-def test_no_request_writes(dashboard: Dashboard) -> None:
+def test_a_request_that_would_write_is_refused(dashboard: Dashboard) -> None:
     parts = urlsplit(dashboard.url)
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(20))
@@ -98,13 +100,15 @@ def test_no_request_writes(dashboard: Dashboard) -> None:
         connection.close()
 
 
-def test_a_stream_tells_all_and_goes_on_where_it_broke_off(dashboard: Dashboard, watch: JobWatch) -> None:
-    answer, connection = ask(dashboard.url, "jobs/0")
+def test_a_stream_sends_everything_and_continues_where_it_was_interrupted(
+    dashboard: Dashboard, watch: JobWatch
+) -> None:
+    answer, connection = request(dashboard.url, "jobs/0")
     assert answer.headers["Content-Type"] == "text/event-stream"
     (whole,) = events(answer, 1)
     assert json.loads(whole["data"])["kind"] == "whole"
     connection.close()
-    answer, connection = ask(dashboard.url, "jobs/0", last=whole["id"])
+    answer, connection = request(dashboard.url, "jobs/0", last=whole["id"])
     with watch.changed:
         with watch.path.open("ab") as file:
             file.write(b'{"kind":"more"}\n')
@@ -115,16 +119,16 @@ def test_a_stream_tells_all_and_goes_on_where_it_broke_off(dashboard: Dashboard,
     connection.close()
 
 
-def test_an_open_stream_does_not_hold_the_end_up(watch: JobWatch) -> None:
+def test_an_open_stream_does_not_delay_closing(watch: JobWatch) -> None:
     threads = threading.active_count()
     dashboard = Dashboard([watch])
     assert "127.0.0.1" in repr(dashboard)
-    answer, connection = ask(dashboard.url, "jobs/0")
+    answer, connection = request(dashboard.url, "jobs/0")
     events(answer, 1)
     dashboard.close()
     dashboard.close()
     left = answer.read()
-    assert not left or left.endswith(b"\n\n"), "the stream ends as one does"
+    assert not left or left.endswith(b"\n\n"), "the stream ends regularly"
     connection.close()
     until(lambda: threading.active_count() <= threads)
     assert dashboard.closed
@@ -134,24 +138,24 @@ def test_an_open_stream_does_not_hold_the_end_up(watch: JobWatch) -> None:
     assert repr(dashboard) == "Dashboard(closed)"
 
 
-def test_a_taken_port_is_named(dashboard: Dashboard, watch: JobWatch) -> None:
+def test_the_error_of_a_port_in_use_names_the_port(dashboard: Dashboard, watch: JobWatch) -> None:
     port = urlsplit(dashboard.url).port
     with pytest.raises(ConfigurationError, match=f"`port` must be free on this machine. Received: {port}"):
         Dashboard([watch], port=port or 0)
 
 
-def test_a_browser_that_goes_away_is_nothing_to_tell(dashboard: Dashboard, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_browser_that_disconnects_is_not_reported(dashboard: Dashboard, capfd: pytest.CaptureFixture[str]) -> None:
     parts = urlsplit(dashboard.url)
     for sent in (b"GET ", b"\xff\xfe\n\n", f"GET {parts.path}jobs/0 HTTP/1.1\r\n\r\n".encode()):
         with socket.create_connection((parts.hostname or "", parts.port), timeout=patience(5)) as sock:
             sock.sendall(sent)
-    answer, connection = ask(dashboard.url)
+    answer, connection = request(dashboard.url)
     assert answer.status == 200
     connection.close()
     assert capfd.readouterr().err == ""
 
 
-def test_more_connections_than_there_is_room_for_are_ended(dashboard: Dashboard) -> None:
+def test_connections_above_the_limit_are_closed(dashboard: Dashboard) -> None:
     parts = urlsplit(dashboard.url)
     held = [socket.create_connection((parts.hostname or "", parts.port), timeout=patience(10)) for _ in range(64)]
     over = socket.create_connection((parts.hostname or "", parts.port), timeout=patience(10))
@@ -160,35 +164,35 @@ def test_more_connections_than_there_is_room_for_are_ended(dashboard: Dashboard)
         sock.close()
 
 
-def test_it_is_saved_as_a_file(dashboard: Dashboard, tmp_path: Path) -> None:
+def test_the_page_is_saved_as_a_file(dashboard: Dashboard, tmp_path: Path) -> None:
     path = dashboard.save(tmp_path / "job.html")
     text = path.read_text(encoding="utf-8")
     assert '"mode":"saved"' in text
     assert "AGN(window=4)" in text
-    answer, connection = ask(dashboard.url, "job.html")
+    answer, connection = request(dashboard.url, "job.html")
     assert answer.read().decode() == text
     connection.close()
 
 
-def test_nothing_is_saved_before_there_is_a_job(tmp_path: Path) -> None:
+def test_saving_a_page_without_a_job_is_an_error(tmp_path: Path) -> None:
     with Dashboard([JobWatch()]) as dashboard, pytest.raises(LocalProtocolError, match="without a job"):
         dashboard.save(tmp_path / "job.html")
     assert not (tmp_path / "job.html").exists()
 
 
-def test_a_notebook_shows_it_in_a_frame(dashboard: Dashboard) -> None:
+def test_a_notebook_shows_the_page_in_a_frame(dashboard: Dashboard) -> None:
     html = dashboard._repr_html_()
     assert html.count(dashboard.url) == 2
     assert 'title="distkeras dashboard"' in html
 
 
-def test_a_reader_follows_a_job_from_edition_to_edition(tmp_path: Path) -> None:
-    """Over a real connection: what a browser has in the end is what the record has."""
+def test_a_reader_follows_a_job_through_several_editions(tmp_path: Path) -> None:
+    """After streaming over a real connection, a browser has the same data as the record."""
     job = RecordedJob(2, seconds=10.0)
     watch = JobWatch(tmp_path / "journal.jsonl")
     journal, record = Journal(watch.path), JobRecord(job.facts, job.metrics, 0.0)
     with Dashboard([watch]) as dashboard:
-        answer, connection = ask(dashboard.url, "jobs/0")
+        answer, connection = request(dashboard.url, "jobs/0")
         seen = []
         for edition in range(3):
             with watch.changed:

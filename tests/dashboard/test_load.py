@@ -1,4 +1,4 @@
-"""Two hundred workers on a page, as they come: what a browser, the job server and a driver need for it."""
+"""Measurements with two hundred workers: what a browser, the job server and a driver need to show them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distkeras.job_server.store.tables import open_database
 
 pytestmark = pytest.mark.slow
 
-#: Notes from now on how long each frame of the browser took.
+#: Records from now on how long each frame of the browser took.
 FRAMES = """() => {
     window.passed = [];
     let last = performance.now();
@@ -37,7 +37,7 @@ FRAMES = """() => {
 
 @pytest.fixture
 def busy_server(tmp_path: Path) -> Iterator[tuple[Server, str, Path]]:
-    """Yield a job server, a user's token, and the folder of that user's job, which no driver fills but the test."""
+    """Yield a job server, a user's token, and the folder of that user's job, which only the test writes to."""
     server = Server(tmp_path)
     (tmp_path / "server").mkdir()
     engine = open_database(f"sqlite:///{tmp_path / 'server' / 'jobs.sqlite'}")
@@ -54,12 +54,12 @@ def busy_server(tmp_path: Path) -> Iterator[tuple[Server, str, Path]]:
     server.stop()
 
 
-def test_two_hundred_workers_leave_the_browser_time(
+def test_two_hundred_workers_leave_the_browser_responsive(
     visit: Callable[..., Any],
     busy_server: tuple[Server, str, Path],
     record_property: Callable[[str, Any], None],
 ) -> None:
-    """Each of 200 workers commits once a second; the figures are recorded, not judged: a machine may be slow."""
+    """Each of 200 workers commits once a second; the figures are recorded, not checked, as a machine may be slow."""
     server, token, folder = busy_server
     job = RecordedJob(200, seconds=60.0)
     watch = JobWatch(folder / "journal.jsonl")
@@ -72,7 +72,7 @@ def test_two_hundred_workers_leave_the_browser_time(
     page.evaluate(FRAMES)
     began, before, spent = time.monotonic(), server.process.cpu_times(), []
     for number, (at, rows, steps) in enumerate(job.pieces()):
-        time.sleep(max(0.0, began + number - time.monotonic()))  # the load is what is measured
+        time.sleep(max(0.0, began + number - time.monotonic()))  # The test measures the load.
         start = time.thread_time()
         record.add_commits(rows, steps)
         record.now = Now("training", "", at, 0.5, 200, 0, 1.0)

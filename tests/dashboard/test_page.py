@@ -1,4 +1,4 @@
-"""The page as text: nothing of others' is HTML in it, and its policy is that of its own script and style."""
+"""Tests of the page as text: foreign text is never HTML in it, and its policy allows only its own script and style."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATIC = files("distkeras.dashboard") / "static"
 
 
 class Parsed(HTMLParser):
-    """The elements of a page, as a browser finds them."""
+    """The elements of a page, as a browser parses them."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=False)
@@ -45,7 +45,7 @@ def hash_of(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def test_texts_of_others_come_as_they_are_and_as_data() -> None:
+def test_foreign_texts_are_embedded_unchanged_as_data() -> None:
     html = saved()
     parsed = Parsed(html)
     scripts = [attributes for tag, attributes in parsed.elements if tag == "script"]
@@ -56,7 +56,7 @@ def test_texts_of_others_come_as_they_are_and_as_data() -> None:
     assert told["journals"][0][0]["why"] == EVIL
 
 
-#: What would make a text HTML, or code.
+#: Constructs that turn a text into HTML or code.
 MAKERS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setTimeout\(\"")
 
 
@@ -78,7 +78,7 @@ def test_only_the_page_s_own_script_and_style_may_run(kind: str) -> None:
     assert "unsafe" not in policy
 
 
-def test_a_page_asks_for_nothing_from_elsewhere() -> None:
+def test_a_page_loads_nothing_from_another_server() -> None:
     for html in (saved(), live_page(1).html.decode(), server_page().html.decode()):
         for tag, attributes in Parsed(html).elements:
             assert not re.match(r"(https?:)?//", attributes.get("src") or attributes.get("href") or ""), tag
@@ -90,7 +90,7 @@ def names() -> list[str]:
     return sorted(entry.name for entry in STATIC.iterdir())
 
 
-def test_the_script_makes_no_html_of_texts() -> None:
+def test_the_script_never_turns_text_into_html() -> None:
     found: list[Any] = []
     for name in names():
         if name.endswith(".js") and not name.startswith("uPlot"):
@@ -101,8 +101,8 @@ def test_the_script_makes_no_html_of_texts() -> None:
     assert not found
 
 
-def test_a_browser_hashes_what_is_in_the_files() -> None:
-    """It turns carriage returns into line feeds first, and ends a script where that says so."""
+def test_the_files_contain_nothing_that_a_browser_changes_before_hashing() -> None:
+    """A browser first turns carriage returns into line feeds, and ends a script at a closing tag within it."""
     for name in names():
         text = (STATIC / name).read_bytes()
         assert b"\r" not in text, name
@@ -111,7 +111,7 @@ def test_a_browser_hashes_what_is_in_the_files() -> None:
             assert not re.search(rb"</script|<!--", text, re.I), name
 
 
-def test_no_script_is_long() -> None:
+def test_every_script_is_short() -> None:
     lengths = {name: (STATIC / name).read_text(encoding="utf-8").count("\n") for name in names() if "uPlot" not in name}
     assert len(lengths) >= 9
     assert not [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > 400]
@@ -123,6 +123,6 @@ def test_the_library_s_license_is_in_its_folder() -> None:
     assert "Leon Sorokin" in text
 
 
-def test_the_packages_have_the_files(tmp_path: Path) -> None:
-    """Read as a package's data, so from a zip as well."""
+def test_the_files_are_package_data(tmp_path: Path) -> None:
+    """The files are read as a package's data, so they are also found in a zip."""
     assert {"page.css", "page.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE"} <= set(names())

@@ -1,4 +1,4 @@
-"""Where time goes, worked out by hand."""
+"""Tests of how time is split, with results computed by hand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from support.training.recorded_job import commits
 from distkeras.dashboard.record import TimeSplitter
 
 
-def test_without_rounds_what_was_waited_is_the_wire() -> None:
+def test_without_rounds_waiting_time_is_network_time() -> None:
     rows = commits(
         [
             {"worker": 0, "timestamp": 10.0},
             {"worker": 1, "timestamp": 11.0},
             {"worker": 0, "timestamp": 14.0, "wait": 1.0},
-            {"worker": 1, "timestamp": 14.0, "wait": 5.0},  # longer than there was: what a reconnection took
+            # The wait is longer than the interval, because it includes a reconnection.
+            {"worker": 1, "timestamp": 14.0, "wait": 5.0},
         ]
     )
     split = TimeSplitter(2, rounds=False).split(rows)
@@ -23,7 +24,7 @@ def test_without_rounds_what_was_waited_is_the_wire() -> None:
     np.testing.assert_allclose(split.wait, 0)
 
 
-def test_in_rounds_the_first_one_waits_for_the_last_one() -> None:
+def test_in_rounds_the_first_worker_waits_for_the_last() -> None:
     rows = commits(
         [
             {"worker": 0, "timestamp": 10.0, "staleness": 0},
@@ -38,7 +39,7 @@ def test_in_rounds_the_first_one_waits_for_the_last_one() -> None:
     np.testing.assert_allclose(split.compute, [0, 0, 2.5, 3.5])
 
 
-def test_pieces_give_what_the_whole_gives() -> None:
+def test_parts_add_up_to_the_result_of_the_whole() -> None:
     rng = np.random.default_rng(1)
     rows = commits(
         [
@@ -54,7 +55,7 @@ def test_pieces_give_what_the_whole_gives() -> None:
             np.testing.assert_allclose(np.concatenate([getattr(piece, name) for piece in pieces]), getattr(whole, name))
 
 
-def test_what_another_attempt_did_is_not_counted_as_time() -> None:
+def test_time_between_two_attempts_is_not_counted() -> None:
     rows = commits(
         [
             {"worker": 0, "timestamp": 10.0, "attempt": 0},
@@ -67,5 +68,5 @@ def test_what_another_attempt_did_is_not_counted_as_time() -> None:
     np.testing.assert_allclose(split.compute, [0, 0, 0.75, 0])
 
 
-def test_no_commits_have_no_time() -> None:
+def test_no_commits_take_no_time() -> None:
     assert [len(part) for part in TimeSplitter(2, rounds=True).split(commits([]))] == [0, 0, 0]

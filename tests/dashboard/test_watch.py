@@ -1,4 +1,4 @@
-"""Who watches a job of a real server: what the journal tells is what the server has."""
+"""Tests of watching a job of a real server: the journal contains what the server has recorded."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def setup(facts: JobFacts = FACTS, events: Events | None = None) -> TrainingSetu
     return TrainingSetup(("loss",), nothing, nothing, facts, events or Events())
 
 
-def told(watch: JobWatch) -> list[dict[str, Any]]:
+def journal_messages(watch: JobWatch) -> list[dict[str, Any]]:
     return [json.loads(entry.data) for entry in read_since(watch.path)]
 
 
-class Looking:
-    """A watch of a server that looks only when the test calls `look`."""
+class ManualWatch:
+    """A watch of a server that polls only when the test calls `poll`."""
 
     def __init__(self, running: Running, watch: JobWatch) -> None:
         self.driver, self.watch = running.driver, watch
         self.evaluations: list[Evaluation] = []
         self.link = JobLink(lambda call: call(self.driver), self.evaluations)
 
-    def look(self, link: JobLink | None = None) -> None:
-        vars(self.watch)["_next_look"] = -math.inf  # however long the last look took
+    def poll(self, link: JobLink | None = None) -> None:
+        vars(self.watch)["_next_look"] = -math.inf  # The next poll is due, however long the last one took.
         status = self.driver.observe(-1, 0.0)
         nothing: Any = None
         self.watch.on_center(CallbackContext(status, 1.0, nothing, nothing, nothing, link=link or self.link))
@@ -61,58 +61,58 @@ def train(running: Running, worker: int, batches: int, attempt: int = 0) -> None
     assert not errors
 
 
-def test_a_job_is_shown_as_it_goes_on(tmp_path: Path) -> None:
+def test_a_running_job_is_shown(tmp_path: Path) -> None:
     events = Events()
     watch = JobWatch(tmp_path / "journal.jsonl")
     watch.on_begin(setup(events=events))
     with Running(make("downpour")) as running:
-        looking = Looking(running, watch)
-        looking.look()
+        manual = ManualWatch(running, watch)
+        manual.poll()
         train(running, 0, 5)
-        looking.look()
+        manual.poll()
         train(running, 1, 7)
         log = logging.getLogger("distkeras.test")
         events.report(log, "takeover", "attempt %d took partition %d over", 3, 1, worker=1, attempt=3)
-        looking.evaluations.append(Evaluation(0.0, 12, "Mine", {"loss": 0.5}))
-        looking.look()
+        manual.evaluations.append(Evaluation(0.0, 12, "Mine", {"loss": 0.5}))
+        manual.poll()
         rows = JobRecords.drain(running.driver)
-    whole, *more = told(watch)
+    whole, *more = journal_messages(watch)
     assert [message["kind"] for message in (whole, *more)] == ["whole", "more", "more", "more"]
     assert [message["now"]["state"] for message in (whole, *more)] == ["starting", "starting", "training", "training"]
     assert [message["now"]["commits"] for message in more] == [0, 5, len(rows.commits_array)] == [0, 5, 12]
     assert (more[-1]["now"]["saved_commits"], more[-1]["now"]["saved_seconds"]) == (
         None,
         None,
-    )  # there is no checkpoint
+    )  # The job has no checkpoint.
     assert more[-1]["workers"]["worker"] == [1]
     assert more[-1]["workers"]["retries"] == [1]
     assert more[-1]["evaluations"][0][1:] == [12, "Mine", {"loss": 0.5}]
     assert [row[2:] for row in more[-1]["events"]] == [["takeover", 1, 3, "attempt 3 took partition 1 over"]]
 
 
-def test_after_a_server_went_back_the_job_is_sent_from_the_beginning(tmp_path: Path) -> None:
-    """The records of one server, then those of another one that has fewer, then more, of others."""
+def test_after_a_restart_from_an_older_snapshot_the_whole_job_is_sent(tmp_path: Path) -> None:
+    """Poll one server, then another with fewer commits, then with more, but different, commits."""
     watch = JobWatch(tmp_path / "journal.jsonl")
     watch.on_begin(setup())
     counts = []
     for batches in (6, 3, 8):
         with Running(make("downpour")) as running:
             train(running, 0, batches)
-            looking = Looking(running, watch)
-            looking.look()
-            looking.look()
-        counts.append(told(watch)[-1]["now"]["commits"])
+            manual = ManualWatch(running, watch)
+            manual.poll()
+            manual.poll()
+        counts.append(journal_messages(watch)[-1]["now"]["commits"])
     assert counts == [6, 3, 8]
-    assert told(watch)[-1]["workers"]["commits"] in ([8], [])
+    assert journal_messages(watch)[-1]["workers"]["commits"] in ([8], [])
 
 
-def test_the_end_has_everything_that_the_last_look_had_not() -> None:
+def test_the_end_adds_everything_since_the_last_poll() -> None:
     job = RecordedJob(3, seconds=20.0)
     records = JobRecords(job.commits, job.steps, job.metrics)
     watch = JobWatch()
     watch.on_begin(setup(job.facts))
     watch.end(JobOutcome(records=records, facts=job.facts))
-    (whole,) = told(watch)
+    (whole,) = journal_messages(watch)
     assert whole["now"]["state"] == "done"
     assert whole["now"]["commits"] == len(job.commits)
     assert whole["now"]["epochs"] == 2.0
@@ -128,26 +128,26 @@ def test_the_end_has_everything_that_the_last_look_had_not() -> None:
         ({"stopped": "enough", "failure": "LedgerError: a gap"}, "failed", "LedgerError: a gap"),
     ],
 )
-def test_how_it_ended_is_shown(outcome: dict[str, Any], state: str, why: str) -> None:
+def test_the_outcome_of_a_job_is_shown(outcome: dict[str, Any], state: str, why: str) -> None:
     watch = JobWatch()
     watch.on_begin(setup())
     watch.end(JobOutcome(facts=FACTS, **outcome))
-    assert (told(watch)[-1]["now"]["state"], told(watch)[-1]["now"]["why"]) == (state, why)
+    assert (journal_messages(watch)[-1]["now"]["state"], journal_messages(watch)[-1]["now"]["why"]) == (state, why)
 
 
-def test_a_job_that_had_ended_is_shown_from_its_records() -> None:
+def test_an_ended_job_is_shown_from_its_records() -> None:
     job = RecordedJob(2, seconds=10.0)
     records = JobRecords(job.commits, job.steps, job.metrics)
     watch = JobWatch()
     watch.take(JobOutcome())
-    assert told(watch) == []
+    assert journal_messages(watch) == []
     watch.take(JobOutcome(records=records, facts=job.facts))
-    (whole,) = told(watch)
+    (whole,) = journal_messages(watch)
     assert whole["now"]["commits"] == len(job.commits)
     assert whole["metrics"] == ["loss", "accuracy"]
 
 
-def test_a_page_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_journal_does_not_end_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     watch = JobWatch(folder / "journal.jsonl")
@@ -155,26 +155,26 @@ def test_a_page_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytes
     (folder / "journal.jsonl").unlink()
     folder.rmdir()
     with Running(make("downpour")) as running:
-        looking = Looking(running, watch)
-        looking.look()
-        looking.look()
+        manual = ManualWatch(running, watch)
+        manual.poll()
+        manual.poll()
         assert caplog.text.count("the dashboard's journal cannot be written") == 1
         folder.mkdir()
         train(running, 0, 2)
-        looking.look()
-    assert told(watch)[-1]["now"]["commits"] == 2
+        manual.poll()
+    assert journal_messages(watch)[-1]["now"]["commits"] == 2
 
 
-def test_a_mistake_of_the_page_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_the_dashboard_does_not_end_the_job(caplog: pytest.LogCaptureFixture) -> None:
     watch = JobWatch()
-    watch.on_begin(setup(JobFacts("DOWNPOUR()", 1, 1)))  # of two workers
+    watch.on_begin(setup(JobFacts("DOWNPOUR()", 1, 1)))  # Only one of the two workers trains.
     with Running(make("downpour")) as running:
         train(running, 1, 2)
-        Looking(running, watch).look()
+        ManualWatch(running, watch).poll()
     assert "the dashboard has failed" in caplog.text
 
 
-def test_a_job_that_is_over_ends_the_call_and_nothing_else() -> None:
+def test_a_poll_after_the_job_has_ended_is_ignored() -> None:
     def over(call: Callable[[DriverClient], Any]) -> Any:
         raise JobOver
 
@@ -183,22 +183,22 @@ def test_a_job_that_is_over_ends_the_call_and_nothing_else() -> None:
     with Running(make("downpour")) as running:
         train(running, 0, 1)
         with pytest.raises(JobOver):
-            Looking(running, watch).look(JobLink(over, []))
+            ManualWatch(running, watch).poll(JobLink(over, []))
     watch.end(JobOutcome(facts=FACTS))
-    assert told(watch)[-1]["now"]["state"] == "done"
+    assert journal_messages(watch)[-1]["now"]["state"] == "done"
 
 
-def test_looks_are_rarer_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look takes more than nothing, so the next one is due when it is that share of the time: not in this test."""
+def test_slow_polls_are_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll takes some time, and the next one is due when that is the allowed share: later than this test lasts."""
     monkeypatch.setattr(watching, "_SHARE", 1e-12)
     watch = JobWatch()
     watch.on_begin(setup())
     asked = []
     with Running(make("downpour")) as running:
         train(running, 0, 3)
-        looking = Looking(running, watch)
+        manual = ManualWatch(running, watch)
         link = JobLink(lambda call: asked.append(1) or call(running.driver), [])
-        looking.look(link)
+        manual.poll(link)
         count = len(asked)
         status = running.driver.observe(-1, 0.0)
         nothing: Any = None
@@ -206,7 +206,7 @@ def test_looks_are_rarer_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -
     assert count == len(asked) == 2
 
 
-def test_events_are_known_by_when_they_came() -> None:
+def test_events_are_identified_by_their_time() -> None:
     events = Events(most=3)
     log = logging.getLogger("distkeras.test")
     assert events.since(0) == ([], 0)
@@ -220,7 +220,7 @@ def test_events_are_known_by_when_they_came() -> None:
     assert events.since(4)[1] == 5
 
 
-def test_a_reader_is_woken() -> None:
+def test_a_change_wakes_a_reader() -> None:
     watch = JobWatch()
     woken = threading.Event()
 
