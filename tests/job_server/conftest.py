@@ -1,4 +1,4 @@
-"""A database of its own for each test."""
+"""Fixtures of a separate database for each test."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
-class HandClock:
-    """A clock that is moved by hand."""
+class ManualClock:
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -32,8 +32,8 @@ class HandClock:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -44,18 +44,18 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def accounts(engine: Engine, clock: HandClock) -> Accounts:
+def accounts(engine: Engine, clock: ManualClock) -> Accounts:
     return Accounts(engine, clock)
 
 
 @pytest.fixture
-def store(engine: Engine, clock: HandClock) -> JobStore:
+def store(engine: Engine, clock: ManualClock) -> JobStore:
     return JobStore(engine, clock)
 
 
 @pytest.fixture
 def people(accounts: Accounts) -> dict[str, Account]:
-    """An administrator, and two users."""
+    """Return the accounts of an administrator and of two users."""
     for name, role in (("admin", "admin"), ("ann", "user"), ("ben", "user")):
         accounts.add_user(name, role)
     return {name: present(accounts.authenticate(accounts.add_token(name))) for name in ("admin", "ann", "ben")}

@@ -1,4 +1,4 @@
-"""Client and command line against a real server; its drivers train nothing, and give the model back as it came."""
+"""Tests of the client and the command line with a real server, whose drivers return the model without training it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def model() -> keras.Model:
 
 @pytest.fixture
 def working(service: JobService, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server's runner at work; it and the client look ten times as often as they do otherwise."""
+    """Run the server's runner; it and the client poll ten times as often as by default."""
     for module in ("client", "runner.runner"):
         monkeypatch.setattr(f"distkeras.job_server.{module}._LOOK", 0.1)
     stop = threading.Event()
@@ -64,7 +64,7 @@ def working(service: JobService, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.fixture
 def send(service: JobService, model: keras.Model) -> Callable[..., RemoteJob]:
-    """Sends ann's job, of which the name is what the driver does."""
+    """Return a function that submits a job of ann's; the job's name says what the driver does."""
 
     def submit(todo: str = "train", **options: Any) -> RemoteJob:
         return service.client("ann").submit(model, "downpour", data=service.data("train.parquet"), name=todo, **options)
@@ -72,7 +72,7 @@ def send(service: JobService, model: keras.Model) -> Callable[..., RemoteJob]:
     return submit
 
 
-def test_a_job_is_sent_waited_for_and_fetched(
+def test_a_job_is_submitted_awaited_and_its_results_are_fetched(
     working: None, send: Callable[..., RemoteJob], model: keras.Model, tmp_path: Path
 ) -> None:
     job = send(batch_size=8, num_epoch=2).wait(patience(60), progress=False)
@@ -84,13 +84,13 @@ def test_a_job_is_sent_waited_for_and_fetched(
     job.save_model(tmp_path / "model.keras")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras"]
     with pytest.raises(StateError, match=r"history\.parquet"):
-        job.history()  # which this driver does not write
+        job.history()  # This driver writes no such file.
     job.remove()
     with pytest.raises(NotThereError):
         job.refresh()
 
 
-def test_a_predict_job_is_sent_and_waited_for(
+def test_a_predict_job_is_submitted_and_awaited(
     working: None, service: JobService, send: Callable[..., RemoteJob], model: keras.Model, tmp_path: Path
 ) -> None:
     trained = send().wait(patience(60), progress=False)
@@ -112,7 +112,7 @@ def test_a_predict_job_is_sent_and_waited_for(
     assert caught.value.field == "job"
 
 
-def test_a_job_that_fails_is_an_error_that_says_why(working: None, send: Callable[..., RemoteJob]) -> None:
+def test_waiting_for_a_failed_job_raises_its_error(working: None, send: Callable[..., RemoteJob]) -> None:
     with pytest.raises(JobFailedError, match="failed: ShapeError: the rows must fit"):
         send("fail").wait(patience(60), progress=False)
 
@@ -127,14 +127,14 @@ def test_a_job_is_cancelled(working: None, send: Callable[..., RemoteJob]) -> No
         job.wait(patience(60), progress=False)
 
 
-def test_waiting_has_an_end(send: Callable[..., RemoteJob]) -> None:
+def test_waiting_has_a_deadline(send: Callable[..., RemoteJob]) -> None:
     job = send()
     with pytest.raises(DeadlineError, match="and continues"):
         job.wait(0.0, progress=False)
     job.cancel()
 
 
-def test_what_a_job_says_is_read_as_it_comes(service: JobService, send: Callable[..., RemoteJob]) -> None:
+def test_the_output_of_a_running_job_can_be_followed(service: JobService, send: Callable[..., RemoteJob]) -> None:
     job = send()
     path = service.files.of(job.id).progress
     for place in range(3):
@@ -146,7 +146,7 @@ def test_what_a_job_says_is_read_as_it_comes(service: JobService, send: Callable
     job.cancel()
 
 
-def test_jobs_are_listed_over_pages(service: JobService, model: keras.Model) -> None:
+def test_jobs_of_several_pages_are_listed(service: JobService, model: keras.Model) -> None:
     client = service.client("ben")
     sent = [client.submit(model, "agn", data=service.data("x")).id for _ in range(3)]
     listed = client.connection.call("GET", "/jobs", limit=2)
@@ -158,7 +158,7 @@ def test_jobs_are_listed_over_pages(service: JobService, model: keras.Model) -> 
         job.cancel()
 
 
-def test_a_refusal_comes_with_its_kind_and_field(send: Callable[..., RemoteJob], service: JobService) -> None:
+def test_the_error_of_a_refusal_has_its_kind_and_field(send: Callable[..., RemoteJob], service: JobService) -> None:
     with pytest.raises(DescriptionError) as caught:
         send(batch_size=0)
     assert caught.value.field == "options.batch_size"
@@ -179,7 +179,7 @@ def test_a_refusal_comes_with_its_kind_and_field(send: Callable[..., RemoteJob],
     ],
     ids=range(5),
 )
-def test_what_json_does_not_have_is_not_sent(
+def test_values_that_json_cannot_represent_are_refused(
     send: Callable[..., RemoteJob], options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(DescriptionError, match="JSON") as caught:
@@ -187,31 +187,31 @@ def test_what_json_does_not_have_is_not_sent(
     assert caught.value.field == field
 
 
-def test_an_administrator_lets_others_in(service: JobService) -> None:
+def test_an_administrator_adds_users(service: JobService) -> None:
     admin = service.client("admin")
     admin.add_user("zoe")
     assert list(Client(service.url, admin.new_token("laptop", days=1, user="zoe")).jobs()) == []
 
 
-# ---- where a token goes
+# ---- addresses that a token is sent to
 
 
 @pytest.mark.parametrize(
     "url", ["", "ftp://x", "127.0.0.1:80", "http://", "https://ann:pass@x", "http://gateway:8571", "http://127.0.0.1.x"]
 )
-def test_a_url_that_a_token_does_not_go_to(url: str) -> None:
+def test_a_token_is_not_sent_to_an_unsafe_url(url: str) -> None:
     with pytest.raises(ConfigurationError, match="url"):
         Client(url, "dk_x")
 
 
 @pytest.mark.parametrize("token", ["", "a b", "é", "a\r\nX: y"])
-def test_a_token_that_is_none(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_token_is_refused(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTKERAS_TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match="token"):
         Client("http://127.0.0.1", token)
 
 
-def test_a_token_comes_from_the_environment_and_shows_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_read_from_the_environment_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTKERAS_TOKEN", "dk_secret")
     client = Client("https://gateway:8443/")
     assert repr(client) == "JobClient('https://gateway:8443')"
@@ -220,7 +220,7 @@ def test_a_token_comes_from_the_environment_and_shows_nowhere(monkeypatch: pytes
 
 
 def test_a_client_follows_no_redirect() -> None:
-    """The address that it leads to would get the token."""
+    """A redirect would send the token to another address."""
     seen: list[str] = []
 
     class Redirects(http.server.BaseHTTPRequestHandler):
@@ -243,7 +243,7 @@ def test_a_client_follows_no_redirect() -> None:
     assert seen == ["/api/v1/jobs/x"]
 
 
-def test_a_server_that_is_not_there_or_says_nothing() -> None:
+def test_an_absent_or_silent_server_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(DeadlineError, match="has not answered for"):
@@ -257,7 +257,7 @@ def test_a_server_that_is_not_there_or_says_nothing() -> None:
 
 @pytest.fixture
 def run(service: JobService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs ``distkeras jobs`` as ann."""
+    """Run ``distkeras jobs`` as ann."""
     (tmp_path / "token").write_text(service.tokens["ann"] + "\n")
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -267,7 +267,7 @@ def run(service: JobService, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     return call
 
 
-def test_a_job_from_the_command_line(
+def test_the_command_line_manages_a_job(
     run: Callable[..., tuple[int, str, str]], service: JobService, model: keras.Model, tmp_path: Path
 ) -> None:
     model.save(tmp_path / "model.keras")
@@ -315,7 +315,7 @@ def test_a_job_from_the_command_line(
     assert (status, err) == (2, f"distkeras: NotThereError: there is no job {job}, or it belongs to another user\n")
 
 
-def test_a_predict_job_from_the_command_line(
+def test_the_command_line_manages_a_predict_job(
     run: Callable[..., tuple[int, str, str]], service: JobService, model: keras.Model, tmp_path: Path
 ) -> None:
     model.save(tmp_path / "model.keras")
@@ -323,21 +323,21 @@ def test_a_predict_job_from_the_command_line(
     flags = "--features a b --predictions p --batch-size 3 --batch-bytes 99 --vectors"
     status, out, err = run("predict", "--model", str(tmp_path / "model.keras"), *where, *flags.split())
     assert (status, err) == (0, "")
-    told = service.client("ann").job(out.strip())
+    job = service.client("ann").job(out.strip())
     options = {"features_col": ["a", "b"], "output_col": ["p"], "batch_size": 3, "batch_bytes": 99}
-    assert told.record["description"]["options"] == options | {"output_type": "vector"}
-    assert run("predict", "--job", told.id, *where)[0] == 2  # which has no model
-    append(service.files.of(told.id).progress, {"kind": "tasks", "done": 3, "of": 8})
-    append(service.files.of(told.id).progress, {"kind": "predicted", "rows": 40})
-    told.cancel()
-    lines = run("watch", told.id)[1].splitlines()
+    assert job.record["description"]["options"] == options | {"output_type": "vector"}
+    assert run("predict", "--job", job.id, *where)[0] == 2  # A predict job has no model.
+    append(service.files.of(job.id).progress, {"kind": "tasks", "done": 3, "of": 8})
+    append(service.files.of(job.id).progress, {"kind": "predicted", "rows": 40})
+    job.cancel()
+    lines = run("watch", job.id)[1].splitlines()
     assert (lines[1][10:], lines[2][10:]) == ("task 3 of 8", "40 rows")
 
 
-def test_what_a_job_says_is_shown_in_lines(
+def test_the_output_of_a_job_is_shown_in_lines(
     run: Callable[..., tuple[int, str, str]], service: JobService, send: Callable[..., RemoteJob]
 ) -> None:
-    """A terminal is sent no signs that it would obey."""
+    """A terminal receives no control characters."""
     job = send()
     path = service.files.of(job.id).progress
     news = {"epochs": 0.5, "samples": 320, "loss": 0.25, "joined": 3, "finished": 1}
@@ -351,14 +351,14 @@ def test_what_a_job_says_is_shown_in_lines(
     assert lines[2].endswith("takeover: worker ?[2J 3")
 
 
-def test_a_token_from_the_command_line(run: Callable[..., tuple[int, str, str]], service: JobService) -> None:
+def test_the_command_line_creates_a_token(run: Callable[..., tuple[int, str, str]], service: JobService) -> None:
     token = run("token", "--note", "laptop", "--days", "2")[1].strip()
     assert service.call("GET", "/me", token).json["name"] == "ann"
     assert run("token", "--user", "ben")[0] == 2
     assert run("user", "eve")[0] == 2
 
 
-def test_accounts_from_the_command_line(
+def test_the_command_line_manages_accounts(
     run: Callable[..., tuple[int, str, str]], service: JobService, tmp_path: Path
 ) -> None:
     token = run("token", "--note", "travels", "--days", "2")[1].strip()
@@ -366,7 +366,7 @@ def test_accounts_from_the_command_line(
     (line,) = [line for line in out.splitlines() if line.endswith("travels")]
     assert status == 0
     assert "  until 20" in line
-    assert run("users")[0] == run("audit")[0] == 2  # these are for administrators
+    assert run("users")[0] == run("audit")[0] == 2  # These commands require an administrator.
     assert run("revoke", line.split()[0])[0] == 0
     assert service.call("GET", "/me", token).status == 401
     (tmp_path / "token").write_text(service.tokens["admin"])
@@ -377,9 +377,7 @@ def test_accounts_from_the_command_line(
     assert [re.split("  +", line)[3:] for line in lines] == [["remove user", "eve"], ["add user", "eve, user"]]
 
 
-def test_a_misspelled_loss_or_metric_is_an_error_before_anything_is_sent(
-    service: JobService, model: keras.Model
-) -> None:
+def test_a_misspelled_loss_or_metric_is_an_error_before_submission(service: JobService, model: keras.Model) -> None:
     client = service.client("ann")
     for options in ({"loss": "mean_squared_eror"}, {"metrics": ["accuracy", "acuracy"]}):
         with pytest.raises(DescriptionError, match="must be one that Keras knows") as caught:
@@ -389,7 +387,7 @@ def test_a_misspelled_loss_or_metric_is_an_error_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_proxy_without_its_server_is_a_server_that_is_away(status: int) -> None:
+def test_a_proxy_without_its_server_is_reported_as_an_absent_server(status: int) -> None:
     class Proxy(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(status)
@@ -406,7 +404,7 @@ def test_a_proxy_without_its_server_is_a_server_that_is_away(status: int) -> Non
 
 
 @pytest.mark.parametrize("flags", [["--host", "x"], ["--optimizer-set", "learning_rate=1"], ["--progress"]])
-def test_flags_that_a_job_on_a_server_has_not(
+def test_flags_that_a_server_does_not_support_are_refused(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, flags: list[str]
 ) -> None:
     status, out, err = run("submit", "--model", "x", "--data", "x", "--rule", "agn", *flags)
@@ -436,21 +434,21 @@ def blocks(language: str, page: str = "jobs.md") -> list[str]:
 
 def test_the_guides_program_runs(working: None, service: JobService, model: keras.Model) -> None:
     program = "\n".join(blocks("py"))
-    for told, real in (
+    for text, replacement in (
         ("http://127.0.0.1:8571", service.url),
         ("/data/scored/ann", service.output("ann")),
         ("/data/train.parquet", service.data("train.parquet")),
         ("/data/test.parquet", service.data("test.parquet")),
     ):
-        assert told in program
-        program = program.replace(told, real)
+        assert text in program
+        program = program.replace(text, replacement)
     names: dict[str, Any] = {"model": model, "token": service.tokens["ann"]}
     exec(program, names)
     assert names["trained"].count_params() == model.count_params()
     assert names["scored"].state is JobState.DONE
 
 
-def test_the_guides_commands_are_there() -> None:
+def test_the_guides_commands_exist() -> None:
     found = [*blocks("bash"), *blocks("bash", "gateway.md")]
     text = "\n".join(found).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.startswith("distkeras ")]

@@ -1,4 +1,4 @@
-"""What a shell completes, asked of the shells themselves."""
+"""Tests of the completion in shells, run by the shells themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.patience import patience
 from distkeras.commands.main import main
 from distkeras.ps.errors import ConfigurationError
 
-#: Completes the words given after it, as bash does after a Tab.
+#: A program that completes the words of its arguments as bash does after the Tab key.
 ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}; '
 ASK += '_shtab_distkeras; printf "%s\\n" "${COMPREPLY[@]}"'
 
@@ -45,7 +45,7 @@ def test_bash_completes_commands_flags_and_files(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh is installed")
-def test_zsh_takes_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_accepts_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("zsh", tmp_path, capsys).rename(tmp_path / "_distkeras")
     ask = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump; "
     ask += "print $_comps[distkeras]; autoload +X _distkeras"
@@ -53,10 +53,10 @@ def test_zsh_takes_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "_distkeras\n")
 
 
-def test_without_the_library_its_name_is_printed(
+def test_without_the_library_the_error_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert ConfigurationError.__name__ in (told := capsys.readouterr().err)
-    assert "distkeras[completion]" in told
+    assert ConfigurationError.__name__ in (message := capsys.readouterr().err)
+    assert "distkeras[completion]" in message

@@ -34,19 +34,19 @@ def refused(**changes: Any) -> DescriptionError:
     return caught.value
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_a_valid_json_schema() -> None:
     for kind in (JobDescription, PredictionDescription):
         jsonschema.Draft202012Validator.check_schema(kind.model_json_schema())
 
 
-def test_every_keyword_of_the_trainer_is_in_the_schema_or_left_out() -> None:
+def test_every_keyword_of_the_trainer_is_in_the_schema_or_excluded() -> None:
     options = set(TrainerOptions.model_fields)
     assert options == set(options_of(Trainer)) - LEFT_OUT
     assert set(options_of(Trainer)) >= LEFT_OUT
 
 
 @pytest.mark.parametrize("name", all_rules())
-def test_every_rule_goes_with_its_defaults(name: str) -> None:
+def test_every_rule_is_valid_with_its_defaults(name: str) -> None:
     kind = all_rules()[name]
     config = kind().config()
     options = {"learning_rate": 0.1} if kind().traits.gradient else {}
@@ -55,7 +55,7 @@ def test_every_rule_goes_with_its_defaults(name: str) -> None:
     assert JobDescription.from_json({"rule": name, "data": "x"}).made_rule() == kind()
 
 
-def test_a_description_comes_back() -> None:
+def test_a_description_survives_a_round_trip() -> None:
     options = {
         "batch_size": 64,
         "features_col": ["a", "b"],
@@ -119,7 +119,7 @@ def test_a_description_comes_back() -> None:
         ({"code": "import os"}, "code"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
+def test_the_refusal_of_an_invalid_value_names_its_field(changes: dict[str, Any], field: str) -> None:
     error = refused(**changes)
     assert error.field == field
     assert "Received: " in error.message
@@ -132,7 +132,7 @@ def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], 3, "x", {}, {"rule": "agn"}, {"data": "x"}])
-def test_what_is_no_description_is_refused(value: Any) -> None:
+def test_a_malformed_description_is_refused(value: Any) -> None:
     with pytest.raises(DescriptionError):
         JobDescription.from_json(value)
 
@@ -153,12 +153,12 @@ def test_what_is_no_description_is_refused(value: Any) -> None:
     ],
     ids=range(10),
 )
-def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+def test_malformed_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(DescriptionError, match="JSON"):
         json_of(text)
 
 
-# ---- what a schedule, or a predict job, may be
+# ---- schedules and predict jobs
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -182,30 +182,30 @@ def test_every_schedule_is_a_learning_rate(name: str) -> None:
     ],
     ids=range(4),
 )
-def test_a_schedule_that_is_none_is_refused(rate: dict[str, Any], field: str, text: str) -> None:
-    """The error is that of the schedule that was named, not of each one that it could have been."""
+def test_an_invalid_schedule_is_refused(rate: dict[str, Any], field: str, text: str) -> None:
+    """The error is that of the schedule that was named, not of every schedule that it might have been."""
     error = refused(rule="asgd", options={"learning_rate": rate})
     assert error.field == f"options.{field}"
     assert text in error.message
 
 
-def test_an_optimizer_has_few_arguments() -> None:
+def test_an_optimizer_with_many_arguments_is_refused() -> None:
     config: dict[str, Any] = {f"k{number}": [] for number in range(30_000)}
     error = refused(options={"worker_optimizer": {"class_name": "sgd", "config": config}})
     assert (error.field, "at most 100 items" in error.message) == ("options.worker_optimizer.config", True)
 
 
-def test_a_time_budget_is_above_zero() -> None:
+def test_a_time_budget_must_be_positive() -> None:
     assert JobDescription.from_json(LEAST | {"time_budget": 0.5}).time_budget == 0.5
     assert refused(time_budget=0).field == "time_budget"
 
 
-def test_every_keyword_of_the_predictor_is_in_the_schema_or_left_out() -> None:
+def test_every_keyword_of_the_predictor_is_in_the_schema_or_excluded() -> None:
     options = set(PredictorOptions.model_fields)
     assert options == set(inspect.signature(ModelPredictor).parameters) - PREDICTOR_LEFT_OUT
 
 
-def test_a_predict_job_comes_back() -> None:
+def test_a_predict_job_survives_a_round_trip() -> None:
     options = {"features_col": ["a", "b"], "output_col": "p", "batch_size": 7, "output_type": "vector"}
     given: dict[str, Any] = {"data": "/a", "output": "/b", "job": "a" * 32, "options": options, "name": "mine"}
     given |= {"tags": ["a"], "webhook": None}
@@ -226,7 +226,7 @@ def test_a_predict_job_comes_back() -> None:
         ({"rule": "agn"}, "rule"),
     ],
 )
-def test_a_predict_job_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:
+def test_an_invalid_predict_job_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(DescriptionError) as caught:
         PredictionDescription.from_json({"data": "/a", "output": "/b"} | changes)
     assert caught.value.field == field

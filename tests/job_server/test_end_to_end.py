@@ -1,4 +1,4 @@
-"""The whole of it once: a server in a process of its own, its client, a driver, and Spark."""
+"""Tests of the whole job server: a server in its own process, its client, a driver, and Spark."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from distkeras.job_server.store.jobs import JobStore, StoredJob
 from distkeras.job_server.store.tables import open_database
 
 SPARSE = "sparse_categorical_crossentropy"
-#: The states of a job whose driver has not begun to train.
+#: The states of a job whose driver has not started to train.
 BEFORE = (JobState.QUEUED, JobState.STARTING)
-#: Epochs of a job that is not over before a test has looked at it.
+#: Epochs of a job that still runs when a test observes it.
 EPOCHS = 400
 
 
@@ -51,7 +51,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def submit(server: Server, epochs: int, name: str = "") -> RemoteJob:
-    """A job on two clouds of points, about nearly all of which its model is wrong."""
+    """Submit a job on two clouds of points; its initial model misclassifies nearly all of them."""
     points, labels = blobs()
     data = server.folder / "train.parquet"
     if not data.exists():
@@ -77,8 +77,10 @@ def commits(job: RemoteJob) -> int:
     return max((row["clock"] for row in job.metrics() if row["kind"] == "status"), default=0)
 
 
-def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server dies while the job runs; the next one goes on with it; the model has learned."""
+def test_a_job_survives_the_death_of_its_server(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server dies while the job runs and the next server continues it; the fetched model predicts well."""
     points, labels = blobs()
     assert accuracy(wrong_model(), points, labels) < 0.5
     assert (tmp_path / "server" / "admin.token").stat().st_mode & 0o077 == 0
@@ -87,7 +89,8 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
         with pytest.raises(DescriptionError, match="own folder"):
             Client(server.url, server.token).submit(wrong_model(), "downpour", data=str(place), loss=SPARSE)
     job = submit(server, 4)
-    addresses: set[str] = set()  # of the whole time before it trains: it may be over by the time that the state is read
+    # The addresses of the whole time before training, which may be over when the state is read.
+    addresses: set[str] = set()
     until(lambda: addresses.update(listening(server, job)) or job.refresh().state not in BEFORE)
     assert addresses | listening(server, job) == {"127.0.0.1"}
     server.stop(signal.SIGKILL)
@@ -113,8 +116,10 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> None:
-    """The first job goes on from its checkpoint in a new driver; of the second one nothing is left, nor of its JVM."""
+def test_a_killed_driver_has_a_successor_and_a_cancelled_job_leaves_no_process(server: Server) -> None:
+    """The first job continues from its checkpoint in a new driver; of the second one no process is left, not even its
+    JVM.
+    """
     job = submit(server, 40)
     until(lambda: commits(job) > 10)
     before = driver_of(server, job)
@@ -124,7 +129,7 @@ def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> 
     assert "continues at clock" in job.log()
     assert before.session() == []
     history = job.history()
-    assert history["samples"].sum() == 40 * 256  # each row of each epoch counts once, over both
+    assert history["samples"].sum() == 40 * 256  # Each row of each epoch counts once, over both drivers.
     job = submit(server, 100_000)
     until(lambda: commits(job) > 10)
     driver = driver_of(server, job)
@@ -144,7 +149,7 @@ def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> 
 
 @dataclass
 class Cluster:
-    """A cluster of Spark's own, and a job server that sends its jobs there; executors are no children of its."""
+    """A Spark cluster and a job server that uses it; the executors are not children of the server."""
 
     server: Server
     worker: psutil.Process
@@ -174,36 +179,34 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 @pytest.fixture
 def page(cluster: Cluster) -> Iterator[Any]:
-    """The job server's page in a browser, signed in."""
+    """Return the job server's page in a browser, signed in."""
     with chromium() as browser:
         page = browser.new_page()
         page.set_default_timeout(1000 * patience(60))
-        troubles: list[str] = []
-        page.on("pageerror", lambda error: troubles.append(str(error)))
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(f"{cluster.server.url}/dashboard")
         page.get_by_label("Your token").fill(cluster.server.token)
         page.keyboard.press("Enter")
         page.get_by_text("No jobs yet").wait_for()
         yield page
-        assert troubles == []
+        assert problems == []
 
 
 def shown(page: Any, name: str) -> Any:
-    """Have the page show a job, and return what it shows of it."""
+    """Have the page show a job; return the job's element."""
     page.get_by_role("checkbox", name=f"show {name}").check()
     return page.locator("article", has=page.get_by_role("heading", name=name))
 
 
 @pytest.mark.slow
-def test_a_page_shows_an_executors_death_and_a_jobs_end_and_a_model_predicts(
-    cluster: Cluster, page: Any, tmp_path: Path
-) -> None:
+def test_the_page_shows_an_executors_death_and_the_jobs_end(cluster: Cluster, page: Any, tmp_path: Path) -> None:
     server, (_, labels) = cluster.server, blobs()
     job = submit(server, EPOCHS, "first")
     first = shown(page, "first")
     first.locator(".state[data-state=training]").wait_for()
     seen: set[int] = set()
-    until(lambda: seen.add(ink(page)) or len(seen) > 3)  # the curves move
+    until(lambda: seen.add(ink(page)) or len(seen) > 3)  # The curves are updated.
     assert "takeover" not in first.locator("table.events tbody").inner_text()
     driver = driver_of(server, job)
     until(lambda: len(cluster.executors()) == 2)
@@ -212,8 +215,9 @@ def test_a_page_shows_an_executors_death_and_a_jobs_end_and_a_model_predicts(
     first.get_by_text("center, evaluated").wait_for()
     page.locator("[role=status]", has_text="takeover").first.wait_for(state="attached")
     assert int(first.locator(".tiles div", has_text="Retries").locator(".value").inner_text()) >= 1
-    page.screenshot(path=tmp_path / "takeover.png", full_page=True)  # for those who look at what the tests have left
-    assert driver_of(server, job) == driver  # whom the loss of an executor does not concern
+    # The picture is kept for a person who inspects the results.
+    page.screenshot(path=tmp_path / "takeover.png", full_page=True)
+    assert driver_of(server, job) == driver  # The loss of an executor does not affect the other job.
     job.wait(patience(240), progress=False)
     first.locator(".state[data-state=done]").wait_for()
     assert job.history()["samples"].sum() == EPOCHS * len(labels)
@@ -239,7 +243,7 @@ def test_a_page_shows_an_executors_death_and_a_jobs_end_and_a_model_predicts(
 
 
 def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) -> None:
-    """A predict job with an earlier job's model writes what that one says, and never over what is there."""
+    """Check that a predict job with an earlier job's model writes the model's predictions and never overwrites data."""
     client = Client(server.url, server.token)
     where = {"data": str(server.folder / "train.parquet"), "output": output}
     scored = client.predict(job, name="third", **where).wait(patience(240), progress=False)
@@ -254,7 +258,7 @@ def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) 
 
 
 def listening(server: Server, job: RemoteJob) -> set[str]:
-    """The addresses at which processes of a job listen."""
+    """Return the addresses at which processes of a job listen."""
     found = set()
     driver = stored(server, job).driver
     for pid in [] if driver is None else present(ProcessId.parse(driver)).session():
@@ -265,7 +269,7 @@ def listening(server: Server, job: RemoteJob) -> set[str]:
 
 
 def stored(server: Server, job: RemoteJob) -> StoredJob:
-    """As the database has it."""
+    """Return the job as the database has it."""
     engine = open_database(f"sqlite:///{server.folder / 'server' / 'jobs.sqlite'}")
     found = JobStore(engine).get(Account(0, "test", ADMIN), job.id)
     engine.dispose()

@@ -83,8 +83,8 @@ def check(data: bytes, folder: Path) -> None:
     require_archive(path)
 
 
-def test_a_model_that_would_be_larger_than_its_file_is_never_built(good: bytes, tmp_path: Path) -> None:
-    """Of 10^14 numbers, which no machine has room for."""
+def test_a_model_that_is_larger_than_its_file_is_never_built(good: bytes, tmp_path: Path) -> None:
+    """The model has 10^14 numbers, which fit into no machine's memory."""
     parts = members(good)
     text = parts["config.json"].decode().replace('"units": 2,', '"units": 10000000,').replace("[4]", "[10000000]")
     text = text.replace("[null, 4]", "[null, 10000000]")
@@ -95,7 +95,7 @@ def test_a_model_that_would_be_larger_than_its_file_is_never_built(good: bytes, 
         DescriptionError, match=r"the weights of its model, 1000000\d{8} numbers. Received: one with \d+"
     ):
         require_size(large)
-    require_size(good)  # and nothing of it is left
+    require_size(good)  # The refused model leaves no state that affects the next one.
 
 
 def refused(data: bytes, folder: Path) -> str:
@@ -107,7 +107,7 @@ def refused(data: bytes, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("build", [dense, functional, words, mixed, lazy])
-def test_what_keras_saves_passes(build: Callable[[], keras.Model], tmp_path: Path) -> None:
+def test_models_that_keras_saved_are_accepted(build: Callable[[], keras.Model], tmp_path: Path) -> None:
     data = archive.to_bytes(build())
     check(data, tmp_path)
     require_weights(data)
@@ -118,30 +118,30 @@ def test_what_keras_saves_passes(build: Callable[[], keras.Model], tmp_path: Pat
     "name",
     ["../x", "/etc/x", "assets/../../x", "assets\\x", "extra.py", "C:x", "assets/a\nb", "model.weights.h5.py"],
 )
-def test_a_member_that_keras_does_not_write(good: bytes, tmp_path: Path, name: str) -> None:
+def test_a_member_that_keras_does_not_write_is_refused(good: bytes, tmp_path: Path, name: str) -> None:
     assert "Keras' files" in refused(packed(members(good) | {name: b""}), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "metadata.json", "model.weights.h5"])
-def test_a_member_that_is_missing(good: bytes, tmp_path: Path, name: str) -> None:
+def test_an_archive_with_a_missing_member_is_refused(good: bytes, tmp_path: Path, name: str) -> None:
     parts = members(good)
     del parts[name]
     assert name in refused(packed(parts), tmp_path)
 
 
-def test_an_archive_that_unpacks_to_much_more(good: bytes, tmp_path: Path) -> None:
+def test_an_archive_that_expands_too_much_is_refused(good: bytes, tmp_path: Path) -> None:
     parts = members(good) | {"assets/zeros": bytes(40 << 20)}
     assert "unpacks" in refused(packed(parts, zipfile.ZIP_DEFLATED), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "metadata.json"])
-def test_a_text_that_unpacks_to_much_is_not_read(good: bytes, tmp_path: Path, name: str) -> None:
+def test_a_text_that_expands_too_much_is_not_read(good: bytes, tmp_path: Path, name: str) -> None:
     parts = members(good) | {name: b" " * (CONFIG_MAX + 1), "assets/noise": random.Random(0).randbytes(1 << 20)}
     assert "unpacks" in refused(packed(parts, zipfile.ZIP_DEFLATED), tmp_path)
 
 
-def test_a_long_list_of_members_is_not_read(good: bytes, tmp_path: Path) -> None:
-    """A member that says nothing takes some fifty bytes of the file, and ten times that of memory."""
+def test_a_long_list_of_members_is_refused_unread(good: bytes, tmp_path: Path) -> None:
+    """An empty member takes about fifty bytes of the file and ten times as much memory."""
     many = {f"assets/{place}": b"" for place in range(30_000)}
     assert "too long" in refused(packed(members(good) | many), tmp_path)
 
@@ -159,7 +159,7 @@ def test_a_long_list_of_members_is_not_read(good: bytes, tmp_path: Path) -> None
     ],
 )
 @pytest.mark.parametrize("as_function", [True, False])
-def test_a_function_that_loads_or_fetches(
+def test_a_function_that_loads_code_or_files_is_refused(
     good: bytes, tmp_path: Path, module: str, name: str, as_function: bool
 ) -> None:
     part: dict[str, Any] = {"module": module, "class_name": name, "config": {}, "registered_name": None}
@@ -171,7 +171,7 @@ def test_a_function_that_loads_or_fetches(
     assert "Keras' classes" in refused(packed(parts | {"config.json": json.dumps(config).encode()}), tmp_path)
 
 
-def test_too_many_members_and_one_that_comes_twice(good: bytes, tmp_path: Path) -> None:
+def test_too_many_members_and_a_duplicate_member_are_refused(good: bytes, tmp_path: Path) -> None:
     many = {f"assets/{place}": b"" for place in range(MEMBERS_MAX)}
     assert "at most" in refused(packed(members(good) | many), tmp_path)
     out = io.BytesIO(good)
@@ -180,7 +180,7 @@ def test_too_many_members_and_one_that_comes_twice(good: bytes, tmp_path: Path) 
     assert "each once" in refused(out.getvalue(), tmp_path)
 
 
-def test_a_link_within_the_archive(good: bytes, tmp_path: Path) -> None:
+def test_a_link_within_the_archive_is_refused(good: bytes, tmp_path: Path) -> None:
     out = io.BytesIO(good)
     link = zipfile.ZipInfo("assets/link")
     link.external_attr = 0o120777 << 16
@@ -220,7 +220,7 @@ def function(name: str, module: str = "builtins") -> dict[str, Any]:
     ],
     ids=range(21),
 )
-def test_a_configuration_that_is_more_than_a_model(good: bytes, tmp_path: Path, part: dict[str, Any]) -> None:
+def test_a_configuration_with_more_than_a_model_is_refused(good: bytes, tmp_path: Path, part: dict[str, Any]) -> None:
     parts = members(good)
     config = json.loads(parts["config.json"])
     config["config"]["layers"][1]["config"]["activation"] = {"deep": [part]}
@@ -230,7 +230,7 @@ def test_a_configuration_that_is_more_than_a_model(good: bytes, tmp_path: Path, 
 @pytest.mark.parametrize(
     "config", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 300 + b"1" + b"}" * 300]
 )
-def test_a_configuration_that_is_none(good: bytes, tmp_path: Path, config: bytes) -> None:
+def test_a_malformed_configuration_is_refused(good: bytes, tmp_path: Path, config: bytes) -> None:
     refused(packed(members(good) | {"config.json": config}), tmp_path)
 
 
@@ -244,7 +244,7 @@ def whole() -> bytes:
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
     cut=st.integers(0, 99),
 )
-def test_a_damaged_archive_passes_or_is_refused(tmp_path: Path, changes: list[tuple[int, int]], cut: int) -> None:
+def test_a_damaged_archive_is_accepted_or_refused(tmp_path: Path, changes: list[tuple[int, int]], cut: int) -> None:
     data = bytearray(whole())
     for place, value in changes:
         data[place % len(data)] = value
@@ -287,16 +287,18 @@ def in_circles(file: h5py.File) -> None:
     ],
     ids=["external link", "soft link", "external array", "virtual array", "empty array", "compressed array"],
 )
-def test_weights_that_lie_elsewhere_or_grow(good: bytes, spoil: Callable[[h5py.File], None]) -> None:
+def test_weights_that_are_external_or_expand_too_much_are_refused(
+    good: bytes, spoil: Callable[[h5py.File], None]
+) -> None:
     with pytest.raises(DescriptionError) as caught:
         require_weights(with_weights(good, spoil))
     assert caught.value.field == "model"
 
 
-def test_links_in_circles_end(good: bytes) -> None:
+def test_the_check_of_cyclic_links_ends(good: bytes) -> None:
     require_weights(with_weights(good, in_circles))
 
 
-def test_weights_that_are_none(good: bytes) -> None:
+def test_malformed_weights_are_refused(good: bytes) -> None:
     with pytest.raises(DescriptionError, match="with weights"):
         require_weights(packed(members(good) | {"model.weights.h5": b"nothing"}))

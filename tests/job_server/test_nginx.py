@@ -1,4 +1,4 @@
-"""The guide's reverse proxy, for real: nginx with TLS in front of the server."""
+"""Tests of the guide's reverse proxy: nginx with TLS in front of the server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ http {{
 
 
 def make_certificate(folder: Path) -> Path:
-    """Make a certificate of 127.0.0.1, signed by itself, and its key in the same folder."""
+    """Make a self-signed certificate for 127.0.0.1, with its key in the same folder."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gateway")])
     now = datetime.datetime.now(datetime.UTC)
@@ -71,15 +71,19 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobService]:
 
 @pytest.fixture(scope="module")
 def gateway(service: JobService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    """The port that nginx listens at, by the guide's own lines, and its certificate."""
+    """Start nginx with the guide's configuration; return its port and its certificate."""
     folder = tmp_path_factory.mktemp("nginx")
     certificate = make_certificate(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (lines,) = re.findall(r"^```nginx\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    for told, real in (("8443", str(port)), ("/etc/ssl", str(folder)), ("127.0.0.1:8571", f"127.0.0.1:{service.port}")):
-        assert told in lines
-        lines = lines.replace(told, real)
+    for headers, real in (
+        ("8443", str(port)),
+        ("/etc/ssl", str(folder)),
+        ("127.0.0.1:8571", f"127.0.0.1:{service.port}"),
+    ):
+        assert headers in lines
+        lines = lines.replace(headers, real)
     (folder / "nginx.conf").write_text(REST.format(folder=folder, server=lines))
     server = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "log")])
 
@@ -106,7 +110,7 @@ def ask(gateway: tuple[int, Path], path: str, headers: dict[str, str]) -> http.c
     return connection.getresponse()
 
 
-def test_a_job_goes_through_and_comes_back(
+def test_a_job_passes_through_the_proxy(
     service: JobService, gateway: tuple[int, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import keras
@@ -121,7 +125,7 @@ def test_a_job_goes_through_and_comes_back(
     assert archive.from_bytes((tmp_path / "model.keras").read_bytes()).count_params() == model.count_params()
 
 
-def test_a_certificate_of_no_known_authority_is_refused(
+def test_a_certificate_of_an_unknown_authority_is_refused(
     service: JobService, gateway: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
@@ -129,10 +133,10 @@ def test_a_certificate_of_no_known_authority_is_refused(
         Client(f"https://127.0.0.1:{gateway[0]}", service.tokens["ann"]).job("x")
 
 
-def test_the_server_knows_who_calls_and_over_what(service: JobService, gateway: tuple[int, Path]) -> None:
-    """What a caller says of their own address does not pass."""
-    told = {"Authorization": "Bearer dk_nothing", "X-Forwarded-For": "6.6.6.6", "X-Forwarded-Proto": "http"}
-    answer = ask(gateway, "/api/v1/me", told)
+def test_the_server_receives_the_clients_address_and_scheme(service: JobService, gateway: tuple[int, Path]) -> None:
+    """The address that a client claims in its own headers is ignored."""
+    headers = {"Authorization": "Bearer dk_nothing", "X-Forwarded-For": "6.6.6.6", "X-Forwarded-Proto": "http"}
+    answer = ask(gateway, "/api/v1/me", headers)
     assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert answer.headers["Strict-Transport-Security"]
     entry: Any = service.call("GET", "/audit?limit=1", "admin").json["entries"][0]
@@ -149,10 +153,10 @@ def test_a_strangers_large_body_is_refused_at_its_header(gateway: tuple[int, Pat
         assert b" 401 " in sock.recv(4096).partition(b"\r\n")[0]
 
 
-def test_a_body_that_is_too_large_is_an_error_with_a_name(
+def test_a_body_that_is_too_large_is_a_typed_error(
     service: JobService, gateway: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(gateway[1]))
     client = Client(f"https://127.0.0.1:{gateway[0]}", service.tokens["ann"])
-    with pytest.raises((QuotaError, ServerLostError)):  # the latter where it is cut off before it is read
+    with pytest.raises((QuotaError, ServerLostError)):  # The connection may be closed before the body is read.
         client.send("/jobs", {"rule": "agn", "data": service.data("x")}, bytes(4 << 20))

@@ -49,27 +49,27 @@ def test_data_below_a_root_is_allowed(tmp_path: Path, roots: list[str]) -> None:
         "http://bucket/x",
     ],
 )
-def test_data_elsewhere_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
+def test_data_outside_the_roots_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
     with pytest.raises(DescriptionError) as caught:
         require_allowed(place.format(tmp_path), roots)
     assert caught.value.field == "data"
 
 
-def test_a_link_does_not_lead_out(tmp_path: Path, roots: list[str]) -> None:
+def test_a_link_out_of_a_root_is_refused(tmp_path: Path, roots: list[str]) -> None:
     (tmp_path / "open" / "link").symlink_to(tmp_path / "closed")
     with pytest.raises(DescriptionError):
         require_allowed(str(tmp_path / "open" / "link" / "x"), roots)
 
 
-def test_without_a_root_nothing_is_allowed(tmp_path: Path) -> None:
+def test_without_a_root_no_data_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(DescriptionError, match="its operator has allowed none"):
         require_allowed(str(tmp_path), [])
 
 
-# ---- where predictions go
+# ---- outputs of predictions
 
 
-def test_a_user_writes_below_a_folder_of_their_own_name(tmp_path: Path, roots: list[str]) -> None:
+def test_a_user_may_write_below_a_folder_of_their_own_name(tmp_path: Path, roots: list[str]) -> None:
     root = f"file://{tmp_path}/open/ann"
     assert require_output(str(tmp_path / "open" / "ann" / "x"), roots, "ann") == f"{root}/x"
     assert require_output("hdfs://name/data/ann/x/y", roots, "ann") == "hdfs://name/data/ann/x/y"
@@ -80,13 +80,13 @@ def test_a_user_writes_below_a_folder_of_their_own_name(tmp_path: Path, roots: l
     "place",
     ["{}/open/x", "{}/open/ben/x", "{}/open/ann", "{}/open/ann/", "{}/open/ann/../ben/x", "{}/open/annabel/x", "{}/x"],
 )
-def test_no_output_is_written_elsewhere(tmp_path: Path, roots: list[str], place: str) -> None:
+def test_an_output_outside_the_users_folder_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
     with pytest.raises(DescriptionError) as caught:
         require_output(place.format(tmp_path), roots, "ann")
     assert caught.value.field == "output"
 
 
-def test_a_link_in_ones_own_folder_leads_to_no_other(tmp_path: Path, roots: list[str]) -> None:
+def test_a_link_out_of_the_users_folder_is_refused(tmp_path: Path, roots: list[str]) -> None:
     (tmp_path / "open" / "ann").mkdir()
     (tmp_path / "open" / "ben").mkdir()
     (tmp_path / "open" / "ann" / "link").symlink_to(tmp_path / "open" / "ben")
@@ -95,7 +95,7 @@ def test_a_link_in_ones_own_folder_leads_to_no_other(tmp_path: Path, roots: list
 
 
 @pytest.mark.parametrize("place", ["server", "server/files/x", "."])
-def test_the_servers_own_files_are_no_place_for_users(tmp_path: Path, place: str) -> None:
+def test_the_servers_own_files_are_refused(tmp_path: Path, place: str) -> None:
     found = require_allowed(str(tmp_path / place), [str(tmp_path)])
     with pytest.raises(DescriptionError, match="own folder"):
         require_elsewhere(found, tmp_path / "server" / "files", "data")
@@ -103,10 +103,10 @@ def test_the_servers_own_files_are_no_place_for_users(tmp_path: Path, place: str
     require_elsewhere(f"hdfs://{tmp_path}/server", tmp_path / "server", "data")
 
 
-# ---- when a driver comes to it
+# ---- checks by the driver
 
 
-def test_links_within_a_place_are_let_be(tmp_path: Path) -> None:
+def test_links_within_a_folder_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "rows" / "deep").mkdir(parents=True)
     (tmp_path / "rows" / "link").symlink_to("deep")
     require_no_links(f"file://{tmp_path}/rows")
@@ -115,8 +115,8 @@ def test_links_within_a_place_are_let_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["rows", "rows/deep/link", "rows/link.parquet"])
-def test_a_link_to_elsewhere_is_found_before_it_is_read(tmp_path: Path, link: str) -> None:
-    """A user who may write to a place cannot have a job read what only the server may read."""
+def test_a_link_out_of_a_folder_is_refused_before_it_is_read(tmp_path: Path, link: str) -> None:
+    """A user who may write to a folder cannot make a job read files that only the server may read."""
     (tmp_path / "closed").mkdir()
     if link != "rows":
         (tmp_path / "rows" / "deep").mkdir(parents=True)

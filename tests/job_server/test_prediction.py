@@ -1,4 +1,4 @@
-"""What the driver of a predict job does, on the Spark of the tests."""
+"""Tests of the driver of a predict job on the Spark session of the tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 def model() -> keras.Model:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
-    model.compile("adam", "mse")  # which predictions do not need
+    model.compile("adam", "mse")  # Predictions do not need the optimizer's state.
     return model
 
 
@@ -47,7 +47,9 @@ def scored(spark: SparkSession, folder: JobFolder) -> Any:
     return spark.read.parquet(str(folder.path.parent / "scored")).orderBy("label").toPandas()
 
 
-def test_rows_are_written_with_what_the_model_says(spark: SparkSession, folder: JobFolder, model: keras.Model) -> None:
+def test_rows_are_written_with_the_models_predictions(
+    spark: SparkSession, folder: JobFolder, model: keras.Model
+) -> None:
     assert run(spark, folder, output_col="p", batch_size=7) == {"rows": 40}
     found = scored(spark, folder)
     assert list(found.columns) == ["features", "label", "p"]
@@ -57,17 +59,17 @@ def test_rows_are_written_with_what_the_model_says(spark: SparkSession, folder: 
     assert (rows[-1]["kind"], rows[-1]["rows"]) == ("predicted", 40)
 
 
-def test_what_is_there_is_not_written_over(spark: SparkSession, folder: JobFolder) -> None:
+def test_existing_output_is_not_overwritten(spark: SparkSession, folder: JobFolder) -> None:
     there = folder.path.parent / "scored"
     there.mkdir()
     (there / "mine").write_text("mine")
-    for attempt in (1, 2):  # also by a later driver, where the first one had not begun to write
+    for attempt in (1, 2):  # The same holds for a later driver, if the first one had not started to write.
         with pytest.raises(ConfigurationError, match="must not exist yet"):
             run(spark, folder, attempt)
     assert [path.name for path in there.iterdir()] == ["mine"]
 
 
-def test_a_later_driver_begins_again_what_the_one_before_had_begun(spark: SparkSession, folder: JobFolder) -> None:
+def test_a_later_driver_replaces_the_partial_output_of_the_previous_one(spark: SparkSession, folder: JobFolder) -> None:
     run(spark, folder)
     there = folder.path.parent / "scored"
     (there / "_SUCCESS").unlink()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from distkeras.job_server.states import ACTIVE, FINAL, FOLLOWS, JobState, before
 
 
-def test_every_state_is_in_the_table_and_is_reached() -> None:
+def test_every_state_is_in_the_table_and_can_be_reached() -> None:
     assert set(FOLLOWS) == set(JobState)
     reached, pending = set(), [JobState.QUEUED]
     while pending:
@@ -14,14 +14,14 @@ def test_every_state_is_in_the_table_and_is_reached() -> None:
     assert reached == set(JobState)
 
 
-def test_from_every_state_an_end_is_near() -> None:
+def test_every_state_leads_to_a_final_state() -> None:
     assert {"done", "failed", "cancelled", "lost"} == FINAL
     for state in ACTIVE:
         assert FOLLOWS[state] >= FINAL
     assert JobState.CANCELLED in FOLLOWS[JobState.QUEUED]
 
 
-def test_before_is_the_table_read_backwards() -> None:
+def test_before_is_the_inverse_of_the_table() -> None:
     assert before(JobState.TRAINING) == {JobState.STARTING}
     assert before(JobState.QUEUED) == ACTIVE
     assert before(JobState.DONE) == ACTIVE

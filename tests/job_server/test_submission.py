@@ -1,4 +1,4 @@
-"""What a trainer sends, held against the trainer that a driver makes of it."""
+"""Tests that compare the trainer that a client submits with the trainer that the driver builds from it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def dense() -> keras.Model:
     return keras.Sequential([keras.Input((2,)), layers.Dense(3, activation="softmax")])
 
 
-def made(**options: Any) -> Trainer:
+def make_trainer(**options: Any) -> Trainer:
     return Trainer(
         dense(), options.pop("rule", "asgd"), **grouped({"loss": "sparse_categorical_crossentropy"} | options)
     )
 
 
-def arrived(service: JobService, trainer: Trainer, **more: Any) -> tuple[JobDescription, Trainer, bytes]:
-    """What the driver makes of what the trainer has sent."""
+def submit_and_rebuild(service: JobService, trainer: Trainer, **more: Any) -> tuple[JobDescription, Trainer, bytes]:
+    """Return the trainer that the driver builds from what the client's trainer has sent."""
     job = service.client("ann").submit(trainer, data=service.data("train"), **more)
     job.cancel()
     description = JobDescription.from_json(job.record["description"])
@@ -60,7 +60,7 @@ def same_settings(sent: Trainer, found: Trainer) -> None:
     assert found.rule == sent.rule
     assert found.worker_settings == sent.worker_settings
     assert found.server_settings == sent.server_settings
-    # Of the driver's own terminal.
+    # This option concerns only the driver's own terminal.
     assert found.settings == dataclasses.replace(sent.settings, progress=False, log_every=found.settings.log_every)
 
 
@@ -97,11 +97,11 @@ OPTIONS: dict[str, Any] = {
     "stall_after": None,
     "tables": "auto",
 }
-#: Of a rule that applies gradients at the server; and without `overlap`.
+#: These options need a rule that applies gradients at the server, and no `overlap`.
 APART = {"learning_rate", "relays"}
 
 
-def test_every_option_is_tried() -> None:
+def test_every_option_is_tested() -> None:
     assert OPTIONS.keys() == TrainerOptions.model_fields.keys()
 
 
@@ -109,20 +109,21 @@ def test_every_option_is_tried() -> None:
     ("rule", "names"), [("downpour", OPTIONS.keys() - APART), ("asgd", {"learning_rate"}), ("downpour", {"relays"})]
 )
 def test_every_option_arrives(service: JobService, rule: str, names: set[str]) -> None:
-    trainer = made(rule=rule, **{name: OPTIONS[name] for name in names})
-    description, found, _ = arrived(service, trainer)
+    trainer = make_trainer(rule=rule, **{name: OPTIONS[name] for name in names})
+    description, found, _ = submit_and_rebuild(service, trainer)
     same_settings(trainer, found)
-    default = made(rule=rule)
+    default = make_trainer(rule=rule)
     for name in names:
-        alone = made(rule=rule, **{name: OPTIONS[name]})
+        alone = make_trainer(rule=rule, **{name: OPTIONS[name]})
         parts = ("settings", "worker_settings", "server_settings")
         if any(getattr(alone, part) != getattr(default, part) for part in parts):
-            assert name in description.options.model_fields_set  # else it belongs to the compilation: see below
+            # Otherwise, it belongs to the compilation, which a test below covers.
+            assert name in description.options.model_fields_set
 
 
-def test_nothing_is_said_that_is_a_default(service: JobService) -> None:
-    trainer = made(rule="downpour", worker_optimizer="sgd")
-    description, found, _ = arrived(service, trainer)
+def test_default_values_are_not_sent(service: JobService) -> None:
+    trainer = make_trainer(rule="downpour", worker_optimizer="sgd")
+    description, found, _ = submit_and_rebuild(service, trainer)
     assert not description.options.model_fields_set
     assert found.rule == trainer.rule
 
@@ -131,13 +132,13 @@ def test_nothing_is_said_that_is_a_default(service: JobService) -> None:
     "rule", [rules.make("agn", window=7), rules.make("aeasgd", rho=0.3), rules.make("adag", form="4.7")]
 )
 def test_a_rule_arrives_with_its_hyper_parameters(service: JobService, rule: rules.Rule) -> None:
-    trainer = made(rule=rule)
-    _, found, _ = arrived(service, trainer)
+    trainer = make_trainer(rule=rule)
+    _, found, _ = submit_and_rebuild(service, trainer)
     assert found.rule == trainer.rule == rule
 
 
 def test_a_compilation_of_objects_arrives(service: JobService) -> None:
-    """It is what `train` would compile the model with for its workers, and not what the model itself has."""
+    """The trainer sends what `train` would compile the model with for its workers, not the model's own compilation."""
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100), momentum=0.9, clipnorm=1.0)
     given = {
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -148,7 +149,7 @@ def test_a_compilation_of_objects_arrives(service: JobService) -> None:
     model = dense()
     model.compile("adam", "mse")
     trainer = Trainer(model, "downpour", worker_optimizer=optimizer, **given)
-    _, _, data = arrived(service, trainer)
+    _, _, data = submit_and_rebuild(service, trainer)
     found = archive.from_bytes(data, compiled=True)
     np.testing.assert_array_equal(found.get_weights()[0], model.get_weights()[0])
     model.compile(optimizer, **given)
@@ -160,31 +161,31 @@ def test_the_state_of_an_optimizer_arrives(service: JobService) -> None:
     model = dense()
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(np.ones((8, 2)), np.zeros(8), verbose=0)
-    _, _, data = arrived(service, Trainer(model, "downpour"))
+    _, _, data = submit_and_rebuild(service, Trainer(model, "downpour"))
     found = archive.from_bytes(data, compiled=True)
     assert int(found.optimizer.iterations) == 1
     for one, other in zip(found.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_trainer_of_dist_keras_sends_what_its_setters_said(service: JobService) -> None:
+def test_a_trainer_of_dist_keras_sends_the_values_of_its_setters(service: JobService) -> None:
     trainer = DOWNPOUR(dense(), "adam", "mse", features_col="a", label_col="b", batch_size=9, num_workers=2)
     trainer.set_num_epoch(4)
-    description, found, _ = arrived(service, trainer)
+    description, found, _ = submit_and_rebuild(service, trainer)
     assert description.options.num_epoch == found.settings.num_epoch == 4
     same_settings(trainer, found)
 
 
 def test_name_checkpoints_and_a_time_budget_arrive(service: JobService) -> None:
-    description, _, _ = arrived(service, made(), name="mine", checkpoint_every=7, time_budget=30.0)
+    description, _, _ = submit_and_rebuild(service, make_trainer(), name="mine", checkpoint_every=7, time_budget=30.0)
     assert (description.name, description.checkpoint_every, description.time_budget) == ("mine", 7, 30.0)
 
 
-# ---- what cannot travel
+# ---- what cannot be sent
 
 
 class Own(keras.layers.Layer):
-    """A layer of the user's own, which a server does not know."""
+    """A layer of the user's own, which a server cannot load."""
 
     def call(self, inputs: Any) -> Any:
         return inputs
@@ -192,7 +193,7 @@ class Own(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("test_submission")
 class Registered(keras.losses.MeanSquaredError):
-    """A loss of the user's own: it is registered here, but not at a server."""
+    """A loss of the user's own, which is registered here but not at a server."""
 
 
 def own_loss(truth: Any, predicted: Any) -> Any:
@@ -205,7 +206,7 @@ def with_layer() -> Trainer:
 
 
 def with_rule() -> Trainer:
-    trainer = made(rule="agn")
+    trainer = make_trainer(rule="agn")
     trainer.rule = dataclasses.make_dataclass("OwnRule", [], bases=(type(trainer.rule),), frozen=True)()
     return trainer
 
@@ -215,17 +216,17 @@ def with_rule() -> Trainer:
     [
         (with_layer, "custom_objects", "Own"),
         (with_rule, "rule", "OwnRule"),
-        (lambda: made(loss=own_loss), "loss", "own_loss"),
-        (lambda: made(metrics=["mse", own_loss]), "metrics", "own_loss"),
-        (lambda: made(loss=Registered()), "custom_objects", "Registered"),
-        (lambda: made(decode=np.asarray), "decode", "decode"),
-        (lambda: made(host="10.0.0.1"), "host", "10.0.0.1"),
-        (lambda: made(port=4321), "port", "4321"),
-        (lambda: made(deadlines=Deadlines(lease=99.0)), "deadlines", "99"),
+        (lambda: make_trainer(loss=own_loss), "loss", "own_loss"),
+        (lambda: make_trainer(metrics=["mse", own_loss]), "metrics", "own_loss"),
+        (lambda: make_trainer(loss=Registered()), "custom_objects", "Registered"),
+        (lambda: make_trainer(decode=np.asarray), "decode", "decode"),
+        (lambda: make_trainer(host="10.0.0.1"), "host", "10.0.0.1"),
+        (lambda: make_trainer(port=4321), "port", "4321"),
+        (lambda: make_trainer(deadlines=Deadlines(lease=99.0)), "deadlines", "99"),
     ],
     ids=range(9),
 )
-def test_what_cannot_travel_is_refused_before_anything_is_sent(
+def test_values_that_cannot_be_sent_are_refused_before_submission(
     build: Callable[[], Trainer], field: str, named: str
 ) -> None:
     with pytest.raises(DescriptionError) as caught:
@@ -237,32 +238,32 @@ def test_what_cannot_travel_is_refused_before_anything_is_sent(
 @pytest.mark.parametrize("data", [pd.DataFrame({"label": [1]}), [1, 2], None])
 def test_rows_in_memory_are_refused(data: Any) -> None:
     with pytest.raises(DescriptionError, match="path or URI") as caught:
-        Client(NOWHERE, "dk_x").submit(made(), data=data)
+        Client(NOWHERE, "dk_x").submit(make_trainer(), data=data)
     assert caught.value.field == "data"
 
 
-def test_keras_own_functions_travel(service: JobService) -> None:
-    trainer = made(loss=keras.losses.mean_squared_error, metrics=[keras.metrics.mean_absolute_error])
-    _, _, data = arrived(service, trainer)
+def test_functions_of_keras_are_sent(service: JobService) -> None:
+    trainer = make_trainer(loss=keras.losses.mean_squared_error, metrics=[keras.metrics.mean_absolute_error])
+    _, _, data = submit_and_rebuild(service, trainer)
     assert archive.from_bytes(data, compiled=True).loss is keras.losses.mean_squared_error
 
 
-def test_a_url_or_token_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTKERAS_TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match="url"):
-        Client("ftp://x", "dk_x").submit(made(), data="/data")
+        Client("ftp://x", "dk_x").submit(make_trainer(), data="/data")
     with pytest.raises(ConfigurationError, match="token"):
-        Client(NOWHERE).submit(made(), data="/data")
+        Client(NOWHERE).submit(make_trainer(), data="/data")
 
 
 @pytest.mark.parametrize("more", [{"rule": "agn"}, {"hyper_parameters": {"window": 2}}, {"batch_size": 4}])
-def test_a_trainer_brings_its_own_rule_and_options(more: dict[str, Any]) -> None:
+def test_a_rule_or_options_beside_a_trainer_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(DescriptionError, match="the trainer's own"):
-        Client(NOWHERE, "dk_x").submit(made(), data="/data", **more)
+        Client(NOWHERE, "dk_x").submit(make_trainer(), data="/data", **more)
 
 
-def test_by_url_and_token(service: JobService, tmp_path: Path) -> None:
-    job = Client(service.url, service.tokens["ben"]).submit(made(), data=Path(service.data("train")))
+def test_a_trainer_is_submitted_by_url_and_token(service: JobService, tmp_path: Path) -> None:
+    job = Client(service.url, service.tokens["ben"]).submit(make_trainer(), data=Path(service.data("train")))
     assert job.record["user"] == "ben"
     assert json.loads(json.dumps(job.record["description"]))["data"] == service.data("train")
     job.cancel()

@@ -1,4 +1,4 @@
-"""The end of a job is posted where its user wants it and the operator allows it, and nowhere else."""
+"""Tests of webhooks: the end of a job is posted only to an address that its user named and the operator allows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkeras.keras_model import archive
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes posts, and answers with what it is given."""
+    """A server that records posts and answers with the statuses that it was given."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -104,7 +104,7 @@ def test_a_cancelled_job_is_posted_too(service: JobService, receiver: Receiver, 
     assert [body["state"] for _, _, body in receiver.posts] == ["cancelled"]
 
 
-def test_it_is_tried_five_times(service: JobService, receiver: Receiver, model: bytes) -> None:
+def test_a_failed_post_is_tried_five_times(service: JobService, receiver: Receiver, model: bytes) -> None:
     job = service.submit("ann", model, webhook=f"{receiver.url}/hooks").json["id"]
     service.call("POST", f"/jobs/{job}/cancel", "ann")
     clock = Clock()
@@ -115,14 +115,14 @@ def test_it_is_tried_five_times(service: JobService, receiver: Receiver, model: 
         count = len(receiver.posts)
         clock.now += pause - 1
         sender.send_due()
-        assert len(receiver.posts) == count, "not before its time"
+        assert len(receiver.posts) == count, "the retry is not due yet"
         clock.now += 1
     sender.send_due()
     assert len(receiver.posts) == 5
-    assert {path for path, _, _ in receiver.posts} == {"/hooks"}, "no redirect is followed"
+    assert {path for path, _, _ in receiver.posts} == {"/hooks"}, "redirects are not followed"
 
 
-def test_an_address_that_is_away_is_tried_again(service: JobService, receiver: Receiver, model: bytes) -> None:
+def test_an_unreachable_address_is_tried_again(service: JobService, receiver: Receiver, model: bytes) -> None:
     job = service.submit("ann", model, webhook=f"{receiver.url}/hooks").json["id"]
     service.call("POST", f"/jobs/{job}/cancel", "ann")
     with service.engine.begin() as connection:
@@ -130,7 +130,7 @@ def test_an_address_that_is_away_is_tried_again(service: JobService, receiver: R
     clock = Clock()
     sender = WebhookSender(JobStore(service.engine, clock))
     sender.send_due()
-    (waiting,) = service.store.due_webhooks()  # by today's clock
+    (waiting,) = service.store.due_webhooks()  # The store of the service uses the real clock.
     assert waiting.tries == 1
     with service.engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE distkeras_jobs SET webhook = '{receiver.url}/hooks'")
@@ -139,7 +139,7 @@ def test_an_address_that_is_away_is_tried_again(service: JobService, receiver: R
     assert len(receiver.posts) == 1
 
 
-def test_two_servers_post_once(service: JobService, receiver: Receiver, model: bytes) -> None:
+def test_two_servers_post_an_end_once(service: JobService, receiver: Receiver, model: bytes) -> None:
     job = service.submit("ann", model, webhook=f"{receiver.url}/hooks").json["id"]
     service.call("POST", f"/jobs/{job}/cancel", "ann")
     (seen,) = service.store.due_webhooks()
@@ -155,7 +155,7 @@ def test_two_servers_post_once(service: JobService, receiver: Receiver, model: b
         "http://hooks.example/jobs/ann?x=1",
     ],
 )
-def test_addresses_that_are_allowed(url: str) -> None:
+def test_allowed_addresses_are_accepted(url: str) -> None:
     require_webhook(url, ["https://other.example/", "http://hooks.example/jobs"])
 
 
@@ -178,13 +178,13 @@ def test_addresses_that_are_allowed(url: str) -> None:
         "",
     ],
 )
-def test_addresses_that_are_not(url: str) -> None:
+def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(DescriptionError, match="`webhook`"):
         require_webhook(url, ["http://hooks.example/jobs"])
     with pytest.raises(DescriptionError, match="allows: none"):
         require_webhook(url, [])
 
 
-def test_the_server_refuses_them(service: JobService, model: bytes) -> None:
+def test_the_server_refuses_a_job_with_such_an_address(service: JobService, model: bytes) -> None:
     answer = service.submit("ann", model, webhook="http://127.0.0.1:1/hooks")
     assert (answer.status, answer.json["error"]["field"]) == (422, "webhook")

@@ -1,4 +1,4 @@
-"""Jobs, and a runner of them that is called by hand."""
+"""A fixture of jobs and of a runner that the test steps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.jobs import JobStore, Quota, StoredJob
 
 
-class Office:
-    """Jobs, and a runner of them that is called by hand."""
+class RunnerHarness:
+    """A store of jobs with a runner that the test steps."""
 
     def __init__(self, store: JobStore, files: JobFiles, ann: Account) -> None:
         self.store, self.files, self.ann = store, files, ann
         self.runner = self.open()
 
     def open(self, clock: Callable[[], float] = time.monotonic, **options: Any) -> JobRunner:
-        given: dict[str, Any] = {"slots": 4, "command": STUB, "grace": 0.0} | options
-        settings = RunnerSettings(**given)
+        values: dict[str, Any] = {"slots": 4, "command": STUB, "grace": 0.0} | options
+        settings = RunnerSettings(**values)
         return JobRunner(self.store, self.files, settings, clock)
 
     def add(self, todo: str, account: Account | None = None, kind: str = "train") -> StoredJob:
@@ -44,11 +44,11 @@ class Office:
         return self.files.of(job.id)
 
     def tick_until(self, condition: Callable[[], object], runner: JobRunner | None = None) -> None:
-        def tried() -> object:
+        def tick_and_check() -> object:
             (runner or self.runner).tick()
             return condition()
 
-        until(tried)
+        until(tick_and_check)
 
     def ended(self, job: StoredJob, runner: JobRunner | None = None) -> StoredJob:
         self.tick_until(lambda: self.look(job).state in FINAL, runner)
@@ -62,10 +62,10 @@ class Office:
 
 
 @pytest.fixture
-def office(store: JobStore, people: dict[str, Account], tmp_path: Path) -> Iterator[Office]:
-    office = Office(store, JobFiles(tmp_path / "files"), people["ann"])
+def office(store: JobStore, people: dict[str, Account], tmp_path: Path) -> Iterator[RunnerHarness]:
+    office = RunnerHarness(store, JobFiles(tmp_path / "files"), people["ann"])
     yield office
-    for job in store.active():  # of a test that failed
+    for job in store.active():  # A failed test may have left running jobs.
         driver = ProcessId.parse(job.driver)
         if driver is not None:
             driver.kill_session()

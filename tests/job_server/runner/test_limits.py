@@ -1,4 +1,4 @@
-"""What a job may take of its server: time, and room for what it prints."""
+"""Tests of a job's limits on its server: time, memory, and the size of its log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from job_server.conftest import HandClock
-from job_server.runner.conftest import Office
+from job_server.conftest import ManualClock
+from job_server.runner.conftest import RunnerHarness
 from support.patience import patience, until
 
 from distkeras.job_server.runner import files
@@ -15,22 +15,22 @@ from distkeras.job_server.states import JobState
 
 
 @pytest.mark.parametrize("todo", ["wait", "stubborn wait"])
-def test_a_driver_that_runs_for_too_long_is_ended_and_has_no_successor(office: Office, todo: str) -> None:
-    job = office.add(todo)  # whose beginning, by the database, was long ago
+def test_a_driver_that_exceeds_its_time_is_ended_without_a_successor(office: RunnerHarness, todo: str) -> None:
+    job = office.add(todo)  # According to the database, the driver started long ago.
     job = office.ended(job, office.open(run_max=3600.0))
     assert (job.state, job.attempt) == (JobState.FAILED, 1)
     assert "3600 s" in str(job.error)
 
 
-def test_a_job_that_takes_too_much_memory_is_ended_and_has_no_successor(office: Office) -> None:
+def test_a_job_that_exceeds_its_memory_is_ended_without_a_successor(office: RunnerHarness) -> None:
     job = office.add("grow wait")
     job = office.ended(job, office.open(memory_max=48 << 20))
     assert (job.state, job.attempt) == (JobState.FAILED, 1)
     assert "at most 48 MB of memory" in str(job.error)
 
 
-def test_a_driver_that_was_done_in_time_is_done(office: Office, clock: HandClock) -> None:
-    """Also where its end is seen late, by another server even."""
+def test_a_driver_that_finished_in_time_is_done(office: RunnerHarness, clock: ManualClock) -> None:
+    """The job is done even if the end is noticed late, or by another server."""
     clock.now = time.time()
     runner = office.open(run_max=patience(3600.0))
     job = office.add("wait linger")
@@ -41,16 +41,17 @@ def test_a_driver_that_was_done_in_time_is_done(office: Office, clock: HandClock
     assert office.ended(job, runner).state is JobState.DONE
 
 
-def test_what_a_driver_prints_is_cut_and_goes_on(office: Office) -> None:
+def test_a_log_is_truncated_and_continued(office: RunnerHarness) -> None:
     job = office.add("print wait")
     runner, folder = office.open(log_max=20_000), office.folder(job)
     log = folder.log
     runner.tick()
-    until((office.folder(job).path / "waits").exists)  # it has printed all: none of it comes while the log is cut
+    # The driver has printed everything, so that nothing is added while the log is truncated.
+    until((office.folder(job).path / "waits").exists)
     size = log.stat().st_size
     runner.tick()
     text = folder.read_log(0)[0].decode()
-    assert log.stat().st_size == size  # nothing is rewritten: what a driver prints meanwhile stays
+    assert log.stat().st_size == size  # The log is not rewritten, so what a driver prints in the meantime is kept.
     assert 9_000 < len(text) <= 20_000
     assert log.stat().st_blocks * 512 <= 20_000
     assert text.startswith("… what came before was left out\nline ")
@@ -61,7 +62,7 @@ def test_what_a_driver_prints_is_cut_and_goes_on(office: Office) -> None:
     assert folder.read_log(1)[0].decode() == text + "the end\n"
 
 
-def test_a_log_is_cut_where_the_file_system_cannot_free_its_start(office: Office, monkeypatch: Any) -> None:
+def test_a_log_is_truncated_if_the_file_system_cannot_free_its_start(office: RunnerHarness, monkeypatch: Any) -> None:
     folder = office.folder(office.add("done"))
     monkeypatch.setattr(files, "_free_start", lambda descriptor, end: False)
     folder.log.write_text("".join(f"line {number}\n" for number in range(1000)))

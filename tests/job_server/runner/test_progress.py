@@ -25,13 +25,13 @@ def context(clock: int, loss: float = 0.5, *, final: bool = False) -> CallbackCo
     return CallbackContext(status, 7.0, lambda: None, lambda: None, lambda _: None, final=final)  # type: ignore[arg-type, return-value]  # no one asks for the center
 
 
-def test_a_job_says_that_it_trains_how_it_gets_on_and_how_it_ended(tmp_path: Path) -> None:
+def test_a_job_reports_its_start_progress_and_outcome(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     lines = ProgressLines(path, 2)
     lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]  # not asked for
     lines.on_center(context(0, math.nan))
     lines.on_center(context(4))
-    lines.on_center(context(4))  # no news
+    lines.on_center(context(4))  # There is nothing new to report.
     lines.on_end(context(9, final=True))
     begun, first, second, last = rows(path)
     assert (begun["kind"], begun["attempt"], begun["metrics"]) == ("training", 2, ["loss", "accuracy"])
@@ -41,7 +41,7 @@ def test_a_job_says_that_it_trains_how_it_gets_on_and_how_it_ended(tmp_path: Pat
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_events_are_lines_and_other_records_are_not(tmp_path: Path) -> None:
+def test_only_events_are_written_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     log = logging.Logger("test")
     log.addHandler(EventLines(path))
@@ -57,8 +57,8 @@ def test_events_are_lines_and_other_records_are_not(tmp_path: Path) -> None:
     }
 
 
-def test_a_driver_says_why_its_job_failed(tmp_path: Path) -> None:
-    """Before Spark starts, where the archive is none after all."""
+def test_a_driver_reports_why_its_job_failed(tmp_path: Path) -> None:
+    """The archive is invalid, so the job fails before Spark starts."""
     description = {"rule": "agn", "data": "/nowhere"}
     order = {"description": description, "data": "file:///nowhere", "master": "local[1]", "config": {}}
     (tmp_path / "order-1.json").write_text(json.dumps(order))
@@ -69,4 +69,4 @@ def test_a_driver_says_why_its_job_failed(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result-1.json").read_text())
     assert (result["state"], result["type"]) == ("failed", "DescriptionError")
     assert "an archive that Keras saved" in result["error"]
-    assert b"Traceback" in done.stderr  # which the job's log has
+    assert b"Traceback" in done.stderr  # The traceback is in the job's log.

@@ -1,4 +1,4 @@
-"""Real processes and real signals; what they run trains nothing."""
+"""Tests of the runner with real processes and signals; the processes train nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
-from job_server.conftest import HandClock
-from job_server.runner.conftest import Office
+from job_server.conftest import ManualClock
+from job_server.runner.conftest import RunnerHarness
 from support.job_server import runner_process
 from support.patience import brief, patience, until
 from support.present import present
@@ -31,18 +31,18 @@ from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError
 
-#: Seconds of a lease that only a test's clock measures: no machine is too slow for it.
+#: Seconds of a lease that only a test's clock measures, so that it ends on no machine by itself.
 LEASE = 30.0
 
 
-def test_a_job_is_done(office: Office) -> None:
+def test_a_finished_job_is_done(office: RunnerHarness) -> None:
     job = office.ended(office.add("train"))
     assert (job.state, job.attempt, job.error) == (JobState.DONE, 1, None)
     assert job.bytes == office.folder(job).size() > 0
     assert present(job.started) <= present(job.ended)
 
 
-def test_a_job_trains_once_its_driver_says_so(office: Office) -> None:
+def test_a_job_is_training_once_its_driver_reports_it(office: RunnerHarness) -> None:
     job = office.add("wait")
     office.waits(job)
     office.tick_until(lambda: office.look(job).state is JobState.TRAINING)
@@ -50,7 +50,7 @@ def test_a_job_trains_once_its_driver_says_so(office: Office) -> None:
     assert office.ended(job).state is JobState.DONE
 
 
-def test_a_predict_job_gets_its_order_and_says_that_it_predicts(office: Office) -> None:
+def test_a_predict_job_receives_its_order_and_reports_that_it_predicts(office: RunnerHarness) -> None:
     job = office.add("wait", kind="predict")
     office.waits(job)
     office.tick_until(lambda: office.look(job).state is JobState.PREDICTING)
@@ -66,32 +66,32 @@ def test_a_predict_job_gets_its_order_and_says_that_it_predicts(office: Office) 
     assert office.ended(job).state is JobState.DONE
 
 
-def test_a_job_that_fails_says_why(office: Office) -> None:
+def test_a_failed_job_reports_its_error(office: RunnerHarness) -> None:
     job = office.ended(office.add("fail"))
     assert (job.state, job.error) == (JobState.FAILED, "ShapeError: the rows must fit")
 
 
-def test_a_driver_that_dies_once_has_a_successor(office: Office) -> None:
+def test_a_driver_that_dies_once_has_a_successor(office: RunnerHarness) -> None:
     job = office.ended(office.add("once"))
     assert (job.state, job.attempt) == (JobState.DONE, 2)
     assert [one.outcome for one in office.store.attempts(job)] == ["died with exit status -9", "done"]
 
 
-def test_a_job_whose_drivers_all_die_is_lost(office: Office) -> None:
+def test_a_job_whose_drivers_all_die_is_lost(office: RunnerHarness) -> None:
     job = office.ended(office.add("die"))
     assert (job.state, job.attempt) == (JobState.LOST, 3)
     assert "3 drivers died" in present(job.error)
     assert "exit status -9" in present(job.error)
 
 
-def test_a_driver_that_cannot_be_started_is_an_error(office: Office) -> None:
+def test_a_driver_that_cannot_be_started_is_an_error(office: RunnerHarness) -> None:
     runner = office.open(command=("/nowhere/python",))
     job = office.ended(office.add("train"), runner)
     assert job.state is JobState.FAILED
     assert "could not be started" in present(job.error)
 
 
-def test_as_many_run_as_there_are_slots(office: Office) -> None:
+def test_as_many_jobs_run_as_there_are_slots(office: RunnerHarness) -> None:
     jobs = [office.add("wait") for _ in range(3)]
     runner = office.open(slots=2)
     office.tick_until((office.folder(jobs[1]).path / "waits").exists, runner)
@@ -105,8 +105,8 @@ def processes_of(job: StoredJob) -> list[int]:
     return present(ProcessId.parse(job.driver)).session()
 
 
-def test_a_cancelled_job_leaves_no_process(office: Office) -> None:
-    """Neither its driver nor what that started, be it a group of its own that ends for no signal."""
+def test_a_cancelled_job_leaves_no_process(office: RunnerHarness) -> None:
+    """Neither the driver remains nor its child process, even in a process group of its own that ignores signals."""
     job = office.add("children wait")
     office.waits(job)
     child = int((office.folder(job).path / "child").read_text())
@@ -114,17 +114,17 @@ def test_a_cancelled_job_leaves_no_process(office: Office) -> None:
     assert set(processes_of(found)) == {child, present(ProcessId.parse(found.driver)).pid}
     office.store.request_cancel(office.ann, job.id)
     assert office.ended(job).state is JobState.CANCELLED
-    assert processes_of(found) == []  # a zombie, which init reaps at any time, is none
+    assert processes_of(found) == []  # A zombie does not count; init reaps it at any time.
 
 
-def test_a_driver_that_does_not_end_when_asked_to_is_killed(office: Office) -> None:
+def test_a_driver_that_ignores_the_request_to_end_is_killed(office: RunnerHarness) -> None:
     job = office.add("stubborn wait")
     office.waits(job)
     office.store.request_cancel(office.ann, job.id)
     assert office.ended(job).state is JobState.CANCELLED
 
 
-def test_a_driver_has_its_time_to_end(office: Office) -> None:
+def test_a_driver_has_a_grace_period_to_end(office: RunnerHarness) -> None:
     job = office.add("stubborn wait")
     runner = office.open(grace=patience(600))
     office.tick_until((office.folder(job).path / "waits").exists, runner)
@@ -133,15 +133,15 @@ def test_a_driver_has_its_time_to_end(office: Office) -> None:
     for _ in range(3):
         runner.tick()
     assert office.look(job).state is JobState.TRAINING
-    office.go_on(job)  # it was done when it was asked to end: that is the truth
+    office.go_on(job)  # The job was done before the request to end, so its state is done.
     assert office.ended(job, runner).state is JobState.DONE
 
 
-def test_a_driver_that_lingers_after_its_end_is_killed(office: Office) -> None:
+def test_a_driver_that_lingers_after_its_end_is_killed(office: RunnerHarness) -> None:
     assert office.ended(office.add("linger")).state is JobState.DONE
 
 
-def test_a_cancelled_job_is_not_tried_again(office: Office) -> None:
+def test_a_cancelled_job_is_not_tried_again(office: RunnerHarness) -> None:
     job = office.add("wait")
     office.waits(job)
     office.store.request_cancel(office.ann, job.id)
@@ -150,7 +150,7 @@ def test_a_cancelled_job_is_not_tried_again(office: Office) -> None:
     assert (job.state, job.attempt) == (JobState.CANCELLED, 1)
 
 
-def test_nothing_begins_while_the_disk_is_nearly_full(office: Office) -> None:
+def test_no_job_starts_while_the_disk_is_nearly_full(office: RunnerHarness) -> None:
     job = office.add("train")
     full = office.open(reserve=1 << 60)
     full.tick()
@@ -158,7 +158,7 @@ def test_nothing_begins_while_the_disk_is_nearly_full(office: Office) -> None:
     assert office.ended(job).state is JobState.DONE
 
 
-def test_a_driver_is_given_no_secret_of_the_servers(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_receives_no_secret_of_the_server(office: RunnerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISTKERAS_JOBS_DATABASE", "DISTKERAS_TOKEN"):
         monkeypatch.setenv(name, "secret")
     job = office.add("environment")
@@ -168,12 +168,12 @@ def test_a_driver_is_given_no_secret_of_the_servers(office: Office, monkeypatch:
     assert "secret" not in given.values()
 
 
-# ---- a server that dies
+# ---- death of a server
 
 
 @pytest.fixture
-def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process of its own."""
+def other_server(office: RunnerHarness, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server in a process of its own."""
     url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
     server = subprocess.Popen([sys.executable, runner_process.__file__, url, str(tmp_path / "files")])
     yield server
@@ -181,17 +181,18 @@ def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[by
     server.wait(patience(20))
 
 
-def test_two_servers_of_one_database_run_no_job_twice_and_one_goes_on_with_the_others_jobs(
-    office: Office, tmp_path: Path
+def test_two_servers_of_one_database_run_no_job_twice_and_one_continues_the_others_jobs(
+    office: RunnerHarness, tmp_path: Path
 ) -> None:
-    """Each a process, with a runner that claims, starts and watches drivers as they come; then one of them dies."""
+    """Each server is a process whose runner claims, starts and watches drivers; then one of the servers dies."""
     database, files = f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")
     servers = [
         subprocess.Popen([sys.executable, runner_process.__file__, database, files, "30", "2"]) for _ in range(2)
     ]
     jobs = [office.add("wait") for _ in range(4)]
     try:
-        until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))  # as many as both have slots
+        # There are as many jobs as both servers have slots.
+        until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))
         until(lambda: all(office.look(job).state is JobState.TRAINING for job in jobs))
         before = [office.look(job) for job in jobs]
         assert sorted(Counter(job.server for job in before).values()) == [2, 2]
@@ -215,16 +216,16 @@ def kill(server: subprocess.Popen[bytes]) -> None:
     server.wait(patience(20))
 
 
-@pytest.mark.slow  # the first is above, between processes
+@pytest.mark.slow  # The test above covers the first case with processes.
 @pytest.mark.parametrize("end", ["go on", "die", "done meanwhile"])
-def test_the_next_server_knows_the_truth_about_jobs_that_ran(
-    office: Office, other_server: subprocess.Popen[bytes], end: str
+def test_the_next_server_determines_what_became_of_running_jobs(
+    office: RunnerHarness, other_server: subprocess.Popen[bytes], end: str
 ) -> None:
-    """Whether the driver outlived its server, died with it, or came to its end while there was none."""
+    """The driver outlived its server, died with it, or ended while no server ran."""
     job = office.add("children wait")
     until((office.folder(job).path / "waits").exists)
     until(lambda: office.look(job).state is JobState.TRAINING)
-    office.runner.tick()  # a second runner leaves the job alone while the first is there
+    office.runner.tick()  # A second runner leaves the job alone while the first one lives.
     before = office.look(job)
     assert before.server != office.runner.name
     kill(other_server)
@@ -245,10 +246,10 @@ def test_the_next_server_knows_the_truth_about_jobs_that_ran(
     office.go_on(job)
     ended = office.ended(job)
     assert (ended.state, ended.attempt) == (JobState.DONE, 2 if end == "die" else 1)
-    assert driver.session() == []  # what a driver leaves behind goes with it
+    assert driver.session() == []  # The processes that a driver has left are ended with it.
 
 
-def test_a_job_that_was_taken_and_not_begun_is_begun_by_the_next_server(office: Office) -> None:
+def test_a_claimed_job_that_was_not_started_is_started_by_the_next_server(office: RunnerHarness) -> None:
     job = office.add("train")
     mine = office.runner.name.split("/")
     gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1, here())}/gone"))
@@ -260,8 +261,8 @@ def test_a_job_that_was_taken_and_not_begun_is_begun_by_the_next_server(office: 
 ELSEWHERE = f"elsewhere/{ProcessId(1, 1, 16 * '0')}/x"
 
 
-def test_a_job_of_another_host_is_left_to_that_while_it_renews_its_lease(office: Office) -> None:
-    job, lease = office.add("train"), HandClock()
+def test_a_job_of_another_host_is_left_alone_while_that_renews_its_lease(office: RunnerHarness) -> None:
+    job, lease = office.add("train"), ManualClock()
     office.store.claim(ELSEWHERE)
     runner = office.open(lease, lease=LEASE)
     for _ in range(5):
@@ -272,24 +273,24 @@ def test_a_job_of_another_host_is_left_to_that_while_it_renews_its_lease(office:
     lease.now += LEASE - 1.0
     runner.tick()
     assert office.look(job).server == ELSEWHERE
-    lease.now += 1.0  # it has been silent for a lease
+    lease.now += 1.0  # The other host has been silent for the length of a lease.
     runner.tick()
     assert office.look(job).server == runner.name
     assert office.ended(job, runner).state is JobState.DONE
 
 
-def test_of_two_servers_one_takes_a_job_whose_lease_has_ended(office: Office) -> None:
+def test_one_of_two_servers_claims_a_job_whose_lease_has_ended(office: RunnerHarness) -> None:
     office.add("wait")
     job = present(office.store.claim(ELSEWHERE))
     assert office.store.adopt(job, "one")
     assert not office.store.adopt(job, "other")
-    office.store.renew(ELSEWHERE)  # as it does when it wakes up: the job is not its own any more
+    office.store.renew(ELSEWHERE)  # The first server resumes and finds that the job is no longer its own.
     assert not office.store.move(job, JobState.FAILED)
     assert office.look(job).server == "one"
 
 
-def unseen(office: Office, monkeypatch: pytest.MonkeyPatch, todo: str) -> tuple[StoredJob, ProcessId]:
-    """A job whose driver lives where its server cannot see it, as in another container."""
+def unseen(office: RunnerHarness, monkeypatch: pytest.MonkeyPatch, todo: str) -> tuple[StoredJob, ProcessId]:
+    """Return a job whose driver its server cannot see, such as one in another container."""
     job = office.add(todo)
     office.waits(job)
     office.tick_until(lambda: office.look(job).state is JobState.TRAINING)
@@ -299,16 +300,16 @@ def unseen(office: Office, monkeypatch: pytest.MonkeyPatch, todo: str) -> tuple[
     return job, driver
 
 
-def after_a_lease(runner: JobRunner, lease: HandClock, driver: ProcessId, status: str) -> None:
-    """Have ``runner`` see that a driver, which cannot run any more, has had no heartbeat for a lease."""
+def after_a_lease(runner: JobRunner, lease: ManualClock, driver: ProcessId, status: str) -> None:
+    """Let ``runner`` observe that a driver that has ended sent no heartbeat for the length of a lease."""
     until(lambda: psutil.Process(driver.pid).status() == status)
     runner.tick()
     lease.now += LEASE
     runner.tick()
 
 
-def with_a_heartbeat(office: Office, job: StoredJob, runner: JobRunner, lease: HandClock) -> None:
-    """Have ``runner`` see that a driver has had a heartbeat within a lease in which its server was silent."""
+def with_a_heartbeat(office: RunnerHarness, job: StoredJob, runner: JobRunner, lease: ManualClock) -> None:
+    """Let ``runner`` observe a driver's heartbeat within a lease in which the driver's server was silent."""
     runner.tick()
     beat = office.folder(job).beat(1)
     seen = beat.read_text()
@@ -320,9 +321,11 @@ def with_a_heartbeat(office: Office, job: StoredJob, runner: JobRunner, lease: H
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invisible_driver_is_alive_while_it_sends_heartbeats(
+    office: RunnerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, driver = unseen(office, monkeypatch, "wait")
-    lease = HandClock()
+    lease = ManualClock()
     runner = office.open(lease, lease=LEASE)
     for _ in range(4):
         with_a_heartbeat(office, job, runner, lease)
@@ -331,20 +334,20 @@ def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, mon
     ended = office.look(job)
     assert (ended.state, ended.attempt) == (JobState.DONE, 1)
     monkeypatch.undo()
-    office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # its parent is the first runner
+    office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # The first runner is the parent of the process.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["dies", "stands still", "cancelled"])
-def test_a_driver_that_is_not_visible_is_never_doubled(
-    office: Office, monkeypatch: pytest.MonkeyPatch, end: str
+def test_an_invisible_driver_is_never_started_twice(
+    office: RunnerHarness, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     job, driver = unseen(office, monkeypatch, "wait")
-    lease = HandClock()
+    lease = ManualClock()
     runner = office.open(lease, lease=LEASE)
     if end == "cancelled":
         office.store.request_cancel(office.ann, job.id)
-        with_a_heartbeat(office, job, runner, lease)  # by its fence, it ends itself
+        with_a_heartbeat(office, job, runner, lease)  # The driver's fence ends it.
     else:
         os.kill(driver.pid, signal.SIGKILL if end == "dies" else signal.SIGSTOP)
     after_a_lease(runner, lease, driver, psutil.STATUS_STOPPED if end == "stands still" else psutil.STATUS_ZOMBIE)
@@ -354,7 +357,7 @@ def test_a_driver_that_is_not_visible_is_never_doubled(
     if end == "stands still":
         os.kill(driver.pid, signal.SIGCONT)
     monkeypatch.undo()
-    office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # its parent is the first runner
+    office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # The first runner is the parent of the process.
     if end != "cancelled":
         office.go_on(job)
         ended = office.ended(job, runner)
@@ -362,16 +365,16 @@ def test_a_driver_that_is_not_visible_is_never_doubled(
 
 
 def drivers_of(folder: Path) -> int:
-    """Return how many drivers of jobs in ``folder`` live, in all namespaces."""
+    """Return how many drivers of jobs in ``folder`` are alive, in all namespaces."""
     return sum(
         any("stub_driver" in argument for argument in line) and any(str(folder) in argument for argument in line)
         for line in (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
     )
 
 
-@pytest.mark.slow  # two servers of one database are above
-def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: Office, tmp_path: Path) -> None:
-    """Each server in a PID namespace of its own; the second sees the first one's end only by its silent lease."""
+@pytest.mark.slow  # The test of two servers of one database is above.
+def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: RunnerHarness, tmp_path: Path) -> None:
+    """Each server has its own PID namespace; the second one detects the first one's death only by its expired lease."""
     isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if subprocess.run([*isolated, "true"], capture_output=True, timeout=patience(20), check=False).returncode:
         pytest.skip("this machine does not let us make PID namespaces")
@@ -382,11 +385,11 @@ def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: 
         jobs = [office.add("wait") for _ in range(8)]
         until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))
         until(lambda: all(office.look(job).state is JobState.TRAINING for job in jobs))
-        time.sleep(2 * float(lease))  # neither is taken for dead, for as long as it takes
+        time.sleep(2 * float(lease))  # Neither server is considered dead, however long the start takes.
         assert {office.look(job).attempt for job in jobs} == {1}
         owners = {office.look(job).server for job in jobs}
         assert len(owners) == 2
-        kill(servers[0])  # and all processes of its namespace
+        kill(servers[0])  # This also ends all processes of the server's namespace.
         until(lambda: drivers_of(tmp_path) == 4)
         for job in jobs:
             office.go_on(job)
@@ -413,9 +416,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 def test_a_server_whose_clock_was_set_finds_the_living_driver(
-    office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
+    office: RunnerHarness, other_server: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """It neither doubles the driver, nor takes the server before for dead while that lives."""
+    """The server neither starts a second driver nor considers the previous server dead while that lives."""
     job = office.add("wait")
     until((office.folder(job).path / "waits").exists)
     until(lambda: office.look(job).state is JobState.TRAINING)
@@ -425,7 +428,7 @@ def test_a_server_whose_clock_was_set_finds_the_living_driver(
     try:
         witness = office.add("train")
         until(lambda: office.look(witness).state is JobState.DONE)
-        others = [office.add("wait") for _ in range(4)]  # more than the first server has slots left
+        others = [office.add("wait") for _ in range(4)]  # These are more jobs than the first server has free slots.
         until(lambda: len({office.look(one).server for one in [job, *others]} - {None}) == 2)
         assert office.look(job).server == before.server
         kill(other_server)
@@ -439,7 +442,7 @@ def test_a_server_whose_clock_was_set_finds_the_living_driver(
     assert (after.state, after.attempt, after.driver) == (JobState.DONE, 1, before.driver)
 
 
-def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_the_clock_does_not_change_the_identity_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     me = ProcessId.of(os.getpid())
     created = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: created(process) + 2.0)
@@ -448,7 +451,7 @@ def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("said", [b"", b"no\n"])
-def test_a_driver_without_the_order_to_go_does_nothing(
+def test_a_driver_without_permission_to_start_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))
@@ -456,10 +459,10 @@ def test_a_driver_without_the_order_to_go_does_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- what is kept
+# ---- retention
 
 
-def test_what_is_kept_no_longer_is_removed(office: Office) -> None:
+def test_jobs_are_removed_after_their_retention(office: RunnerHarness) -> None:
     old, running = office.add("train"), office.add("wait")
     office.ended(old)
     office.waits(running)
@@ -472,7 +475,7 @@ def test_what_is_kept_no_longer_is_removed(office: Office) -> None:
     office.ended(running)
 
 
-def test_folders_of_no_job_are_removed_once_they_are_old(office: Office) -> None:
+def test_old_folders_without_a_job_are_removed(office: RunnerHarness) -> None:
     job = office.ended(office.add("train"))
     strays = [office.files.incoming(), office.files.of("0" * 32)]
     strays[1].path.mkdir()
@@ -483,19 +486,19 @@ def test_folders_of_no_job_are_removed_once_they_are_old(office: Office) -> None
     assert [folder.path.exists() for folder in [*strays, fresh, office.folder(job)]] == [False, False, True, True]
 
 
-def test_a_file_of_progress_is_read_in_whole_lines(tmp_path: Path) -> None:
+def test_a_progress_file_is_read_in_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     assert read_progress(path, 0) == ([], 0)
     path.write_bytes(b'{"a": 1}\n{"cut\n[1]\n{"b": 2}\n{"half')
     rows, following = read_progress(path, 0)
     assert rows == [{"a": 1}, {"b": 2}]
     assert path.read_bytes()[following:] == b'{"half'
-    for beyond in (10**6, 2**53):  # no file system has a file of the latter size
+    for beyond in (10**6, 2**53):  # No file system holds a file of the latter size.
         assert read_progress(path, beyond) == ([], beyond)
 
 
-def test_a_signal_goes_to_no_process_that_has_got_the_number_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session's process is found, ends, and another one has its number before it is killed."""
+def test_no_signal_is_sent_to_a_process_that_reuses_the_process_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of a session is found and ends, and another process has its id before the signal is sent."""
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         gone = ProcessId(2**22 + 1, 1, here())
@@ -508,7 +511,7 @@ def test_a_signal_goes_to_no_process_that_has_got_the_number_meanwhile(monkeypat
         bystander.communicate(timeout=patience(20))
 
 
-def test_a_process_is_not_taken_for_another_one() -> None:
+def test_two_processes_with_the_same_id_are_told_apart() -> None:
     me = ProcessId.of(os.getpid())
     assert me.alive()
     assert ProcessId.parse(str(me)) == me
@@ -523,6 +526,6 @@ def test_a_process_is_not_taken_for_another_one() -> None:
 @pytest.mark.parametrize(
     "options", [{"slots": -1}, {"attempts_max": 0}, {"grace": -1}, {"retention": 0}, {"run_max": 0}, {"log_max": 1}]
 )
-def test_settings_that_cannot_work(options: dict[str, Any]) -> None:
+def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         RunnerSettings(**options)

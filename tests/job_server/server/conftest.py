@@ -1,4 +1,4 @@
-"""One server for a module: its users' jobs do not meet."""
+"""Fixtures of one server for a module; its users' jobs do not affect each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobService]:
 
 @pytest.fixture(scope="session")
 def model() -> bytes:
-    """Of a small model, as Keras saves it."""
+    """Return a small model as Keras saves it."""
     return archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")]))
 
 

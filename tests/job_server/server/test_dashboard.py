@@ -1,4 +1,4 @@
-"""The page of the job server: a shell for everybody, and what it reads only for whom it belongs to."""
+"""Tests of the job server's page: its HTML is public, and its data requires the job's owner or an administrator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from distkeras.job_server.states import JobState
 
 @pytest.fixture(scope="module")
 def job(service: JobService, model: bytes) -> str:
-    """A job of ann's that has been done, and has a journal."""
+    """Return a finished job of ann's that has a journal."""
     found = service.submit("ann", model, name="<b>clouds</b>").json["id"]
     assert service.finish(found) is JobState.DONE
     write_journal(service.files.of(found).journal, RecordedJob(2, 10.0), state="done")
     return str(found)
 
 
-def test_the_shell_is_foreverybody_and_has_its_own_policy(service: JobService) -> None:
+def test_the_html_is_public_and_has_its_own_policy(service: JobService) -> None:
     answer = service.call("GET", "/dashboard", prefix="")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/html")
@@ -32,8 +32,8 @@ def test_the_shell_is_foreverybody_and_has_its_own_policy(service: JobService) -
     assert answer.headers["X-Frame-Options"] == "DENY"
 
 
-def test_a_stream_ends_with_what_there_is_and_goes_on(service: JobService, job: str) -> None:
-    """A client that watches keeps no thread of the server."""
+def test_a_stream_ends_after_the_present_events_and_can_be_continued(service: JobService, job: str) -> None:
+    """A client that watches a job does not occupy a thread of the server."""
     answer = service.call("GET", f"/jobs/{job}/stream", "ann")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -47,13 +47,13 @@ def test_a_stream_ends_with_what_there_is_and_goes_on(service: JobService, job: 
 
 
 @pytest.mark.parametrize("last", ["x", "\u00e9", "0" * 9000, "0123456789abcdef-99999999999999999999"])
-def test_any_last_id_is_answered(service: JobService, job: str, last: str) -> None:
+def test_any_last_event_id_is_accepted(service: JobService, job: str, last: str) -> None:
     answer = service.call("GET", f"/jobs/{job}/stream", "ann", headers={"Last-Event-ID": last})
     assert answer.status == 200
     assert b'"kind":"whole"' in answer.body
 
 
-def test_a_page_is_one_file_and_its_name_is_no_html(service: JobService, job: str) -> None:
+def test_a_page_is_one_file_and_the_job_s_name_is_escaped(service: JobService, job: str) -> None:
     answer = service.call("GET", f"/jobs/{job}/page", "ann")
     assert answer.status == 200
     assert answer.headers["Content-Disposition"] == f"attachment; filename={job[:8]}.html"
@@ -61,14 +61,14 @@ def test_a_page_is_one_file_and_its_name_is_no_html(service: JobService, job: st
     assert b"<b>clouds" not in answer.body
 
 
-def test_nothing_of_it_is_anybody_elses(service: JobService, job: str) -> None:
+def test_another_user_cannot_read_the_page(service: JobService, job: str) -> None:
     for part in ("stream", "page"):
         assert service.call("GET", f"/jobs/{job}/{part}", "ben").status == 404
         assert service.call("GET", f"/jobs/{job}/{part}").status == 401
         assert service.call("GET", f"/jobs/{job}/{part}", "admin").status == 200
 
 
-def test_a_job_that_has_not_begun_has_no_page_yet(service: JobService, model: bytes) -> None:
+def test_a_job_that_has_not_started_has_no_page(service: JobService, model: bytes) -> None:
     found = service.submit("ann", model).json["id"]
     assert service.call("GET", f"/jobs/{found}/page", "ann").status == 409
     assert service.call("GET", f"/jobs/{found}/stream", "ann").body.endswith(b": alive\n\n")

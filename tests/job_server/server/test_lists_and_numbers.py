@@ -1,4 +1,4 @@
-"""Jobs that are found by name and tag, sent once more, and numbers of the server itself."""
+"""Tests of the server's metrics and of jobs that are found by name and tag or submitted again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distkeras.job_server.states import JobState
 
 @pytest.fixture(scope="module")
 def jobs(service: JobService, model: bytes) -> Iterator[dict[str, str]]:
-    """Ids of some jobs of ann, and one of ben, by name."""
+    """Return the ids of some jobs of ann and one of ben, by name."""
     ids = {}
     for who, name, tags in (
         ("ann", "Spring sales", ["sales", "2026"]),
@@ -51,20 +51,22 @@ def jobs(service: JobService, model: bytes) -> Iterator[dict[str, str]]:
         ("admin", "tag=sales", {"Spring sales", "spring"}),
     ],
 )
-def test_jobs_are_found(service: JobService, jobs: dict[str, str], who: str, query: str, found: set[str]) -> None:
+def test_jobs_are_found_by_name_and_tag(
+    service: JobService, jobs: dict[str, str], who: str, query: str, found: set[str]
+) -> None:
     listed = service.call("GET", f"/jobs?{query}", who).json["jobs"]
     assert {job["name"] for job in listed if job["id"] in jobs.values()} == found
 
 
 @pytest.mark.parametrize("tags", [["two words"], [""], ["x" * 65], ["a"] * 21, "word", [1]])
-def test_tags_that_cannot_be(service: JobService, model: bytes, tags: Any) -> None:
+def test_invalid_tags_are_refused(service: JobService, model: bytes, tags: Any) -> None:
     answer = service.submit("ann", model, tags=tags)
     assert answer.status == 422
     assert answer.json["error"]["field"].startswith("tags")
 
 
-class TestOnceMore:
-    def test_a_job_is_sent_once_more(self, service: JobService, jobs: dict[str, str]) -> None:
+class TestResubmission:
+    def test_a_job_is_submitted_again(self, service: JobService, jobs: dict[str, str]) -> None:
         first = jobs["Spring sales"]
         again = service.client("ann").job(first).resubmit()
         try:
@@ -77,15 +79,17 @@ class TestOnceMore:
         finally:
             again.cancel()
 
-    def test_another_users_job_is_not_there(self, service: JobService, jobs: dict[str, str]) -> None:
+    def test_another_users_job_is_not_found(self, service: JobService, jobs: dict[str, str]) -> None:
         assert service.call("POST", f"/jobs/{jobs['Spring sales']}/resubmit", "ben").status == 404
 
-    def test_an_administrators_copy_is_theirs(self, service: JobService, jobs: dict[str, str]) -> None:
+    def test_an_administrators_copy_belongs_to_the_administrator(
+        self, service: JobService, jobs: dict[str, str]
+    ) -> None:
         answer = service.call("POST", f"/jobs/{jobs['spring']}/resubmit", "admin")
         assert (answer.status, answer.json["user"]) == (201, "admin")
         service.call("POST", f"/jobs/{answer.json['id']}/cancel", "admin")
 
-    def test_its_data_must_still_be_there(self, service: JobService, model: bytes) -> None:
+    def test_the_data_must_still_exist(self, service: JobService, model: bytes) -> None:
         data = Path(service.data("passing"))
         job = service.submit("ann", model, data=str(data)).json["id"]
         data.unlink()
@@ -93,7 +97,7 @@ class TestOnceMore:
         assert (answer.status, answer.json["error"]["field"]) == (422, "data")
         service.call("POST", f"/jobs/{job}/cancel", "ann")
 
-    def test_its_model_must_still_be_there(self, service: JobService, model: bytes) -> None:
+    def test_the_model_must_still_exist(self, service: JobService, model: bytes) -> None:
         job = service.client("ann").job(service.submit("ann", model).json["id"])
         service.files.of(job.id).sent_model.unlink()
         with pytest.raises(StateError, match="its model was removed"):
@@ -101,13 +105,13 @@ class TestOnceMore:
         job.cancel()
 
 
-class TestNumbers:
-    def test_health_needs_no_token(self, service: JobService) -> None:
+class TestMetrics:
+    def test_the_health_check_needs_no_token(self, service: JobService) -> None:
         answer = service.call("GET", "/healthz", prefix="")
         assert (answer.status, answer.json) == (200, {"status": "ok", "problems": []})
 
     @pytest.mark.parametrize("broken", ["database", "runner"])
-    def test_a_server_that_does_not_work_says_so(self, tmp_path: Path, broken: str) -> None:
+    def test_a_server_with_a_failure_reports_it(self, tmp_path: Path, broken: str) -> None:
         (tmp_path / "data").mkdir()
         with JobService(tmp_path) as own:
             if broken == "database":
@@ -120,20 +124,20 @@ class TestNumbers:
             assert answer.json["status"] == "failing"
             assert len(answer.json["problems"]) == 1
 
-    def test_the_runner_says_when_it_looked(self, tmp_path: Path) -> None:
+    def test_the_runner_reports_the_time_of_its_last_tick(self, tmp_path: Path) -> None:
         stop = threading.Event()
         with JobService(tmp_path) as own:
             runner = own.runner
-        looking = threading.Thread(target=runner.run, args=(stop,))
+        thread = threading.Thread(target=runner.run, args=(stop,))
         before = runner.silence()
-        looking.start()
+        thread.start()
         try:
             until(lambda: runner.silence() < before)
         finally:
             stop.set()
-            looking.join(patience(20))
+            thread.join(patience(20))
 
-    def test_prometheus_reads_them(self, service: JobService, jobs: dict[str, str]) -> None:
+    def test_prometheus_can_parse_the_metrics(self, service: JobService, jobs: dict[str, str]) -> None:
         answer = service.call("GET", "/metrics", "admin", prefix="")
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain")
@@ -144,11 +148,11 @@ class TestNumbers:
         assert families["distkeras_disk_free_bytes"].samples[0].value > 0
 
     @pytest.mark.parametrize(("who", "status"), [("ann", 403), (None, 401)])
-    def test_they_are_for_administrators(self, service: JobService, who: str | None, status: int) -> None:
+    def test_the_metrics_require_an_administrator(self, service: JobService, who: str | None, status: int) -> None:
         assert service.call("GET", "/metrics", who, prefix="").status == status
 
 
-def test_a_log_is_followed_to_its_end(service: JobService, model: bytes) -> None:
+def test_a_log_can_be_followed_to_its_end(service: JobService, model: bytes) -> None:
     job = service.client("ann").job(service.submit("ann", model).json["id"])
     folder: JobFolder = service.files.of(job.id)
     folder.log.write_text("earlier\n")

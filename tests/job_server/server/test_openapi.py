@@ -1,7 +1,7 @@
-"""The server against its own description: Schemathesis makes up requests from it, good ones and bad ones.
+"""Tests of the server against its own description: Schemathesis generates valid and invalid requests from it.
 
 ``pytest -m slow -s tests/job_server/server/test_openapi.py -k server_error --requests-seconds 600`` does so for ten
-minutes, and prints how many requests there were.
+minutes and prints the number of requests.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from support.training.recorded_job import RecordedJob, write_journal
 from distkeras.job_server.server.services import FailureLimit
 from distkeras.job_server.states import JobState
 
-#: What a schema cannot say, such as where data may lie, is refused with 422.
+#: Conditions that a schema cannot express, such as where data may lie, are refused with 422.
 CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "401", "403", "404", "409", "422"]
 """
-#: The program cannot guess a job's id, without which a job's endpoints would answer nothing but 404.
+#: The program cannot guess a job's id, without which a job's endpoints would answer only 404.
 KNOWN = """
 [parameters]
 "path.job" = "{job}"
 """
-#: Operations of a job; but for the one that has it be no more.
+#: The operations of a job, except the one that removes it.
 OF_A_JOB = (
     *("show_job", "cancel_job", "read_metrics", "read_log", "follow_job", "save_page"),
     *("fetch_model", "fetch_history", "fetch_commits"),
 )
 
-#: What is asked in one go. What ends tokens comes last: nothing is to be learned with one that does not count. Of the
-#: upload's schema, which has conditions, Schemathesis 4.32 cannot make the cases of its phase "coverage".
+#: Requests that run together. Those that end tokens come last, because a revoked token tests nothing. Schemathesis
+#: 4.32
+#: cannot generate the cases of its phase "coverage" for the upload's schema, which has conditions.
 ENDS = ("revoke_token", "remove_user")
-ASKED = {
+REQUEST_GROUPS = {
     "most": [word for name in ("submit_job", *ENDS) for word in ("--exclude-operation-id", name)],
     "a job": [word for name in OF_A_JOB for word in ("--include-operation-id", name)],
     "submit": ["--include-operation-id", "submit_job", "--phases", "fuzzing"],
@@ -49,7 +50,7 @@ ASKED = {
 
 
 def done_job(service: JobService, model: bytes) -> str:
-    """Return a job that has all that a job can have."""
+    """Return a finished job that has everything a job can have."""
     job = str(service.submit("ann", model).json["id"])
     assert service.finish(job) is JobState.DONE
     write_journal(service.files.of(job).journal, RecordedJob(2, 10.0), state="done")
@@ -79,22 +80,22 @@ def draw(service: JobService, config: Path, words: list[str], seconds: float) ->
     )
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_every_answer_is_as_it_is_described(folder: Path, model: bytes, asked: str) -> None:
+@pytest.mark.parametrize("group", REQUEST_GROUPS)
+def test_every_answer_matches_its_description(folder: Path, model: bytes, group: str) -> None:
     config = folder / "schemathesis.toml"
     with JobService(folder, failures=FailureLimit(most=10**9)) as service:
         job = done_job(service, model)
-        config.write_text(CONFIG + (KNOWN.format(job=job) if asked == "a job" else ""))
-        words = ["--checks", "all", "--max-examples", "20", "--seed", "1", *ASKED[asked]]
+        config.write_text(CONFIG + (KNOWN.format(job=job) if group == "a job" else ""))
+        words = ["--checks", "all", "--max-examples", "20", "--seed", "1", *REQUEST_GROUPS[group]]
         done = draw(service, config, words, 200)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert asked == "ends" or "Authentication failed" not in done.stdout
-    assert asked != "a job" or "404 Not Found" not in done.stdout
+    assert group == "ends" or "Authentication failed" not in done.stdout
+    assert group != "a job" or "404 Not Found" not in done.stdout
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a job that is done", "any job"])
-def test_no_request_is_a_server_error(folder: Path, model: bytes, pytestconfig: pytest.Config, known: bool) -> None:
-    """While jobs are started and end; half of the time with the id of a job that is there."""
+def test_no_request_causes_a_server_error(folder: Path, model: bytes, pytestconfig: pytest.Config, known: bool) -> None:
+    """Jobs start and end meanwhile; half of the time the requests have the id of an existing job."""
     config, seconds = folder / "schemathesis.toml", pytestconfig.getoption("requests_seconds") // 2
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Predict jobs, as the server takes them in."""
+"""Tests of how the server accepts predict jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkeras.job_server.states import JobState
 
 @pytest.fixture(scope="module")
 def trained(service: JobService, model: bytes) -> str:
-    """A job of ann's, which is done."""
+    """Return a finished job of ann's."""
     job: str = service.submit("ann", model).json["id"]
     assert service.finish(job) is JobState.DONE
     return job
@@ -28,7 +28,7 @@ def order(service: JobService, job: str) -> Any:
     return service.store.get(viewer, job).order
 
 
-def test_a_sent_model_predicts(service: JobService, model: bytes) -> None:
+def test_an_uploaded_model_predicts(service: JobService, model: bytes) -> None:
     answer = service.predict("ann", model, options={"features_col": ["a", "b"], "batch_size": 7})
     assert answer.status == 201, answer.body
     jsonschema.validate(answer.json, JobView.model_json_schema(mode="serialization"))
@@ -45,7 +45,7 @@ def test_a_sent_model_predicts(service: JobService, model: bytes) -> None:
     assert kinds[answer.json["id"]] == "predict"
 
 
-def test_the_model_of_a_job_predicts_also_once_that_is_removed(service: JobService, model: bytes) -> None:
+def test_the_model_of_a_job_predicts_even_after_the_job_was_removed(service: JobService, model: bytes) -> None:
     source = service.submit("ann", model).json["id"]
     service.finish(source)
     job = service.predict("ann", None, job=source).json["id"]
@@ -55,7 +55,7 @@ def test_the_model_of_a_job_predicts_also_once_that_is_removed(service: JobServi
 
 
 def test_a_trained_model_may_be_larger_than_an_upload(folder: Path, model: bytes) -> None:
-    """It has an optimizer's state besides."""
+    """The trained model also has an optimizer's state."""
     with JobService(folder, upload_max=len(model)) as service:
         source = service.submit("ann", model).json["id"]
         service.finish(source)
@@ -66,7 +66,7 @@ def test_a_trained_model_may_be_larger_than_an_upload(folder: Path, model: bytes
         assert service.predict("ann", None, job=source).status == 201
 
 
-def test_two_jobs_do_not_write_to_one_output_at_a_time(service: JobService, model: bytes) -> None:
+def test_two_jobs_do_not_write_to_one_output_at_the_same_time(service: JobService, model: bytes) -> None:
     place = service.output("ann", "once")
     first = service.predict("ann", model, output=place).json["id"]
     for other in (place, f"{place}/below"):
@@ -82,7 +82,7 @@ def test_two_jobs_do_not_write_to_one_output_at_a_time(service: JobService, mode
     service.call("POST", f"/jobs/{again.json['id']}/cancel", "ann")
 
 
-def test_data_that_does_not_exist_is_an_error_at_once(service: JobService, model: bytes) -> None:
+def test_missing_data_is_refused_at_submission(service: JobService, model: bytes) -> None:
     missing = str(service.files.root.parent / "data" / "missing")
     for answer in (service.predict("ann", model, data=missing), service.submit("ann", model, data=missing)):
         assert (answer.status, answer.json["error"]["field"]) == (422, "data")
@@ -90,7 +90,9 @@ def test_data_that_does_not_exist_is_an_error_at_once(service: JobService, model
 
 
 @pytest.mark.parametrize("who", ["ben", "admin"])
-def test_anothers_job_lends_its_model_to_an_administrator_only(service: JobService, trained: str, who: str) -> None:
+def test_another_users_job_provides_its_model_to_an_administrator_only(
+    service: JobService, trained: str, who: str
+) -> None:
     answer = service.predict(who, None, job=trained)
     if who == "admin":
         assert answer.status == 201
@@ -101,7 +103,7 @@ def test_anothers_job_lends_its_model_to_an_administrator_only(service: JobServi
     assert absent.json["error"]["message"].replace("f" * 32, trained) == answer.json["error"]["message"]
 
 
-def test_a_job_without_a_model_predicts_nothing(service: JobService, model: bytes, trained: str) -> None:
+def test_a_job_without_a_model_is_refused(service: JobService, model: bytes, trained: str) -> None:
     waiting = service.submit("ann", model).json["id"]
     predicts = service.predict("ann", None, job=trained).json["id"]
     for job in (waiting, predicts):
@@ -110,7 +112,7 @@ def test_a_job_without_a_model_predicts_nothing(service: JobService, model: byte
         service.call("POST", f"/jobs/{job}/cancel", "ann")
 
 
-def test_one_model_is_given(service: JobService, model: bytes, trained: str) -> None:
+def test_exactly_one_model_is_required(service: JobService, model: bytes, trained: str) -> None:
     for given in (service.predict("ann", None), service.predict("ann", model, job=trained)):
         assert (given.status, given.json["error"]["field"]) == (422, "model")
 
@@ -140,8 +142,8 @@ def test_a_refused_job_leaves_nothing(
     assert sorted((service.files.root / "jobs").iterdir()) == jobs
 
 
-def test_the_servers_own_files_are_no_output(service: JobService, model: bytes) -> None:
-    """Also by way of a link in one's own folder."""
+def test_an_output_among_the_servers_own_files_is_refused(service: JobService, model: bytes) -> None:
+    """A link in a user's own folder does not change that."""
     link = Path(service.output("ann", "link"))
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(service.files.root)
@@ -149,7 +151,7 @@ def test_the_servers_own_files_are_no_output(service: JobService, model: bytes) 
     assert (answer.status, answer.json["error"]["field"]) == (422, "output")
 
 
-def test_a_predict_job_has_no_model_to_fetch(service: JobService, model: bytes) -> None:
+def test_fetching_the_model_of_a_predict_job_is_an_error(service: JobService, model: bytes) -> None:
     job = service.predict("ann", model).json["id"]
     service.finish(job)
     for part in ("model", "history", "commits"):

@@ -1,4 +1,4 @@
-"""What a server on loopback does with what it is sent."""
+"""Tests of the requests to a server on loopback."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from distkeras.job_server.server.services import FailureLimit
 from distkeras.job_server.server.views import PREFIX, ErrorView, JobView
 
 
-def told(answer: Any) -> dict[str, Any]:
+def detail_of(answer: Any) -> dict[str, Any]:
     ErrorView.model_validate(answer.json, strict=True)
     return answer.json["error"]
 
 
-def test_a_job_is_taken_and_shown_as_the_schema_says(service: JobService, model: bytes) -> None:
+def test_a_job_is_accepted_and_shown_according_to_the_schema(service: JobService, model: bytes) -> None:
     answer = service.submit("ann", model, options={"batch_size": 16})
     assert answer.status == 201
     jsonschema.validate(answer.json, JobView.model_json_schema(mode="serialization"))
@@ -55,27 +55,27 @@ def test_a_refused_job_leaves_nothing(
 ) -> None:
     answer = service.submit("ann", model, **description)
     assert answer.status == 422
-    assert told(answer).get("field") == field
+    assert detail_of(answer).get("field") == field
     assert list(service.files.temporary().iterdir()) == []
 
 
 def test_a_refused_model_leaves_nothing(service: JobService) -> None:
     jobs = sorted(path.name for path in (service.files.root / "jobs").iterdir())
     answer = service.submit("ann", b"no archive")
-    assert (answer.status, told(answer)["field"]) == (422, "model")
+    assert (answer.status, detail_of(answer)["field"]) == (422, "model")
     assert list(service.files.temporary().iterdir()) == []
     assert sorted(path.name for path in (service.files.root / "jobs").iterdir()) == jobs
 
 
-def test_the_servers_own_files_are_no_data(service: JobService, model: bytes) -> None:
-    """Also where its operator allows a folder that they lie in, and by way of a link."""
+def test_data_among_the_servers_own_files_is_refused(service: JobService, model: bytes) -> None:
+    """The data is refused even if the operator allows a folder that contains it, or if a link leads to it."""
     root = service.files.root
     link = Path(service.data("train.parquet")).with_name("link")
     link.symlink_to(root)
     for place in (root / "jobs", link):
-        assert told(service.submit("ann", model, data=str(place)))["field"] == "data"
+        assert detail_of(service.submit("ann", model, data=str(place)))["field"] == "data"
         answer = service.submit("ann", model, early_stopping={"data": str(place)})
-        assert (answer.status, told(answer)["field"]) == (422, "early_stopping.data")
+        assert (answer.status, detail_of(answer)["field"]) == (422, "early_stopping.data")
     assert service.submit("ann", model, early_stopping={"data": service.data("test.parquet")}).status == 201
 
 
@@ -93,20 +93,20 @@ def test_the_servers_own_files_are_no_data(service: JobService, model: bytes) ->
     ],
     ids=range(8),
 )
-def test_a_form_that_is_none_is_refused(service: JobService, fields: dict[str, bytes], files: dict[str, bytes]) -> None:
+def test_a_malformed_form_is_refused(service: JobService, fields: dict[str, bytes], files: dict[str, bytes]) -> None:
     assert service.send_form("ann", fields, files).status in (413, 422)
 
 
-def test_a_form_s_unknown_part_is_named(service: JobService) -> None:
+def test_an_unknown_part_of_a_form_is_named(service: JobService) -> None:
     job = json.dumps({"rule": "agn", "data": service.data("train.parquet")}).encode()
     answer = service.send_form("ann", {"job": job} | {f"part-{place}": b"" for place in range(10)}, {"model": b"x"})
     assert answer.status == 422
-    assert told(answer)["field"].startswith("part-")
+    assert detail_of(answer)["field"].startswith("part-")
 
 
 def test_a_model_that_is_too_large_is_refused(service: JobService) -> None:
     answer = service.submit("ann", b"x" * ((1 << 20) + 1))
-    assert (answer.status, told(answer)["field"]) == (422, "model")
+    assert (answer.status, detail_of(answer)["field"]) == (422, "model")
     head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\nContent-Length: {8 << 20}\n"
     assert b" 413 " in raw(service, f"{head}Authorization: Bearer {service.tokens['ann']}\n\n")
 
@@ -119,14 +119,14 @@ def raw(service: JobService, head: str, sent: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("length", [f"Content-Length: {SMALL + 1}", "Transfer-Encoding: chunked"])
 def test_a_strangers_large_body_is_refused_at_its_header(service: JobService, length: str) -> None:
-    """It has not come yet, and is not waited for."""
+    """The body has not arrived, and the server does not wait for it."""
     head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\n{length}\n"
     assert b" 401 " in raw(service, head + "\n")
     assert b" 401 " in raw(service, head + "Authorization: Bearer dk_x\n\n")
     assert b" 100 " in raw(service, f"{head}Authorization: Bearer {service.tokens['ann']}\nExpect: 100-continue\n\n")
 
 
-def test_a_large_body_is_refused_where_the_disk_has_no_room(folder: Path) -> None:
+def test_a_large_body_is_refused_if_the_disk_has_no_room(folder: Path) -> None:
     with JobService(folder) as service:
         service.room = 1 << 17
         head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\nAuthorization: Bearer {service.tokens['ann']}\n"
@@ -134,8 +134,8 @@ def test_a_large_body_is_refused_where_the_disk_has_no_room(folder: Path) -> Non
         assert b" 100 " in raw(service, f"{head}Content-Length: {1 << 17}\nExpect: 100-continue\n\n")
 
 
-def test_what_a_browser_sends_by_itself_gives_no_access(service: JobService) -> None:
-    """A page from elsewhere can have it send cookies, a password and forms, and no header of its own."""
+def test_credentials_that_a_browser_sends_by_itself_grant_no_access(service: JobService) -> None:
+    """A foreign page can make a browser send cookies, a password and forms, but no header of its own."""
     token = service.tokens["ann"]
     basic = base64.b64encode(f"ann:{token}".encode()).decode()
     for headers in (
@@ -150,9 +150,9 @@ def test_what_a_browser_sends_by_itself_gives_no_access(service: JobService) -> 
 
 
 def test_no_token_is_logged(service: JobService, model: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """That holds also for a request that fails in an unforeseen way."""
+    """This includes a request that fails with an unexpected error."""
     token = service.tokens["ann"]
-    secret = token.split("_", 2)[2]  # whose letters may themselves be "_"
+    secret = token.split("_", 2)[2]  # The letters of the token may themselves be "_".
     job = service.submit("ann", model).json["id"]
     for method, path in (("GET", f"/jobs/{job}"), ("GET", "/jobs?limit=x"), ("PUT", "/jobs"), ("GET", f"/{token}")):
         service.call(method, path, "ann")
@@ -166,23 +166,21 @@ def test_no_token_is_logged(service: JobService, model: bytes, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("text", ["a\u0000b", "a\nb", "\u001b[2J", "\ud800", "a\u0085"])
-def test_a_name_has_no_signs_that_a_terminal_or_a_database_stumbles_over(
-    service: JobService, model: bytes, text: str
-) -> None:
+def test_a_name_with_control_characters_is_refused(service: JobService, model: bytes, text: str) -> None:
     answer = service.submit("ann", model, name=text)
     assert answer.status == 422
     assert service.post("/tokens", "ann", {"note": text}).status == 422
 
 
 @pytest.mark.parametrize("part", ["x%00", "%00" * 16, "é", "x" * 5000, "%ff%fe"])
-def test_a_token_or_user_that_is_none(service: JobService, part: str) -> None:
+def test_an_invalid_token_or_user_is_not_found(service: JobService, part: str) -> None:
     part = quote(part, safe="%")
     assert service.call("DELETE", f"/tokens/{part}", "ann").status == 404
     assert service.call("DELETE", f"/users/{part}", "admin").status == 404
 
 
-def test_a_list_takes_as_many_queries_however_long_it_is(folder: Path, model: bytes) -> None:
-    """And none of them reads what the list does not show, such as a description of a megabyte."""
+def test_the_number_of_queries_for_a_list_does_not_depend_on_its_length(folder: Path, model: bytes) -> None:
+    """No query reads a column that the list does not show, such as a description of a megabyte."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
@@ -198,7 +196,7 @@ def test_a_list_takes_as_many_queries_however_long_it_is(folder: Path, model: by
             assert len(service.call("GET", f"/jobs?limit={limit}", "ben").json["jobs"]) == limit
             counts.append(len(seen))
             assert not any("distkeras_jobs.description" in statement for statement in seen)
-    assert counts == [2, 2]  # whose token it is, and the page
+    assert counts == [2, 2]  # One query finds the token's user, and the other one the page.
 
 
 @pytest.mark.parametrize(
@@ -216,19 +214,19 @@ def test_a_list_takes_as_many_queries_however_long_it_is(folder: Path, model: by
     ],
     ids=range(9),
 )
-def test_a_body_that_is_none_is_refused(service: JobService, body: bytes, kind: str, status: int) -> None:
+def test_a_malformed_body_is_refused(service: JobService, body: bytes, kind: str, status: int) -> None:
     answer = service.call("POST", "/tokens", "ann", body=body, headers={"Content-Type": kind})
     assert answer.status == status
-    assert told(answer)["type"]
+    assert detail_of(answer)["type"]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=1e2", "state=x", "before=x", "limit="])
-def test_a_query_that_cannot_work_names_its_field(service: JobService, query: str) -> None:
+def test_the_error_of_an_invalid_query_names_its_field(service: JobService, query: str) -> None:
     answer = service.call("GET", f"/jobs?{query}", "ann")
-    assert (answer.status, told(answer)["field"]) == (422, query.partition("=")[0])
+    assert (answer.status, detail_of(answer)["field"]) == (422, query.partition("=")[0])
 
 
-def test_pages_lead_on(service: JobService, model: bytes) -> None:
+def test_each_page_has_the_cursor_of_the_next(service: JobService, model: bytes) -> None:
     ids = [service.submit("ben", model).json["id"] for _ in range(3)]
     first = service.call("GET", "/jobs?limit=2", "ben").json
     second = service.call("GET", f"/jobs?limit=2&before={first['next']}", "ben").json
@@ -238,28 +236,28 @@ def test_pages_lead_on(service: JobService, model: bytes) -> None:
 
 @pytest.mark.parametrize("job", ["x", "%2e%2e", "..%2f..%2fjobs.sqlite", "f" * 32, "F" * 32, "f" * 33])
 @pytest.mark.parametrize("part", ["", "/log", "/model"])
-def test_a_job_that_is_none(service: JobService, job: str, part: str) -> None:
+def test_an_unknown_job_is_not_found(service: JobService, job: str, part: str) -> None:
     assert service.call("GET", f"/jobs/{job}{part}", "ann").status == 404
 
 
-def test_what_a_job_has_not_got_yet_is_a_conflict(service: JobService, model: bytes) -> None:
+def test_fetching_a_result_that_does_not_exist_yet_is_a_conflict(service: JobService, model: bytes) -> None:
     job = service.submit("ann", model).json["id"]
     for part in ("model", "history", "commits"):
         answer = service.call("GET", f"/jobs/{job}/{part}", "ann")
-        assert (answer.status, told(answer)["type"]) == (409, "StateError")
+        assert (answer.status, detail_of(answer)["type"]) == (409, "StateError")
     assert service.call("DELETE", f"/jobs/{job}", "ann").status == 409
     assert service.call("GET", f"/jobs/{job}/log", "ann").json == {"text": "", "next": 0}
     assert service.call("GET", f"/jobs/{job}/metrics", "ann").json == {"rows": [], "next": 0}
 
 
-def test_a_log_is_read_from_either_end(service: JobService, model: bytes) -> None:
+def test_a_log_can_be_read_from_either_end(service: JobService, model: bytes) -> None:
     job = service.submit("ann", model).json["id"]
     service.files.of(job).log.write_bytes(b"one\ntwo\n")
     for offset, text in ((0, "one\ntwo\n"), (4, "two\n"), (-4, "two\n"), (-99, "one\ntwo\n"), (99, "")):
         assert service.call("GET", f"/jobs/{job}/log?offset={offset}", "ann").json == {"text": text, "next": 8}
 
 
-def test_every_answer_has_the_headers_that_keep_browsers_from_harm(service: JobService) -> None:
+def test_every_answer_has_the_security_headers(service: JobService) -> None:
     for path, who in (("/jobs", "ann"), ("/jobs", None), ("/nothing", "ann")):
         headers = service.call("GET", path, who).headers
         assert headers["X-Content-Type-Options"] == "nosniff"
@@ -271,14 +269,14 @@ def test_every_answer_has_the_headers_that_keep_browsers_from_harm(service: JobS
         assert "waitress" not in headers.get("Server", "")
 
 
-def test_another_method_is_refused(service: JobService) -> None:
+def test_an_unsupported_method_is_refused(service: JobService) -> None:
     answer = service.call("PUT", "/jobs", "ann")
     assert answer.status == 405
     assert "GET" in answer.headers["Allow"]
     assert service.call("OPTIONS", "/jobs", "ann").status == 405
 
 
-def test_failures_from_an_address_are_limited_and_its_users_are_not(folder: Path) -> None:
+def test_failed_logins_of_an_address_are_limited_but_not_its_valid_requests(folder: Path) -> None:
     with JobService(folder, failures=FailureLimit(most=3)) as service:
         statuses = [service.call("GET", "/me", "nobody").status for _ in range(5)]
         assert statuses == [401, 401, 401, 429, 429]
@@ -286,7 +284,7 @@ def test_failures_from_an_address_are_limited_and_its_users_are_not(folder: Path
         assert service.call("GET", "/me", "ann").status == 200
 
 
-def test_the_limit_forgets_with_time_and_is_bounded() -> None:
+def test_the_record_of_failed_logins_expires_and_is_bounded() -> None:
     now = [0.0]
     limit = FailureLimit(most=2, seconds=60.0, clock=lambda: now[0])
     assert [limit.add("a"), limit.add("a"), limit.add("a"), limit.add("b")] == [False, False, True, False]
@@ -297,7 +295,7 @@ def test_the_limit_forgets_with_time_and_is_bounded() -> None:
     assert not limit.add("a")
 
 
-def test_what_was_done_is_in_the_audit_log(service: JobService, model: bytes) -> None:
+def test_actions_are_recorded_in_the_audit_log(service: JobService, model: bytes) -> None:
     job = service.submit("ann", model).json["id"]
     service.call("POST", f"/jobs/{job}/cancel", "ann")
     service.call("GET", "/me", "dk_nothing")
@@ -308,7 +306,7 @@ def test_what_was_done_is_in_the_audit_log(service: JobService, model: bytes) ->
     assert entries[1]["subject"] == job
 
 
-def test_users_come_and_go(service: JobService) -> None:
+def test_users_are_added_and_removed(service: JobService) -> None:
     assert service.post("/users", "admin", {"name": "eve"}).json["role"] == "user"
     assert service.post("/users", "admin", {"name": "eve"}).status == 409
     token = service.post("/tokens", "admin", {"user": "eve", "days": 1}).json["token"]
@@ -317,7 +315,7 @@ def test_users_come_and_go(service: JobService) -> None:
     assert service.call("GET", "/me", token).status == 401
 
 
-def test_the_description_is_of_every_endpoint_and_is_served(service: JobService) -> None:
+def test_the_description_covers_every_endpoint_and_is_served(service: JobService) -> None:
     app = create_app(service.services)
     description = service.call("GET", "/openapi.json", prefix="").json
     operations = {(method.upper(), path) for path, found in description["paths"].items() for method in found}
@@ -331,7 +329,7 @@ def test_the_description_is_of_every_endpoint_and_is_served(service: JobService)
     assert len(set(names)) == len(names)
 
 
-def test_the_page_needs_nothing_from_elsewhere(service: JobService) -> None:
+def test_the_page_loads_nothing_from_another_server(service: JobService) -> None:
     page = service.call("GET", "/", prefix="").body.decode()
     description = service.call("GET", "/openapi.json", prefix="").json
     for operation in (operation for found in description["paths"].values() for operation in found.values()):

@@ -1,4 +1,4 @@
-"""Connections that take their time: they are closed at a deadline, and do not keep others out."""
+"""Tests of slow connections: they are closed at a deadline and do not keep other clients out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def connected(port: int, sent: bytes = b"") -> socket.socket:
 
 
 def closed(peer: socket.socket) -> bool:
-    """Whether the server closes the connection before it answers; what it has not read resets the connection."""
+    """Return whether the server closes the connection before it answers; unread bytes make it reset the connection."""
     try:
         return peer.recv(1) == b""
     except ConnectionResetError:
@@ -36,7 +36,7 @@ def closed(peer: socket.socket) -> bool:
 
 
 def closed_while_dripping(peer: socket.socket, drop: bytes) -> bool:
-    """Send a byte now and then, as long as the server takes it; return whether it has closed the connection."""
+    """Send a byte at intervals while the server accepts them; return whether it has closed the connection."""
     deadline = time.monotonic() + patience(30)
     peer.settimeout(0.05)
     while time.monotonic() < deadline:
@@ -58,7 +58,7 @@ def answers_at_length(_environment: Any, start: Any) -> list[bytes]:
 
 @pytest.fixture
 def serving(service: JobService) -> Iterator[HttpListener]:
-    """A server whose every answer is long."""
+    """Start a server whose every answer is long."""
     http, stop = (
         HttpListener(answers_at_length, service.accounts, "127.0.0.1", 0, upload_max=1 << 20),
         threading.Event(),
@@ -70,7 +70,7 @@ def serving(service: JobService) -> Iterator[HttpListener]:
     thread.join(patience(20))
 
 
-def test_many_slow_connections_keep_no_one_out(service: JobService) -> None:
+def test_many_slow_connections_do_not_block_other_clients(service: JobService) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(listener.CONNECTIONS_MAX + 5):
             stack.enter_context(connected(service.port, _HALF))
@@ -78,8 +78,8 @@ def test_many_slow_connections_keep_no_one_out(service: JobService) -> None:
             assert service.call("GET", "/me", "ann").status == 200
 
 
-def test_many_requests_at_once_keep_no_one_out(service: JobService) -> None:
-    """Each would fill the server's buffers, and then have one of its threads wait for the peer to read."""
+def test_many_simultaneous_requests_do_not_block_other_clients(service: JobService) -> None:
+    """Each answer would fill the server's buffers and then make one of its threads wait for the peer to read."""
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(connected(service.port, b"GET /dashboard HTTP/1.1\r\nHost: here\r\n\r\n" * 300))
@@ -88,11 +88,14 @@ def test_many_requests_at_once_keep_no_one_out(service: JobService) -> None:
         assert service.call("GET", "/me", "ann").status == 200
 
 
-def test_of_too_many_connections_those_that_do_not_read_are_closed(
+def test_above_the_limit_the_connections_that_do_not_read_are_closed(
     serving: HttpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit falls when each answer has begun: before that, a connection waits for its peer, and may be closed."""
-    monkeypatch.setattr(listener, "SLOWEST", _ANSWER)  # each waits for its peer soon, however much is buffered
+    """The limit is lowered after each answer has begun: only then does a connection wait for its peer and may be
+    closed.
+    """
+    # Each connection soon waits for its peer, however much is buffered.
+    monkeypatch.setattr(listener, "SLOWEST", _ANSWER)
     monkeypatch.setattr(listener, "BODY_SECONDS", patience(60))
     with contextlib.ExitStack() as stack:
         for _ in range(4):
@@ -113,7 +116,7 @@ def test_the_address_with_most_connections_loses_the_oldest(tmp_path: Path, monk
             assert peer.recv(8) == b"HTTP/1.1"
 
 
-def test_a_header_has_a_deadline_that_a_byte_now_and_then_does_not_move(
+def test_single_bytes_do_not_postpone_the_deadline_of_a_header(
     service: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "HEADER_SECONDS", brief(0.5))
@@ -133,14 +136,14 @@ def test_an_answer_has_a_deadline(serving: HttpListener, monkeypatch: pytest.Mon
     monkeypatch.setattr(listener, "SLOWEST", _ANSWER)
     with connected(serving.port, _HALF + b"\r\n") as peer:
         got = len(peer.recv(1))
-        until(lambda: not serving.connections)  # while it reads nothing more
+        until(lambda: not serving.connections)  # The client reads no more.
         with contextlib.suppress(ConnectionResetError):
             while piece := peer.recv(1 << 20):
                 got += len(piece)
         assert got < _ANSWER
 
 
-def test_an_answer_is_whole_for_who_reads_it(serving: HttpListener) -> None:
+def test_a_client_that_reads_receives_the_whole_answer(serving: HttpListener) -> None:
     with connected(serving.port, _HALF + b"Connection: close\r\n\r\n") as peer:
         got = 0
         while piece := peer.recv(1 << 20):

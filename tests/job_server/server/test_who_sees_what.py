@@ -1,6 +1,7 @@
-"""Every route of the application, as a stranger, as another user, as an administrator.
+"""Tests of access to every route of the application by a stranger, another user, and an administrator.
 
-The routes are the application's own. One that is not in `ROUTES` fails until it is entered there with its owner.
+The application lists its routes. A route that is missing from `ROUTES` fails until it is entered there with its
+owner.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from support.present import present
 from distkeras.job_server.server.app import PUBLIC, create_app
 from distkeras.job_server.states import JobState
 
-#: What a route is about: something public; a user's thing, named in its path; a list of the caller's own things; the
-#: making of such a thing; what only administrators may do.
+#: What a route accesses: something public; an object of a user, named in its path; a list of the caller's objects; the
+#: creation of such an object; or something that only administrators may use.
 PUBLIC_ONE, THING, LIST, MAKES, ADMIN = "public", "thing", "list", "makes", "admin"
 ROUTES = {
     "GET /": PUBLIC_ONE,
@@ -56,7 +57,7 @@ OTHERS = [route for route, kind in ROUTES.items() if kind != PUBLIC_ONE]
 
 @dataclass
 class Things:
-    """What ann has: parts of paths."""
+    """The objects of ann, as parts of paths."""
 
     job: str
     token: str
@@ -75,7 +76,7 @@ def things(service: JobService, model: bytes) -> Things:
 
 
 def routes(service: JobService) -> set[str]:
-    """All that the application answers, as `ROUTES` writes it."""
+    """Return all routes of the application, written as in `ROUTES`."""
     return {
         f"{method} " + PART.sub(r"{\1}", rule.rule)
         for rule in create_app(service.services).url_map.iter_rules()
@@ -84,7 +85,7 @@ def routes(service: JobService) -> set[str]:
 
 
 def send(service: JobService, route: str, path: str, who: str | None, model: bytes) -> tuple[int, bytes]:
-    """A request that would be a good one from whom it belongs to."""
+    """Send a request that would be valid if the owner sent it."""
     method = route.partition(" ")[0]
     match route:
         case "POST /api/v1/jobs":
@@ -100,7 +101,7 @@ def send(service: JobService, route: str, path: str, who: str | None, model: byt
     return answer.status, answer.body
 
 
-def test_every_route_is_known_here(service: JobService) -> None:
+def test_every_route_is_listed_here(service: JobService) -> None:
     assert routes(service) == ROUTES.keys()
 
 
@@ -128,7 +129,7 @@ def test_a_stranger_is_refused(service: JobService, things: Things, route: str, 
 
 
 @pytest.mark.parametrize("route", OTHERS)
-def test_a_removed_user_and_a_revoked_token_are_strangers(
+def test_removed_users_and_revoked_tokens_are_refused(
     service: JobService, things: Things, route: str, model: bytes
 ) -> None:
     revoked, gone = service.accounts.add_token("ben"), f"gone-{len(service.accounts.users())}"
@@ -141,23 +142,23 @@ def test_a_removed_user_and_a_revoked_token_are_strangers(
 
 
 @pytest.mark.parametrize("path", ["", "/", "/nothing", "/jobs/../users", "/jobs/x/y/z"])
-def test_a_stranger_does_not_learn_what_is_there(service: JobService, path: str) -> None:
+def test_a_stranger_does_not_learn_which_objects_exist(service: JobService, path: str) -> None:
     assert service.call("GET", path).status == 401
     assert service.call("GET", path, "ann").status == 404
 
 
 @pytest.mark.parametrize("route", OTHERS)
-def test_another_user_sees_nothing_of_it(service: JobService, things: Things, route: str, model: bytes) -> None:
-    """A user's thing does not exist for other users; lists leave it out; routes for administrators say so."""
+def test_another_user_sees_none_of_the_objects(service: JobService, things: Things, route: str, model: bytes) -> None:
+    """An object does not exist for other users, lists omit it, and administrators' routes are forbidden."""
     status, body = send(service, route, things.path(route), "ben", model)
     if ROUTES[route] == ADMIN:
         assert status == 403
     elif ROUTES[route] == THING:
         assert status == 404
         gone = Things("f" * 32, "f" * 16, "nobody")
-        absent, told = send(service, route, gone.path(route), "ben", model)
+        absent, absent_body = send(service, route, gone.path(route), "ben", model)
         assert absent == 404
-        assert nameless(told, gone) == nameless(body, things)
+        assert nameless(absent_body, gone) == nameless(body, things)
         return
     else:
         assert status in (200, 201)
@@ -166,11 +167,11 @@ def test_another_user_sees_nothing_of_it(service: JobService, things: Things, ro
 
 
 def nameless(body: bytes, things: Things) -> bytes:
-    """An answer without what was asked for in it."""
+    """Return an answer without the name that was requested."""
     return body.replace(things.job.encode(), b"X").replace(things.token.encode(), b"X")
 
 
-def test_the_owner_sees_it_and_an_administrator_too(service: JobService, things: Things) -> None:
+def test_the_owner_and_an_administrator_see_the_objects(service: JobService, things: Things) -> None:
     for who in ("ann", "admin"):
         assert service.call("GET", f"/jobs/{things.job}", who).json["user"] == "ann"
         assert things.job in [job["id"] for job in service.call("GET", "/jobs", who).json["jobs"]]
@@ -179,17 +180,17 @@ def test_the_owner_sees_it_and_an_administrator_too(service: JobService, things:
     assert service.call("GET", "/users", "admin").status == 200
 
 
-def test_a_cursor_of_another_users_job_is_none(service: JobService, things: Things) -> None:
+def test_a_cursor_of_another_users_job_is_invalid(service: JobService, things: Things) -> None:
     assert service.call("GET", f"/jobs?before={things.job}", "ben").status == 404
     assert service.call("GET", f"/jobs?before={things.job}", "ann").status == 200
 
 
-def test_a_user_makes_no_token_for_another(service: JobService) -> None:
+def test_a_user_cannot_create_a_token_for_another_user(service: JobService) -> None:
     assert service.post("/tokens", "ann", {"user": "admin"}).status == 403
     assert service.post("/tokens", "admin", {"user": "ann"}).status == 201
 
 
-def test_a_token_makes_none_that_outlives_it(service: JobService) -> None:
+def test_a_token_cannot_create_a_token_that_outlives_it(service: JobService) -> None:
     token = service.accounts.add_token("ann", expires=time.time() + 3600.0)
     assert service.post("/tokens", token, {"days": 1.0}).status == 422
     assert service.post("/tokens", token, {}).status == 201
@@ -201,7 +202,7 @@ def test_a_token_makes_none_that_outlives_it(service: JobService) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(PUBLIC))
-def test_what_is_public_says_nothing_of_the_server(service: JobService, things: Things, path: str) -> None:
+def test_public_answers_reveal_nothing_about_the_server(service: JobService, things: Things, path: str) -> None:
     answer = service.call("GET", path, prefix="")
     assert answer.status == 200
     for secret in (things.job, "ann", str(service.files.root)):

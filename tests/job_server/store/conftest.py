@@ -1,4 +1,4 @@
-"""The tests of the store run on SQLite, and as slow ones on PostgreSQL."""
+"""Fixtures that run the tests of the store on SQLite, and in slow tests on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def sqlite_files(engine: Engine, tmp_path: Path) -> list[Path]:
-    """The database's files, where it is SQLite's."""
+    """Return the database's files, if it is SQLite."""
     if engine.dialect.name != "sqlite":
         pytest.skip("of SQLite")
     return [path for path in tmp_path.iterdir() if path.name.startswith("jobs.sqlite")]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_server.conftest import HandClock
+from job_server.conftest import ManualClock
 from sqlalchemy import Engine, update
 from support.present import present
 
@@ -21,7 +21,7 @@ def token_id(token: str) -> str:
     return token.split("_")[1]
 
 
-def test_a_token_is_whose_it_was_made_for(accounts: Accounts) -> None:
+def test_a_token_authenticates_its_user(accounts: Accounts) -> None:
     accounts.add_user("ann")
     token = accounts.add_token("ann", "laptop")
     assert accounts.authenticate(token) == Account(1, "ann", "user")
@@ -42,12 +42,12 @@ def test_a_token_is_whose_it_was_made_for(accounts: Accounts) -> None:
         lambda token: f"dk_{token_id(token)}_",
     ],
 )
-def test_another_token_is_refused(accounts: Accounts, spoil: Callable[[str], str]) -> None:
+def test_an_unknown_token_is_refused(accounts: Accounts, spoil: Callable[[str], str]) -> None:
     accounts.add_user("ann")
     assert accounts.authenticate(spoil(accounts.add_token("ann"))) is None
 
 
-def test_a_secret_is_nowhere_in_the_database(accounts: Accounts, sqlite_files: list[Path]) -> None:
+def test_the_database_contains_no_secret(accounts: Accounts, sqlite_files: list[Path]) -> None:
     accounts.add_user("ann")
     secret = accounts.add_token("ann").split("_", 2)[2]
     files = b"".join(path.read_bytes() for path in sqlite_files)
@@ -55,13 +55,13 @@ def test_a_secret_is_nowhere_in_the_database(accounts: Accounts, sqlite_files: l
     assert secret.encode() not in files
 
 
-def test_only_its_owner_may_read_the_database(accounts: Accounts, sqlite_files: list[Path]) -> None:
+def test_only_the_owner_may_read_the_database(accounts: Accounts, sqlite_files: list[Path]) -> None:
     accounts.add_user("ann")
     assert sqlite_files
     assert [path.name for path in sqlite_files if path.stat().st_mode & 0o077] == []
 
 
-def test_a_token_ends_when_it_expires(accounts: Accounts, clock: HandClock) -> None:
+def test_an_expired_token_is_refused(accounts: Accounts, clock: ManualClock) -> None:
     accounts.add_user("ann")
     token = accounts.add_token("ann", expires=clock.now + 10)
     clock.now += 9.9
@@ -70,7 +70,7 @@ def test_a_token_ends_when_it_expires(accounts: Accounts, clock: HandClock) -> N
     assert accounts.authenticate(token) is None
 
 
-def test_who_may_revoke_a_token(accounts: Accounts, people: dict[str, Account]) -> None:
+def test_the_owner_or_an_administrator_may_revoke_a_token(accounts: Accounts, people: dict[str, Account]) -> None:
     token = accounts.add_token("ann")
     with pytest.raises(NotThereError):
         accounts.revoke(people["ben"], token_id(token))
@@ -87,9 +87,7 @@ def test_users_see_their_own_tokens_and_administrators_all(accounts: Accounts, p
     assert {token.user for token in accounts.tokens(people["admin"])} == {"admin", "ann", "ben"}
 
 
-def test_a_removed_users_tokens_do_not_count_and_no_new_ones_come(
-    accounts: Accounts, people: dict[str, Account]
-) -> None:
+def test_a_removed_users_tokens_are_invalid_and_none_is_created(accounts: Accounts, people: dict[str, Account]) -> None:
     token = accounts.add_token("ann")
     accounts.remove_user("ann")
     assert accounts.authenticate(token) is None
@@ -98,7 +96,7 @@ def test_a_removed_users_tokens_do_not_count_and_no_new_ones_come(
     assert [user.active for user in accounts.users()] == [True, False, True]
 
 
-def test_the_last_administrator_stays(accounts: Accounts, people: dict[str, Account]) -> None:
+def test_the_last_administrator_cannot_be_removed(accounts: Accounts, people: dict[str, Account]) -> None:
     with pytest.raises(StateError, match="is the last administrator"):
         accounts.remove_user("admin")
     assert accounts.authenticate(accounts.add_token("admin")) is not None
@@ -107,7 +105,7 @@ def test_the_last_administrator_stays(accounts: Accounts, people: dict[str, Acco
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a\n", "é", "a" * 65, "../a"])
-def test_a_name_that_is_none(accounts: Accounts, name: str) -> None:
+def test_an_invalid_name_is_refused(accounts: Accounts, name: str) -> None:
     with pytest.raises(DescriptionError) as caught:
         accounts.add_user(name)
     assert caught.value.field == "name"
@@ -122,7 +120,7 @@ def test_a_name_and_a_role_are_checked(accounts: Accounts) -> None:
         accounts.add_user("ben", "root")
 
 
-def test_the_first_administrator_is_made_once(accounts: Accounts) -> None:
+def test_the_first_administrator_is_created_once(accounts: Accounts) -> None:
     token = present(accounts.bootstrap())
     assert present(accounts.authenticate(token)).is_admin
     assert accounts.bootstrap() is None
@@ -134,7 +132,7 @@ def test_a_role_is_required(people: dict[str, Account]) -> None:
         people["ann"].require_admin()
 
 
-def test_the_audit_log_has_the_latest_first_in_pages(accounts: Accounts) -> None:
+def test_the_audit_log_is_paged_with_the_latest_entry_first(accounts: Accounts) -> None:
     for place in range(5):
         accounts.record("ann", "127.0.0.1", "submit", str(place))
     first = accounts.audit(limit=3)
@@ -142,13 +140,13 @@ def test_the_audit_log_has_the_latest_first_in_pages(accounts: Accounts) -> None
     assert [entry.subject for entry in accounts.audit(first[-1].number, 3)] == ["1", "0"]
 
 
-def test_a_text_of_any_length_is_written_down(accounts: Accounts) -> None:
+def test_a_long_text_is_recorded_in_the_audit_log(accounts: Accounts) -> None:
     accounts.record("u" * 1000, "a" * 1000, "x" * 1000, "s" * 1000)
     assert len(accounts.audit()[0].subject) == 200
 
 
 @pytest.mark.parametrize("url", ["nothing", "sqlite://", "sqlite:///:memory:", "sqlite:////nowhere/at/all/x.sqlite"])
-def test_a_database_that_cannot_be_opened(url: str) -> None:
+def test_an_unreachable_database_is_an_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match="database"):
         open_database(url)
 

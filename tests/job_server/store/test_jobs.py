@@ -4,7 +4,7 @@ import multiprocessing
 from collections import Counter
 
 import pytest
-from job_server.conftest import HandClock
+from job_server.conftest import ManualClock
 from sqlalchemy import Engine
 from support.job_server.claims import take_all
 from support.patience import patience
@@ -28,7 +28,7 @@ def claimed(store: JobStore, account: Account) -> StoredJob:
     return present(store.claim(SERVER))
 
 
-def test_a_job_is_kept_as_it_was_added(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+def test_a_job_is_stored_unchanged(store: JobStore, people: dict[str, Account], clock: ManualClock) -> None:
     job = add(store, people["ann"])
     assert (job.user, job.name, job.state, job.attempt, job.bytes) == ("ann", "a job", JobState.QUEUED, 0, 10)
     assert job.description == {"rule": "agn"}
@@ -36,7 +36,7 @@ def test_a_job_is_kept_as_it_was_added(store: JobStore, people: dict[str, Accoun
     assert (job.started, job.ended, job.server, job.driver, job.cancel, job.error) == (None,) * 6
 
 
-def test_another_users_job_is_not_there(store: JobStore, people: dict[str, Account]) -> None:
+def test_another_users_job_is_not_found(store: JobStore, people: dict[str, Account]) -> None:
     job = add(store, people["ann"])
     for call in (store.get, store.request_cancel):
         with pytest.raises(NotThereError):
@@ -45,7 +45,7 @@ def test_another_users_job_is_not_there(store: JobStore, people: dict[str, Accou
     assert store.get(people["admin"], job.id) == store.get(people["ann"], job.id) == job
 
 
-def test_jobs_come_in_pages_the_latest_first(store: JobStore, people: dict[str, Account]) -> None:
+def test_jobs_are_paged_with_the_latest_first(store: JobStore, people: dict[str, Account]) -> None:
     jobs = [add(store, people["ann"]) for _ in range(5)]
     add(store, people["ben"])
     first = store.page(people["ann"], limit=3)
@@ -67,8 +67,8 @@ def test_a_user_cannot_have_more_than_the_quota(store: JobStore, people: dict[st
     assert len(store.page(people["ann"])) == 2
 
 
-def test_each_driver_of_a_job_is_kept_until_the_job_is_removed(
-    store: JobStore, people: dict[str, Account], clock: HandClock
+def test_each_driver_of_a_job_is_recorded_until_the_job_is_removed(
+    store: JobStore, people: dict[str, Account], clock: ManualClock
 ) -> None:
     first = claimed(store, people["ann"])
     assert [(one.attempt, one.ended, one.outcome) for one in store.attempts(first)] == [(1, None, None)]
@@ -88,8 +88,8 @@ def test_each_driver_of_a_job_is_kept_until_the_job_is_removed(
     assert store.attempts(first) == []
 
 
-def test_turns_are_fair(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
-    """A user with many jobs does not keep the others waiting, whether jobs run at the same time or in turn."""
+def test_users_take_fair_turns(store: JobStore, people: dict[str, Account], clock: ManualClock) -> None:
+    """A user with many jobs does not delay the others, whether jobs run in parallel or one after the other."""
     for _ in range(4):
         add(store, people["ann"])
     for _ in range(2):
@@ -105,10 +105,12 @@ def test_turns_are_fair(store: JobStore, people: dict[str, Account], clock: Hand
     clock.now += 1
     add(store, people["ann"])
     add(store, people["ben"])
-    assert present(store.claim(SERVER)).user == "ben"  # whose turn was longer ago
+    assert present(store.claim(SERVER)).user == "ben"  # Ben's last turn was longer ago.
 
 
-def test_one_who_runs_less_comes_first(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+def test_the_user_with_fewer_running_jobs_is_first(
+    store: JobStore, people: dict[str, Account], clock: ManualClock
+) -> None:
     first = claimed(store, people["ann"])
     add(store, people["ann"])
     clock.now += 1
@@ -119,7 +121,9 @@ def test_one_who_runs_less_comes_first(store: JobStore, people: dict[str, Accoun
 
 
 @pytest.mark.parametrize("state", sorted(FINAL))
-def test_nothing_follows_an_end(store: JobStore, people: dict[str, Account], state: JobState, clock: HandClock) -> None:
+def test_a_final_state_does_not_change(
+    store: JobStore, people: dict[str, Account], state: JobState, clock: ManualClock
+) -> None:
     job = claimed(store, people["ann"])
     assert store.move(job, state, "why", 77)
     ended = store.get(people["ann"], job.id)
@@ -130,7 +134,9 @@ def test_nothing_follows_an_end(store: JobStore, people: dict[str, Account], sta
     assert store.claim(SERVER) is None
 
 
-def test_a_job_of_another_attempt_or_server_is_not_moved(store: JobStore, people: dict[str, Account]) -> None:
+def test_the_state_of_another_attempts_or_servers_job_is_not_changed(
+    store: JobStore, people: dict[str, Account]
+) -> None:
     job = claimed(store, people["ann"])
     assert store.adopt(job, "host/2:2.00/b")
     assert not store.move(job, JobState.DONE)
@@ -143,13 +149,16 @@ def test_a_job_of_another_attempt_or_server_is_not_moved(store: JobStore, people
     assert store.move(again, JobState.TRAINING)
 
 
-def test_cancelling_ends_what_waits_and_asks_what_runs(store: JobStore, people: dict[str, Account]) -> None:
+def test_cancelling_ends_a_waiting_job_and_requests_the_end_of_a_running_one(
+    store: JobStore, people: dict[str, Account]
+) -> None:
     waiting = add(store, people["ann"])
     assert store.request_cancel(people["ann"], waiting.id).state is JobState.CANCELLED
-    assert store.request_cancel(people["ann"], waiting.id).state is JobState.CANCELLED  # again: as it was
+    # A second cancellation changes nothing.
+    assert store.request_cancel(people["ann"], waiting.id).state is JobState.CANCELLED
     job = claimed(store, people["ann"])
     assert store.request_cancel(people["ann"], job.id).cancel is not None
-    assert not store.move(job, JobState.QUEUED)  # no driver goes on with it
+    assert not store.move(job, JobState.QUEUED)  # No other driver continues the job.
     assert store.move(job, JobState.CANCELLED)
     done = claimed(store, people["ann"])
     store.move(done, JobState.DONE)
@@ -168,7 +177,7 @@ def test_only_an_ended_job_is_removed(store: JobStore, people: dict[str, Account
     assert add(store, people["ann"]).number > job.number
 
 
-def test_ended_jobs_are_found_by_their_age(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+def test_ended_jobs_are_listed_by_their_age(store: JobStore, people: dict[str, Account], clock: ManualClock) -> None:
     old, waiting = claimed(store, people["ann"]), add(store, people["ann"])
     store.move(old, JobState.FAILED)
     clock.now += 100
@@ -178,7 +187,7 @@ def test_ended_jobs_are_found_by_their_age(store: JobStore, people: dict[str, Ac
 
 
 def share(url: str, jobs: set[str]) -> Counter[str]:
-    """How many of ``jobs`` each of three processes gets; no job twice, and all of them."""
+    """Return how many of ``jobs`` each of three processes claims; each job is claimed exactly once."""
     context = multiprocessing.get_context("spawn")
     start, taken = context.Event(), context.Queue()
     servers = [context.Process(target=take_all, args=(url, f"host/{place}:1.00/x", start, taken)) for place in range(3)]
@@ -195,7 +204,7 @@ def share(url: str, jobs: set[str]) -> Counter[str]:
     return Counter(server for server, job in found if job is not None)
 
 
-def test_servers_of_one_database_do_not_take_a_job_twice(
+def test_servers_of_one_database_do_not_claim_a_job_twice(
     store: JobStore, people: dict[str, Account], engine: Engine
 ) -> None:
     jobs = {add(store, people[name]).id for name in ("ann", "ben") for _ in range(15)}
@@ -204,7 +213,7 @@ def test_servers_of_one_database_do_not_take_a_job_twice(
 
 @pytest.mark.usefixtures("sqlite_files")
 def test_a_thousand_jobs_are_listed_by_an_index(store: JobStore, people: dict[str, Account], engine: Engine) -> None:
-    """Well under a second: measured by hand; here, that no page looks at what it does not show."""
+    """Check that no query scans rows that it does not show; measured by hand, the list takes well under a second."""
     with engine.connect() as connection:
         for condition in ("user_id = 2", "state = 'queued'"):
             query = f"EXPLAIN QUERY PLAN SELECT * FROM distkeras_jobs WHERE {condition} ORDER BY number DESC LIMIT 9"
