@@ -1,4 +1,4 @@
-"""What runs before a commit is what runs in CI before the long tests."""
+"""Tests that the checks before a commit are those that CI runs before the long tests."""
 
 from __future__ import annotations
 

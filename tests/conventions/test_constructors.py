@@ -1,4 +1,4 @@
-"""No object is half built: what it will ever hold is there when its constructor returns."""
+"""Tests that no object is half built: a constructor assigns every attribute that the object will have."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Methods that run before anybody else has the object.
+#: Methods that run before any other code has the object.
 BUILDING = ("__init__", "__new__", "__post_init__")
 
 
 def sources() -> dict[str, ast.Module]:
-    """Every Python file of package and scripts; the links in ``distkeras/`` are not followed."""
+    """Return every Python file of package and scripts; the links in ``distkeras/`` are not followed."""
     return {
         path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
         for folder in ("distkeras", "ps", "transformers", "benchmarks", "scripts")
@@ -24,7 +24,7 @@ def sources() -> dict[str, ast.Module]:
 
 
 def assigned(method: ast.AST) -> dict[str, int]:
-    """The attributes of ``self`` that are assigned in a method, with a line."""
+    """Yield each attribute of ``self`` that is assigned in a method, with its line."""
     return {
         node.attr: node.lineno
         for node in ast.walk(method)
@@ -36,7 +36,7 @@ def assigned(method: ast.AST) -> dict[str, int]:
 
 
 def built(kind: ast.ClassDef) -> set[str]:
-    """The attributes that are there from the beginning: the class' own, and the constructor's."""
+    """Return the attributes that the class and its constructor define."""
     found: set[str] = set()
     for node in kind.body:
         if isinstance(node, ast.FunctionDef):
@@ -48,7 +48,7 @@ def built(kind: ast.ClassDef) -> set[str]:
 
 
 def late(trees: dict[str, ast.Module]) -> Iterator[str]:
-    """The attributes that another method is the first to assign; bases are found by their names."""
+    """Yield the attributes that another method is the first to assign; base classes are found by their names."""
     kinds = [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     by_name: dict[str, list[ast.ClassDef]] = {}
     for _, kind in kinds:
@@ -68,7 +68,7 @@ def late(trees: dict[str, ast.Module]) -> Iterator[str]:
                         yield f"{path}:{line} {kind.name}.{name}"
 
 
-def test_every_attribute_is_there_when_the_constructor_returns() -> None:
+def test_every_attribute_is_assigned_by_the_constructor() -> None:
     found = list(late(sources()))
     assert not found, "\n".join(found)
 
@@ -84,5 +84,5 @@ def test_every_attribute_is_there_when_the_constructor_returns() -> None:
         ("class A:\n    def f(self):\n        other.x = 1\n", []),
     ],
 )
-def test_the_reader_finds_them(text: str, names: list[str]) -> None:
+def test_late_attributes_are_found(text: str, names: list[str]) -> None:
     assert [found.split()[1] for found in late({"a.py": ast.parse(text)})] == names

@@ -1,4 +1,4 @@
-"""Every wait has a deadline: found by reading the sources."""
+"""Tests that every wait has a deadline, by reading the sources."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Calls that wait, by the place of their timeout among the arguments; for `acquire`, it follows `blocking`.
+#: Calls that wait, with the position of their timeout argument; that of `acquire` follows `blocking`.
 WAITS = {"wait": 0, "join": 0, "acquire": 1, "get": 1, "result": 0, "exception": 0, "wait_for": 1}
 WAITS |= {"communicate": 1, "select": 3, "poll": 0, "as_completed": 1, "create_connection": 1, "urlopen": 2}
-#: Calls on a socket, which wait as long as its timeout says.
+#: Calls on a socket, which wait as long as the socket's timeout.
 SOCKETS = {"accept", "connect", "do_handshake", "recv", "recv_into", "recvfrom", "send", "sendall", "sendmsg"}
 #: Waits without a deadline of their own, and what ends them.
 ALLOWED = {
     "ps/server/server.py: self._listener.accept()": "`close` wakes it",
     "ps/transport/member_listener.py: self._listener.accept()": "`close` wakes it",
-    "ps/world/streams.py: self._listener.accept()": "likewise",
+    "ps/world/streams.py: self._listener.accept()": "`close` wakes it",
     "ps/world/streams.py: sock.settimeout(None)": (
         "the kernel keeps the deadline of each call; Python's would cost a fourth"
     ),
@@ -28,7 +28,7 @@ ALLOWED = {
         "the producer waits for its consumer, each of whose waits has a deadline, and who closes it at its end"
     ),
 }
-#: Where sockets are used, each call with what is left of a deadline.
+#: The module that uses sockets and gives each call the rest of a deadline.
 STREAMS = "ps/world/streams.py"
 CHANNEL = "ps/transport/client.py"
 
@@ -43,7 +43,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def waits_for_ever(tree: ast.AST, *, sockets_have_deadlines: bool = False) -> Iterator[str]:
-    """Calls in ``tree`` that may wait without a bound, as source text."""
+    """Yield the calls in ``tree`` that may wait without a bound, as source text."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -61,7 +61,9 @@ def waits_for_ever(tree: ast.AST, *, sockets_have_deadlines: bool = False) -> It
 
 
 def _returns_at_once(node: ast.Call, called: str, owner: str) -> bool:
-    """Another's method of that name: a dict's ``get``, a string's ``join`` or the lease's, a frame's ``select``."""
+    """Return whether the method belongs to a dict (``get``), a string or the lease (``join``), or a frame
+    (``select``).
+    """
     match called:
         case "get":
             return not owner.endswith(("queue", "signals"))
@@ -97,8 +99,10 @@ def test_every_wait_has_a_deadline() -> None:
     assert found == set(ALLOWED)
 
 
-def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call() -> None:
-    """The classes that wrap a socket are called from there only, and set its timeout, or the kernel's, first."""
+def test_a_channel_passes_the_rest_of_the_deadline_to_each_call_of_its_socket() -> None:
+    """Only this module calls the classes that wrap a socket, and it sets the timeout, or the kernel's, before each
+    call.
+    """
     tree, streams = (ast.parse((ROOT / name).read_text()) for name in (CHANNEL, STREAMS))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     piped = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("self.stream.read", "self.stream.write")]
@@ -141,7 +145,7 @@ def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call() 
         "socket.create_connection(address)",
     ],
 )
-def test_the_reader_finds(call: str) -> None:
+def test_a_wait_without_a_deadline_is_found(call: str) -> None:
     assert list(waits_for_ever(ast.parse(call))) == [ast.unparse(ast.parse(call))]
 
 
@@ -162,5 +166,5 @@ def test_the_reader_finds(call: str) -> None:
         "sock.settimeout(3)",
     ],
 )
-def test_the_reader_lets_pass(call: str) -> None:
+def test_a_wait_with_a_deadline_is_accepted(call: str) -> None:
     assert list(waits_for_ever(ast.parse(call))) == []

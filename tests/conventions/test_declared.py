@@ -1,4 +1,4 @@
-"""What is imported is declared, and what the documentation names is there."""
+"""Tests that every imported library is declared, and that names in the documentation exist."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from support.present import present
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PACKAGE = ("distkeras", "ps", "transformers")
-#: Distributions whose module is named otherwise.
+#: Distributions whose module has another name.
 MODULES = {"mkdocs-material": "material", "mlflow-skinny": "mlflow", "pillow": "PIL", "pytest-xdist": "xdist"}
-#: Where it is there, by a reader who has it: the fuzzer says how to get it, the benchmark makes an environment for it.
+#: Modules that a reader may have: the fuzzer says how to install one, and the benchmark makes an environment for it.
 OPTIONAL = {"atheris", "elephas"}
 
 
 def declared(*extras: str) -> set[str]:
-    """The top-level modules of the distributions that pyproject.toml names, those of ``extras`` too."""
+    """Return the top-level modules of the distributions that pyproject.toml names, including those of ``extras``."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     modules: set[str] = set()
     pending = [
@@ -40,10 +40,10 @@ def declared(*extras: str) -> set[str]:
 
 
 def imported(folder: str) -> Iterator[tuple[str, str]]:
-    """Top-level names imported in ``folder``, at any depth of the code, with where."""
+    """Yield the top-level names that ``folder`` imports, at any depth of the code, with their places."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         if "ps" in path.relative_to(ROOT).parts[1:2] and folder == "distkeras":
-            continue  # the link of a checkout
+            continue  # This is the link of a checkout.
         name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -70,7 +70,7 @@ def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, .
     assert not strangers, "\n".join(strangers)
 
 
-#: Between backticks, in Markdown: a dotted name of the package, or a path of the repository.
+#: Names between backticks in Markdown: a dotted name of the package, or a path of the repository.
 NAME = re.compile(r"`(distkeras(?:\.\w+)+)(?:\(.*?\))?`")
 PATH = re.compile(r"`((?:distkeras|ps|transformers|scripts|tests|benchmarks|docs|notebooks)/[\w./-]*)`")
 
@@ -80,7 +80,7 @@ def documents() -> list[Path]:
 
 
 def exists(name: str) -> bool:
-    """Whether ``name`` is a module, or an attribute of one, at any depth."""
+    """Return whether ``name`` is a module, or an attribute of one, at any depth."""
     parts = name.split(".")
     for depth in range(len(parts), 0, -1):
         try:
@@ -100,9 +100,9 @@ def exists(name: str) -> bool:
     [path for path in documents() if path.name != "CHANGELOG.md"],
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
-def test_what_the_documentation_names_is_there(document: Path) -> None:
+def test_the_names_in_the_documentation_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     gone = [name for name in NAME.findall(text) if not exists(name)]
-    # Tests are also named from within their folder.
+    # Tests are also named by paths within their folder.
     gone += [path for path in PATH.findall(text) if not (ROOT / path).exists() and not (TESTS / f"{path}.py").exists()]
     assert not gone, "\n".join(gone)

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources."""
+"""Tests of which modules may import which others, by reading the sources."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 
-#: Imported inside functions, by jobs that have snapshots or encrypt.
+#: Libraries that are imported inside functions, by jobs that save snapshots or encrypt.
 OPTIONAL = {"files.py": {"pyarrow"}, "tls.py": {"cryptography"}}
-#: What an executor imports before Keras' backend is chosen, or `distkeras.ps` alone may be there for.
+#: Modules that an executor imports before Keras' backend is chosen, or that must work where only `distkeras.ps`
+#: exists.
 LIGHT = [
     *(f"data/{name}" for name in ("batches", "columns", "ordering", "shuffling", "source", "spec")),
     *(f"keras_model/{name}" for name in ("archive", "compiled_steps", "recipe", "replica", "tensorflow", "variables")),
     "training/task",
 ]
-#: dist-keras' transformers, predictors and evaluators at its own paths: they are made of this project's.
+#: The transformers, predictors and evaluators of dist-keras at its own paths are made from this project's.
 OF_TRANSFORMERS = {
     "distkeras.compat.stages",
     "distkeras.predictors",
@@ -32,7 +33,7 @@ OF_TRANSFORMERS = {
     "distkeras.job_server.description",
     "distkeras.job_server.driver",
 }
-#: State machines: their caller has the sockets, the threads and the clock.
+#: State machines, whose caller has the sockets, the threads and the clock.
 SANS_IO = [
     *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
     *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
@@ -51,7 +52,7 @@ def sources(folder: Path) -> list[Path]:
 
 @functools.cache
 def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
-    """Full names that ``path`` imports; without ``everywhere``, only those that importing it executes."""
+    """Yield the full names that ``path`` imports; without ``everywhere``, only those that run when it is imported."""
 
     def walk(nodes: list[ast.stmt]) -> Iterator[str]:
         for node in nodes:
@@ -61,7 +62,7 @@ def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
                 assert node.level == 0, f"{path}: relative import"
                 assert node.module is not None
                 yield node.module
-                # `from distkeras.ps import rules` imports a module, and that is the one that counts.
+                # `from distkeras.ps import rules` imports a module, so that module is yielded.
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
                 continue
@@ -76,21 +77,21 @@ def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
 
 
 def imported_by_call(tree: ast.AST) -> Iterator[str]:
-    """Modules that ``importlib.import_module`` gets by name."""
+    """Yield the modules that ``importlib.import_module`` imports by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
 
 
 def all_imports(paths: Iterable[Path], *, everywhere: bool = True) -> Iterator[tuple[str, Path, str]]:
-    """Each import of each of ``paths``: its full name, the path, and what to call the two in a failure."""
+    """Yield each import of ``paths``: its full name, the path, and a text that names both in a failure."""
     for path in paths:
         for name in imports(path, everywhere=everywhere):
             yield name, path, f"{path.relative_to(ROOT)}: {name}"
 
 
 def module_of(path: Path) -> str:
-    """The module's full name."""
+    """Return the module's full name."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "distkeras" else ("distkeras", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -100,29 +101,29 @@ MODULES = {module_of(path): path for tree in (CORE, PS, TRANSFORMERS) for path i
 
 
 def folder_of(module: str) -> str:
-    """The folder that ``module`` lies in; a module at the top of its tree stands for itself."""
+    """Return the folder of ``module``; a module at the top of its tree represents itself."""
     depth = 3 if module.startswith(("distkeras.ps.", "distkeras.transformers.")) else 2
     return ".".join(module.split(".")[:depth])
 
 
 def graph(node: Callable[[str], str]) -> dict[str, set[str]]:
-    """Who imports whom, at every depth of the code, ``node`` being what a module counts as."""
+    """Return which node imports which others, at every depth of the code; ``node`` maps a module to its node."""
     arrows: dict[str, set[str]] = {}
     for module, path in MODULES.items():
-        # A package's own modules name it only on their way to a neighbor.
+        # A package's own modules name the package only as part of a neighbor's name.
         targets = {name for name in imports(path) if name in MODULES and not f"{module}.".startswith(f"{name}.")}
         arrows.setdefault(node(module), set()).update(node(target) for target in targets)
     return {source: targets - {source} for source, targets in arrows.items()}
 
 
 @pytest.mark.parametrize("node", [str, folder_of], ids=["modules", "folders"])
-def test_imports_run_one_way(node: Callable[..., Any] | type[str]) -> None:
-    list(TopologicalSorter(graph(node)).static_order())  # a CycleError names the circle
+def test_imports_have_no_cycle(node: Callable[..., Any] | type[str]) -> None:
+    list(TopologicalSorter(graph(node)).static_order())  # A CycleError names the cycle.
 
 
 @pytest.mark.parametrize("package", ["distkeras", "distkeras.ps"])
 def test_the_order_of_the_folders_is_the_documented_one(package: str) -> None:
-    """The package's docstring lists its folders in the order of imports, from the ground up."""
+    """The package's docstring lists its folders in the order of imports, with the lowest layer first."""
     arrows = graph(folder_of)
     docstring = MODULES[package].read_text().split('"""')[1]
     listed = [f"{package}.{name}" for name in re.findall(r"^    (\w+) {2,}\S", docstring, re.M)]
@@ -137,11 +138,11 @@ def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only() -> None:
         top = name.split(".")[0]
         own = OPTIONAL.get(path.name, set())
         assert top in own | {"distkeras", "numpy", "ml_dtypes", "__future__"} or top in sys.stdlib_module_names, where
-        # The bare package is nearly empty; it is there to ask where it lives.
+        # The bare package is nearly empty; it is imported to find its folder.
         assert top != "distkeras" or name == "distkeras" or name.startswith("distkeras.ps"), where
 
 
-def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center() -> None:
+def test_a_rule_imports_neither_sockets_nor_threads_nor_the_center() -> None:
     for name, _, where in all_imports(sources(PS / "rules")):
         top = name.split(".")[0]
         assert top not in {"socket", "threading", "asyncio", "subprocess"}, where
@@ -171,12 +172,12 @@ def test_no_module_imports_by_the_bare_names_or_unpickles() -> None:
         assert name.split(".")[0] not in {"ps", "transformers", "pickle", "marshal", "shelve"}, where
 
 
-def test_what_executors_import_chooses_no_backend() -> None:
+def test_modules_that_executors_import_choose_no_backend() -> None:
     for name, _, where in all_imports((CORE / f"{module}.py" for module in LIGHT), everywhere=False):
         assert name.split(".")[0] not in {"keras", "tensorflow", "jax", "torch", "pyspark"}, where
 
 
-def test_the_reader_sees_imports_at_every_depth(tmp_path: Path) -> None:
+def test_imports_are_found_at_every_depth(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "from typing import TYPE_CHECKING\nimport a.b\nif TYPE_CHECKING:\n    import c\n"

@@ -1,4 +1,4 @@
-"""An exception to a rule of the linters says its reason where it stands."""
+"""Tests that an exception to a rule of the linters is explained in its line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Both kinds, in a comment; what follows the codes is looked at: a dash or another comment, and words.
+#: Both kinds of exceptions, in a comment; after the codes, a dash or another comment with words is expected.
 EXCEPTION = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<codes>: ?[A-Z\d, ]+|\[[\w, -]+\])?(?P<rest>.*)")
 
 
 def sources() -> Iterator[Path]:
-    """Every Python file; the links in ``distkeras/`` are not followed."""
+    """Return every Python file; the links in ``distkeras/`` are not followed."""
     for folder in ("distkeras", "ps", "transformers", "benchmarks", "docs", "notebooks", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/")):
@@ -24,7 +24,7 @@ def sources() -> Iterator[Path]:
 
 
 def unexplained(text: str) -> Iterator[int]:
-    """The lines of ``text`` whose exception names no code, or no reason."""
+    """Yield the lines of ``text`` whose exception has no code or no reason."""
     if not EXCEPTION.search(text):
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -33,7 +33,7 @@ def unexplained(text: str) -> Iterator[int]:
             yield token.start[0]
 
 
-def test_every_exception_says_why() -> None:
+def test_every_exception_has_a_reason() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sources()
@@ -56,5 +56,5 @@ def test_every_exception_says_why() -> None:
         ("x = '# noqa'", True),
     ],
 )
-def test_the_reader_tells_them_apart(line: str, explained: bool) -> None:
+def test_exceptions_without_a_reason_are_found(line: str, explained: bool) -> None:
     assert list(unexplained(line + "\n")) == ([] if explained else [1])

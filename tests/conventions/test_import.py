@@ -1,4 +1,4 @@
-"""What importing loads, each in a fresh interpreter."""
+"""Tests of the modules that an import loads, each in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAVY = ("pyspark", "keras", "tensorflow", "jax", "torch", "pandas", "pyarrow", 
 
 
 def loaded(statement: str) -> set[str]:
-    """Which of `HEAVY` are loaded after ``statement``."""
+    """Return those modules of `HEAVY` that are loaded after ``statement``."""
     code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=True)
@@ -36,7 +36,7 @@ def test_the_parameter_server_needs_neither_spark_nor_keras(statement: str) -> N
     assert loaded(statement) == set()
 
 
-def test_a_task_loads_keras_only_once_its_backend_is_settled() -> None:
+def test_a_task_loads_keras_only_after_its_backend_is_chosen() -> None:
     found = loaded("import distkeras.training.task, distkeras.keras_model.recipe, distkeras.data.source")
     assert not found & {"keras", "tensorflow", "jax", "torch"}
 

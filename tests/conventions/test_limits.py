@@ -1,4 +1,4 @@
-"""No test has a fixed limit, which a slower machine would run into: see `support.patience`."""
+"""Tests that no test has a fixed limit, which a slower machine might exceed; see `support.patience`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 TESTS = Path(__file__).parents[1]
 #: Calls whose only argument is a limit.
 WAITS = {"acquire", "communicate", "exited", "get", "join", "result", "settimeout", "wait"}
-#: Where a number is no limit: examples of source text, a clock that is moved by hand, the measurement itself.
-#: Programs that are run by hand, on a machine of the reader's choice.
+#: Files in which a number is no limit: examples of source text, a manual clock, the measurement of patience itself.
+#: Programs that a person runs on a machine of their choice.
 PROGRAMS = {"chaos", "fuzz", "matrix", "mutants", "simulation"}
 EXEMPT = {"conventions/test_deadlines.py", "ps/transport/test_backoff.py", "support/patience.py"}
 
 
 def fixed_limits(tree: ast.AST) -> Iterator[str]:
-    """The calls in ``tree`` that wait for a fixed number of seconds, 1 or more."""
+    """Yield the calls in ``tree`` that wait for a fixed number of seconds, 1 or more."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        given = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+        limits = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
         if isinstance(node.func, ast.Attribute) and node.func.attr in WAITS and not node.keywords:
-            given += node.args if len(node.args) == 1 else []
-        numbers = [value.value for value in given if isinstance(value, ast.Constant)]
+            limits += node.args if len(node.args) == 1 else []
+        numbers = [value.value for value in limits if isinstance(value, ast.Constant)]
         if any(isinstance(number, (int, float)) and number >= 1 for number in numbers):
             yield ast.unparse(node)
 
@@ -53,5 +53,5 @@ def test_every_limit_scales_with_the_speed_of_the_machine() -> None:
         ("', '.join(names)", False),
     ],
 )
-def test_the_search_finds_them(text: str, fixed: bool) -> None:
+def test_fixed_limits_are_found(text: str, fixed: bool) -> None:
     assert bool(list(fixed_limits(ast.parse(text)))) == fixed

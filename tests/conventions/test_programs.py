@@ -1,4 +1,4 @@
-"""The programs that tests start are strings, which neither ruff nor mypy reads."""
+"""Tests of the programs that tests start from strings, which neither ruff nor mypy reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def programs() -> Iterator[tuple[str, ast.Module]]:
-    """Each string of the tests that imports all of a module in `support`, with where it is."""
+    """Yield each string of the tests that imports a whole module of `support`, with its place."""
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -20,7 +20,7 @@ def programs() -> Iterator[tuple[str, ast.Module]]:
 
 
 def bound(tree: ast.Module) -> set[str]:
-    """Return every name that a program binds, in any scope: what is looked for is a name that no line binds."""
+    """Return every name that a program binds in any scope; a name that no line binds is an error."""
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:

@@ -1,4 +1,4 @@
-"""README and docs as they stand in the repository: what is generated, what is linked, what must stay short."""
+"""Tests of README and docs: generated parts are up to date, links lead to files, and README is short."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from docsite import generated
 from distkeras.ps.rules import all_rules
 
 ROOT = Path(__file__).parents[2]
-#: As a reader of the repository sees them; those of the site's own pages are checked when it is built.
+#: Pages as a reader of the repository sees them; the links of the site's own pages are checked when it is built.
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 LINES = 150
 
 
 @pytest.mark.parametrize("path", generated.files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_generated_is_up_to_date(path: Path) -> None:
+def test_generated_parts_are_up_to_date(path: Path) -> None:
     assert path.read_text() == generated.files()[path], "run `python docs/docsite --no-build`"
 
 
-def test_a_text_without_its_marks_is_refused() -> None:
+def test_a_text_without_its_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="marks of 'rules'"):
         generated.filled("nothing", {"rules": str})
 
@@ -30,12 +30,12 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LINES
 
 
-def test_the_readme_imports_from_the_public_face_only() -> None:
+def test_the_readme_imports_public_names_only() -> None:
     imported = re.findall(r"^\s*(?:from|import) (distkeras[\w.]*)", (ROOT / "README.md").read_text(), re.M)
     assert set(imported) <= {"distkeras", "distkeras.transformers"}
 
 
-def test_the_readme_counts_right() -> None:
+def test_the_numbers_in_the_readme_are_right() -> None:
     text = (ROOT / "README.md").read_text()
     for count in re.findall(r"(?:all|one of) (\d+)", text):
         assert int(count) == len(all_rules())
@@ -56,5 +56,5 @@ def test_links_lead_to_files_of_the_repository(name: str) -> None:
 
 
 def _anchor(heading: str) -> str:
-    """What GitHub calls a heading."""
+    """Return the anchor that GitHub makes from a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

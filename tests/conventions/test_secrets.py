@@ -1,4 +1,4 @@
-"""What must not be read anywhere: the job's key."""
+"""Tests that the job's key is never shown."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.world.streams import TcpStream
 from distkeras.training.task import Task
 
-KEY = bytes(range(48, 80))  # printable: it would show as it is
+KEY = bytes(range(48, 80))  # The key is printable, so that it would be seen as it is.
 PRIVATE = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----\n"
 ADDRESS = Address("driver", 4321, KEY, "-----BEGIN CERTIFICATE-----\n")
 
 
-def shows(text: str) -> bool:
+def shows_secret(text: str) -> bool:
     return KEY.hex() in text or KEY.decode() in text or "MIGH" in text or str(list(KEY))[1:-1] in text
 
 
@@ -40,9 +40,9 @@ def channel() -> Iterator[Channel]:
 
 
 def task() -> Task:
-    given: dict[str, Any] = dict.fromkeys(Task.__dataclass_fields__, None)
+    values: dict[str, Any] = dict.fromkeys(Task.__dataclass_fields__, None)
     settings = WorkerSettings(make("downpour"), workers=2)
-    return Task(**given | {"address": ADDRESS, "settings": settings, "metrics": ("loss",)})
+    return Task(**values | {"address": ADDRESS, "settings": settings, "metrics": ("loss",)})
 
 
 def test_no_repr_shows_a_secret(channel: Channel) -> None:
@@ -59,11 +59,11 @@ def test_no_repr_shows_a_secret(channel: Channel) -> None:
     ]
     for thing in things:
         for text in (repr(thing), str(thing), f"{thing}", f"{[thing]}"):
-            assert not shows(text), type(thing)
+            assert not shows_secret(text), type(thing)
     assert "driver" in repr(task())
 
 
-def test_a_client_that_cannot_connect_tells_where_and_no_key() -> None:
+def test_the_error_of_a_failed_connection_has_the_address_and_no_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(DistkerasError) as caught:
@@ -71,9 +71,9 @@ def test_a_client_that_cannot_connect_tells_where_and_no_key() -> None:
     error = caught.value
     assert str(port) in str(error)
     fault = fault_of(error)
-    assert not shows("".join(map(repr, (error, str(error), error.__reduce__(), fault, vars(fault)))))
+    assert not shows_secret("".join(map(repr, (error, str(error), error.__reduce__(), fault, vars(fault)))))
 
 
-def test_the_check_itself_finds_a_secret() -> None:
-    assert shows(repr(KEY))
-    assert shows(KEY.hex())
+def test_the_check_finds_a_secret() -> None:
+    assert shows_secret(repr(KEY))
+    assert shows_secret(KEY.hex())

@@ -1,4 +1,4 @@
-"""How long a module and a function may be, and that a class' name is one class'."""
+"""Tests of the length of modules and functions, and that each class name is unique."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FUNCTION_LINES = 60
 
 
 def sources(*folders: str) -> Iterator[tuple[str, str]]:
-    """Path from the root and text of every Python file; the links in ``distkeras/`` are not followed."""
+    """Return path and text of every Python file; the links in ``distkeras/`` are not followed."""
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
@@ -30,7 +30,7 @@ def lines_of(node: ast.stmt) -> int:
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
-    """Every function in ``tree``, at any depth, with its lines; neither its docstring nor its decorators count."""
+    """Return every function in ``tree``, at any depth, with its length without docstring and decorators."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = lines_of(node)
@@ -39,15 +39,15 @@ def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFuncti
             yield node, lines
 
 
-def test_no_module_is_long() -> None:
+def test_every_module_is_short() -> None:
     lengths = {name: text.count("\n") for name, text in sources(*PACKAGE, *OTHERS)}
     assert len(lengths) > 200
     too_long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MODULE_LINES]
     assert not too_long, "\n".join(too_long)
 
 
-def test_no_function_is_long() -> None:
-    """One whose `def` has a ``# noqa: PLR0913`` is taken without its arguments: they are many for the reason there."""
+def test_every_function_is_short() -> None:
+    """Many arguments do not count if the `def` has a ``# noqa: PLR0913``, as the reason there explains them."""
     too_long = []
     for name, text in sources(*PACKAGE, *OTHERS):
         rows = text.split("\n")
@@ -59,8 +59,10 @@ def test_no_function_is_long() -> None:
     assert not too_long, "\n".join(too_long)
 
 
-def test_no_two_classes_of_the_package_have_one_name() -> None:
-    """But those of ``trainers.py`` and ``compat/``: they are dist-keras' names, some of which this project has too."""
+def test_no_two_classes_of_the_package_have_the_same_name() -> None:
+    """Those of ``trainers.py`` and ``compat/`` are exempt: they have dist-keras' names, some of which this project has
+    too.
+    """
     homes = defaultdict(list)
     for name, text in sources(*PACKAGE):
         if name.startswith(("distkeras/trainers.py", "distkeras/compat/")):
@@ -72,7 +74,7 @@ def test_no_two_classes_of_the_package_have_one_name() -> None:
     assert not shared, "\n".join(shared)
 
 
-def test_a_docstring_and_decorators_do_not_count() -> None:
+def test_docstrings_and_decorators_do_not_count() -> None:
     text = (
         '@one\n@two\ndef f():\n    """A line.\n\n    Another.\n    """\n    def g():\n        return 1\n    return g\n'
     )

@@ -1,4 +1,4 @@
-"""Docs, docstrings, comments and messages are in plain words: `WORDS` lists those that are not used."""
+"""Tests that docs, docstrings, comments and messages are in plain words; `WORDS` lists those that are not used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: The words that are not used, as regular expressions, and what to write instead.
+#: The words that are not used, as regular expressions, and their replacements.
 WORDS = {
     r"who(?:m)?ever|whosoever": "the caller, the process that, anyone who",
     r"whatever|whichever": "any, every, regardless of; or name the thing",
@@ -45,7 +45,7 @@ WORDS = {
     r"as said": "as described in; or repeat the words",
 }
 
-#: All pages. Their generated parts count too: the words of these are in `scripts/`.
+#: All pages, including their generated parts, whose words are in `scripts/`.
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -62,9 +62,9 @@ _END = re.compile(r"\w")
 
 
 def unused_words(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the line number of each word of `WORDS` in ``text``, the word, and what to write instead.
+    """Yield the line number of each word of `WORDS` in ``text``, the word, and its replacement.
 
-    Inline code is skipped: it names what the code calls a thing.
+    Inline code is skipped, because it names objects of the code.
     """
     without_code = re.sub(r"(`+)[^`\n]+\1", lambda code: " " * len(code[0]), text)
     for found in _PATTERN.finditer(without_code):
@@ -77,7 +77,7 @@ def unused_words(text: str) -> Iterator[tuple[int, str, str]]:
 def prose(source: str) -> Iterator[tuple[int, str]]:
     """Yield the first line and the text of every docstring, message and comment of a module, and each test's name.
 
-    A string without white space is a key or a name, and is skipped. A formatted string is searched piece by piece.
+    A string without white space is a key or a name, and is skipped. Each piece of a formatted string is searched.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
@@ -91,13 +91,13 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def report(path: Path, first_line: int, text: str) -> list[str]:
-    """Return one line for each finding in ``text``, which begins at ``first_line`` of ``path``."""
+    """Return one line for each finding in ``text``, whose first line is ``first_line`` of ``path``."""
     name = path.relative_to(ROOT).as_posix()
     return [f'{name}:{first_line + line - 1}: "{word}"; write: {instead}' for line, word, instead in unused_words(text)]
 
 
 def modules(package: str) -> list[Path]:
-    """Return the Python files of a folder, at any depth, but for this one, which names the words."""
+    """Return the Python files of a folder at any depth, except this one, which contains the words."""
     return sorted(path for path in (ROOT / package).rglob("*.py") if path != Path(__file__))
 
 
@@ -130,11 +130,11 @@ def test_docstrings_comments_and_messages_are_in_plain_words(package: str) -> No
         ("untold, overheard, told_at", []),
     ],
 )
-def test_the_search_finds_them(text: str, words: list[tuple[int, str]]) -> None:
+def test_unused_words_are_found(text: str, words: list[tuple[int, str]]) -> None:
     assert [(line, " ".join(word.split())) for line, word, _ in unused_words(text)] == words
 
 
-def test_docstrings_comments_messages_and_names_of_tests_are_searched() -> None:
+def test_docstrings_comments_messages_and_test_names_are_searched() -> None:
     source = '"""A module."""\nkey = "told"\nraise ValueError(f"worker {key} was told {key} told")\n# told\n'
     source += "def test_told(): told\ndef told(): ...\n"
     assert [(line, text.strip()) for line, text in prose(source)] == [

@@ -1,4 +1,4 @@
-"""The page "Which rule should I take" follows from the reproduction report: each statement links to its section."""
+"""Tests of the page "Which rule should I take": each statement links to the section of the report that shows it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from distkeras.ps.rules import all_rules
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guide" / "choosing-a-rule.md").read_text()
 REPORT = (DOCS / "reproduction" / "README.md").read_text()
-#: The report's sections by their anchors.
+#: Sections of the report, by their anchors.
 SECTIONS = dict(re.findall(r'<a id="([\w-]+)"></a>\n(.*?)(?=<a id="|\Z)', REPORT, re.DOTALL))
-#: Items of lists and rows of tables that say something of a rule: the head of a table does not.
+#: Items of lists and rows of tables that state something about a rule; the head of a table does not.
 STATEMENTS = re.findall(r"^(?:\* .*(?:\n  .*)*|\| (?!---|if |to ).*\|)$", PAGE, re.MULTILINE)
 LINK = re.compile(r"\]\(\.\./reproduction/README\.md#([\w-]+)\)")
 
@@ -26,7 +26,7 @@ def test_the_page_has_statements() -> None:
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda text: text[2:40])
 def test_a_statement_follows_from_the_sections_that_it_links_to(statement: str) -> None:
     anchors = LINK.findall(statement)
-    assert anchors, "no link to a section of the report"
+    assert anchors, "there is no link to a section of the report"
     shown = "".join(SECTIONS[anchor] for anchor in anchors)
     for figure in re.findall(r"(?<![\w.])[+-]?\d+\.\d+(?!\w)", LINK.sub("", statement)):
         assert re.search(rf"(?<![\d.]){re.escape(figure.lstrip('+'))}(?!\d)", shown), f"{figure} is not in {anchors}"

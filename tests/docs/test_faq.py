@@ -1,4 +1,4 @@
-"""The errors that the page "Questions and troubleshooting" quotes are ones that the code raises."""
+"""Tests that the errors quoted by the page "Questions and troubleshooting" are raised by the code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distkeras.ps import errors
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "faq.md"
 QUOTED = re.findall(r"^```text\n(\w+Error): (.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-#: Letters that a message must have of its own, apart from what is filled in.
+#: The least number of fixed letters in a message, apart from what is filled in.
 LETTERS = 20
 
 
 @functools.cache
 def messages() -> list[re.Pattern[str]]:
-    """Every message of the sources, as a pattern in which any text may be filled in."""
+    """Return every message of the sources as a pattern that accepts any text where a value is filled in."""
     found = set()
     for folder in ("distkeras", "ps", "transformers"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -33,7 +33,7 @@ def messages() -> list[re.Pattern[str]]:
     return [re.compile(pattern) for pattern in found]
 
 
-def test_errors_are_quoted() -> None:
+def test_the_page_quotes_errors() -> None:
     assert len(QUOTED) > 10
 
 
@@ -43,5 +43,5 @@ def test_a_quoted_error_is_raised_somewhere(kind: str, text: str) -> None:
     assert any(message.search(text) for message in messages()), text
 
 
-def test_another_text_is_not_taken_for_one_of_them() -> None:
+def test_another_text_matches_no_message() -> None:
     assert not any(message.search("the executors must start another Python") for message in messages())

@@ -1,4 +1,4 @@
-"""Names in the docs exist: arguments of the trainer, tests that show a promise, modules in the pictures."""
+"""Tests that names in the docs exist: arguments of the trainer, tests that show a promise, modules in the pictures."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DOCUMENTS = sorted(
 
 
 def spans(path: Path) -> Iterator[str]:
-    """Inline code, outside of fenced blocks."""
+    """Return the inline code outside of fenced blocks."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     yield from re.findall(r"`([^`\n]+)`", text)
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module, or something in one."""
+    """Return whether a dotted name is a module or an object in one."""
     module, _, attribute = name.rpartition(".")
     try:
         importlib.import_module(name)
@@ -63,7 +63,7 @@ def test_tests_that_show_a_promise_exist() -> None:
 
 
 def classes() -> set[str]:
-    """Every class of the project's, by its name."""
+    """Return every class of the project, by its name."""
     return {
         node.name
         for folder in ("distkeras", "ps", "transformers")
@@ -98,7 +98,7 @@ def test_modules_in_the_pictures_exist() -> None:
         assert resolves(f"distkeras.{name}"), name
 
 
-def test_the_conventions_name_what_is_there() -> None:
+def test_the_names_in_the_tables_of_conventions_exist() -> None:
     """The last column of each table names parameters, attributes, or classes of Keras and of this package."""
     homes = (distkeras.KerasEstimator, distkeras.KerasModel, TrainingSummary, distkeras, keras.layers, keras.utils)
     rows = re.findall(r"^\| .* \| ([^|]*) \|$", (ROOT / "docs/guide/conventions.md").read_text(), re.MULTILINE)

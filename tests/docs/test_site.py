@@ -1,4 +1,4 @@
-"""The site, built as a reader would build it."""
+"""Tests of the site, built as a reader would build it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.browser import PHONE, chromium
 import distkeras
 from distkeras.ps.rules import all_rules
 
-#: What a page loads by itself when it is opened.
+#: Attributes whose resources a page loads when it is opened.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and where links to it may lead."""
+    """The links, the loaded resources, and the link targets of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -59,11 +59,12 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def internal(pages: dict[Path, Page]) -> Iterator[tuple[Path, str, Path, str]]:
-    """Each link or resource within the site: page, link, the file it leads to, the place in it."""
+    """Return each link or resource within the site: the page, the link, the file, and the anchor that it leads to."""
     for path, page in pages.items():
         for link in (*page.links, *page.loaded):
             parts = urlsplit(link)
-            if not parts.scheme and not parts.netloc and path.name != "404.html":  # that one is served at the root
+            # The error page is served at the root.
+            if not parts.scheme and not parts.netloc and path.name != "404.html":
                 target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
                 yield path, link, target / "index.html" if target.is_dir() else target, unquote(parts.fragment)
 
@@ -77,7 +78,7 @@ def test_every_link_within_the_site_leads_somewhere(pages: dict[Path, Page]) -> 
     assert count > len(pages)
 
 
-def test_every_link_out_of_the_site_is_a_well_formed_one(pages: dict[Path, Page]) -> None:
+def test_every_link_out_of_the_site_is_well_formed(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
@@ -86,7 +87,7 @@ def test_every_link_out_of_the_site_is_a_well_formed_one(pages: dict[Path, Page]
                 assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), f"{path.name}: {link}"
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_pages_load_nothing_from_another_server(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         for link in page.loaded:
             assert not urlsplit(link).netloc, f"{path.name}: {link}"
@@ -99,13 +100,13 @@ def test_every_rule_has_a_page_with_its_formulas(site: Path, pages: dict[Path, P
         assert pages[site / "rules" / f"{name}.html"].formulas > 0, name
 
 
-def test_no_formula_is_left_as_it_is_written(pages: dict[Path, Page]) -> None:
+def test_every_formula_is_rendered(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         for raw in (":math:", ".. math::", r"\tilde", r"\theta", "--8<--", "<!-- layers"):
             assert raw not in "".join(page.text), f"{path.name}: {raw}"
 
 
-def test_the_public_names_are_in_the_reference(site: Path, pages: dict[Path, Page]) -> None:
+def test_the_reference_contains_the_public_names(site: Path, pages: dict[Path, Page]) -> None:
     anchors = {anchor for path, page in pages.items() if path.parent.name == "reference" for anchor in page.anchors}
     assert distkeras.__all__
     missing = {name for name, value in public().items() if home(name, value) not in anchors}

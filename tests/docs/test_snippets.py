@@ -1,4 +1,4 @@
-"""What README and guide tell the reader to type works: Python is run, commands name what is there."""
+"""Tests that the code and commands in README and guide work: Python is run, and the names in commands exist."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
 START = GUIDE / "start.md"
-#: Whole programs, which need nothing.
+#: Pages whose code is a complete program.
 FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
     GUIDE / f"{name}.md" for name in ("first-pipeline", "tabular", "images", "text")
 ]
-#: Pages that go on from where "Getting started" has come.
+#: Pages that continue the code of "Getting started".
 FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
-#: Of these, what is run by default; README and "Getting started" are, too.
+#: Those of them that are run by default, as are README and "Getting started".
 QUICK = ("failures",)
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
+    """Return the fenced blocks of one language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def run(path: Path, namespace: dict[str, Any]) -> None:
-    """Executes a page's Python, one block after the other; an error names page and block.
+    """Execute a page's Python code, one block after the other; an error names the page and the block.
 
-    The data lies in the current folder, but a relative path is Spark's: it begins where its JVM was started.
+    The data lies in the current folder, but Spark resolves relative paths in the folder in which its JVM was
+    started.
     """
     for place, block in enumerate(blocks(path, "python")):
         path_of = r'''(\b(?:parquet|save|load|start)\(|"checkpointLocation", )"'''
@@ -56,7 +57,7 @@ def run(path: Path, namespace: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the snippets run: a little of the data that they read."""
+    """Return the folder in which the snippets run, with a small part of the data that they read."""
     place = tmp_path_factory.mktemp("snippets")
     numbers = np.random.default_rng(0)
     for name, rows in ROWS.items():
@@ -71,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def started(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """The names that "Getting started" leaves behind."""
+    """Return the variables that "Getting started" has defined at its end."""
     namespace: dict[str, Any] = {"__name__": "snippets"}
     run(START, namespace)
     return namespace
@@ -93,7 +94,7 @@ def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:
 
 
 def output_of(page: Path, folder: Path) -> list[str]:
-    """The lines that the program of a page prints when it is run in ``folder``, without empty ones."""
+    """Return the lines that a page's program prints in ``folder``, without empty ones."""
     (program,) = blocks(page, "python")
     script = folder / f"{page.stem.replace('-', '_')}.py"
     script.write_text(program)
@@ -105,14 +106,14 @@ def output_of(page: Path, folder: Path) -> list[str]:
 
 
 def expected_output(page: Path) -> list[str]:
-    """The lines that the page says its program prints."""
+    """Return the lines that the page claims its program prints."""
     (expected,) = blocks(page, "text")
     return [line for line in expected.splitlines() if line.strip()]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_first_pipeline_is_a_program(tmp_path: Path) -> None:
+def test_the_first_pipeline_prints_what_the_page_says(tmp_path: Path) -> None:
     printed = dict(line.split(" ", 1) for line in output_of(FIRST, tmp_path) if line.startswith("accurac"))
     assert float(printed["accuracy"]) > 0.9
     assert printed["accuracies"].startswith("{32: 0.9")
@@ -124,13 +125,13 @@ def test_the_first_pipeline_is_a_program(tmp_path: Path) -> None:
 def test_the_table_with_nulls_and_words_prints_what_the_page_says(tmp_path: Path) -> None:
     for one, other in zip(output_of(TABULAR, tmp_path), expected_output(TABULAR), strict=True):
         if "under ROC" not in other:
-            kept = -2 if other.startswith("|") else None  # all but the prediction
+            kept = -2 if other.startswith("|") else None  # All columns except the prediction are compared.
             assert one.split("|")[:kept] == other.split("|")[:kept]
             continue
-        # Workers commit in any order: areas differ in their second digit.
-        said, area = other.rpartition(" ")[::2]
-        assert one.rpartition(" ")[0] == said
-        assert float(one.rpartition(" ")[2]) == pytest.approx(float(area), abs=0.1 if "0.0003" in said else 0.03)
+        # Workers commit in any order, so the areas differ in their second digit.
+        label, area = other.rpartition(" ")[::2]
+        assert one.rpartition(" ")[0] == label
+        assert float(one.rpartition(" ")[2]) == pytest.approx(float(area), abs=0.1 if "0.0003" in label else 0.03)
 
 
 @pytest.mark.slow
@@ -146,7 +147,7 @@ def test_a_tutorial_prints_what_its_page_says(page: Path, tolerance: float, tmp_
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """File name and command: one for each logical line of each block of shell in README, CONTRIBUTING and guide."""
+    """Return file name and command of each logical line in the shell blocks of README, CONTRIBUTING and guide."""
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(GUIDE.glob("*.md"))):
         for block in blocks(path, "bash"):
             for line in block.replace("\\\n", " ").splitlines():
@@ -155,31 +156,31 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()))
-def test_a_command_names_what_is_there(name: str, command: str) -> None:
+def test_the_names_in_a_command_exist(name: str, command: str) -> None:
     words = shlex.split(command, comments=True)
     for place, word in enumerate(words):
         if re.match(r"(scripts|tests|notebooks|docs)/", word):
             assert (ROOT / word.partition("::")[0]).exists(), word
         if re.fullmatch(r"scripts/\w+(\.py|\.sh)?", word):
-            told = helped(word)
+            told = help_of(word)
             options = [part.partition("=")[0] for part in words[place + 1 :] if part.startswith("--")]
             missing = [option for option in options if option not in told]
-            assert not missing or word.endswith("test.sh")  # which hands them on to pytest
+            assert not missing or word.endswith("test.sh")  # The script passes these arguments to pytest.
     if words[:2] == ["python", "-m"] and words[2].startswith("distkeras"):
-        ran = subprocess.run([sys.executable, *words[1:], "--help"], cwd=ROOT, capture_output=True, check=False)
-        assert ran.returncode == 0, ran.stderr.decode()
+        done = subprocess.run([sys.executable, *words[1:], "--help"], cwd=ROOT, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
 
 
 @functools.cache
-def helped(script: str) -> str:
-    """What a script says about its options; a shell script hands them on to the Python one of its name."""
+def help_of(script: str) -> str:
+    """Return a script's help on its options; a shell script passes the option to the Python script of its name."""
     stem = ROOT / Path(script).with_suffix("")
     program = next((path for path in (stem, stem.with_suffix(".py")) if path.exists()), None)
     if program is None:
         return (ROOT / script).read_text()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
+    done = subprocess.run(
         [sys.executable, program, "--help"], env=environment, capture_output=True, text=True, check=False
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,1 +1,1 @@
-"""The core of the tests under each version and backend that the metadata names."""
+"""A matrix of environments that runs the core tests with each version and backend that the metadata names."""

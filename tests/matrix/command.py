@@ -1,10 +1,10 @@
-"""Runs the core of the tests under each Python, Spark and Keras backend that `pyproject.toml` names; prints one table.
+"""Run the core tests with each Python, Spark and Keras backend that `pyproject.toml` names, and print one table.
 
-    python tests/matrix                 # all; the first time it installs some GiB for each environment
+    python tests/matrix                 # all; the first run installs some GiB for each environment
     python tests/matrix --only jax      # the environments whose name contains "jax"
 
-Takes interpreters from the path, or lets uv fetch them where that is there; Spark needs Java 17 or newer. Environments
-stay in `.venv-matrix/` for the next run. The status is 1 if a test failed or an environment could not be made.
+Interpreters come from the path, or uv fetches them if it is installed; Spark needs Java 17 or newer. Environments
+are kept in `.venv-matrix/` for the next run. The status is 1 if a test failed or an environment could not be made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAD = ("Python", "backend", "PySpark", "Keras", "numpy, pandas, pyarrow", "pass
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs what the command line asks for; returns the exit status."""
+    """Run the environments that the command line selects, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python tests/matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def save(path: Path, rows: Sequence[Row]) -> None:
-    """Write ``rows`` as JSON, in the order of `ENVIRONMENTS`, and keep those of other environments that are there."""
+    """Write ``rows`` as JSON, in the order of `ENVIRONMENTS`, and keep the present rows of other environments."""
     kept = {one.environment: one for one in load(path)} if path.exists() else {}
     kept |= {one.environment: one for one in rows}
     ordered = [asdict(kept[one.name]) for one in ENVIRONMENTS if one.name in kept]
@@ -61,12 +61,12 @@ def save(path: Path, rows: Sequence[Row]) -> None:
 
 
 def load(path: Path) -> list[Row]:
-    """What `save` wrote."""
+    """Return the rows that `save` wrote."""
     return [Row(**one) for one in json.loads(path.read_text())]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line an environment, in Markdown."""
+    """Return a Markdown table with one line for each environment."""
     lines = [HEAD, *map(_cells, rows)]
     widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(HEAD))]
     texts = [

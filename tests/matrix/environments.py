@@ -1,4 +1,4 @@
-"""Which interpreters, libraries and backends go together, and how such an environment is made."""
+"""Environments: combinations of interpreters, libraries and backends, and how they are installed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Environment:
     """One row of the matrix.
 
     Args:
-        python: of the interpreter, such as "3.11".
-        backend: Keras'.
+        python: version of the interpreter, such as "3.11".
+        backend: backend of Keras.
         oldest: whether each library has the lowest version that `pyproject.toml` allows, instead of the newest.
         pins: requirements in addition to those of `pyproject.toml`.
     """
@@ -36,12 +36,13 @@ class Environment:
 
     @property
     def name(self) -> str:
-        """Unique, and fit for a folder."""
+        """Return a unique name that is valid for a folder."""
         libraries = "oldest" if self.oldest else "newest"
         return "-".join((self.python, self.backend, libraries, *(re.sub("==|[.][*]", "", pin) for pin in self.pins)))
 
 
-#: Each Python, each backend, and either end of what Spark may be, at least once; the ends of everything together.
+#: Each Python, each backend, and the oldest and newest Spark occur at least once; one row has the oldest of
+#: everything.
 ENVIRONMENTS = (
     Environment("3.11", "tensorflow", oldest=True),
     Environment("3.11", "torch"),
@@ -51,20 +52,20 @@ ENVIRONMENTS = (
 
 
 class Unavailable(Exception):
-    """An environment cannot be made on this machine; says what it lacks."""
+    """The error that an environment cannot be made on this machine, and why."""
 
 
 def metadata() -> dict[str, Any]:
-    """The table `project` of `pyproject.toml`."""
+    """Return the table `project` of `pyproject.toml`."""
     found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return found
 
 
 def lowest(requirements: Iterable[str]) -> list[str]:
-    """Requirements that are met by the lowest version that each of ``requirements`` allows, and by no other.
+    """Return requirements that pin each of ``requirements`` to its lowest version.
 
     Raises:
-        ValueError: a requirement has no lowest version.
+        ValueError: If a requirement has no lowest version.
     """
     pins = []
     for requirement in requirements:
@@ -76,12 +77,12 @@ def lowest(requirements: Iterable[str]) -> list[str]:
 
 
 def make(environment: Environment, folder: Path) -> Path:
-    """Installs this package, the backend and the tests' libraries into ``folder``; returns the interpreter there.
+    """Install this package, the backend and the tests' libraries into ``folder``, and return its interpreter.
 
-    What is in ``folder`` already is used again, where it fits.
+    Libraries that are in ``folder`` already are kept if their versions match.
 
     Raises:
-        Unavailable: there is no such interpreter, or something cannot be installed.
+        Unavailable: If there is no such interpreter, or an installation fails.
     """
     python = folder / "bin" / "python"
     if not python.exists():
@@ -93,13 +94,14 @@ def make(environment: Environment, folder: Path) -> Path:
         of_backend = extras.get(environment.backend, ())
         pins += lowest([*project["dependencies"], *extras["plots"], *extras["tls"], *of_backend])
     chosen = ",".join(sorted({"plots", "tests", environment.backend} & set(extras)))
-    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would pack modules that were deleted since
+    # Otherwise, setuptools would pack modules that were deleted since.
+    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
     _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[{chosen}]", *pins])
     return python
 
 
 def _maker(version: str, folder: Path) -> list[str]:
-    """The command that makes a virtual environment with pip: uv, which can fetch interpreters, or one on the path."""
+    """Return the command that makes a virtual environment: uv, which fetches interpreters, or a Python on the path."""
     if shutil.which("uv"):
         return ["uv", "venv", "--quiet", "--seed", "--python", version, str(folder)]
     for name in (f"python{version}", "python3", sys.executable):
@@ -109,12 +111,12 @@ def _maker(version: str, folder: Path) -> list[str]:
 
 
 def _is_python(program: str, version: str) -> bool:
-    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
-        told = subprocess.run([program, "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([program, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     except OSError:
         return False
-    return told.stdout.strip() == version
+    return done.stdout.strip() == version
 
 
 def _run(command: Sequence[str]) -> None:

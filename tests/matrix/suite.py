@@ -1,4 +1,4 @@
-"""The core of the tests in one environment, counted."""
+"""A run of the core tests in one environment, and its counts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 from matrix.environments import ROOT, Environment, Unavailable, make
 
-#: The server, the data plane, models, jobs, results, transformers, and models of all kinds trained on Spark. Left out:
-#: faults, each rule on Spark, programs, site and packaging, which take long and depend on versions little.
+#: The core: server, data plane, models, jobs, results, transformers, and all kinds of models trained on Spark. It
+#: excludes faults, rules on Spark, programs, site and packaging, which are slow and hardly depend on versions.
 CORE = (
     "tests/ps",
     "tests/data",
@@ -26,26 +26,26 @@ CORE = (
     "tests/training/test_models.py",
     "tests/conventions/test_import.py",
 )
-#: Warnings of old libraries about new ones; under the versions of the day, the whole suite takes them for errors.
+#: Warnings of old libraries about new ones; with the newest versions, the whole suite treats them as errors.
 FOREIGN = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 #: Seconds that the tests of an environment may take.
 TESTING = 3600
-#: Libraries whose versions a row has.
+#: Libraries whose versions are recorded in a row.
 LIBRARIES = ("pyspark", "keras", "tensorflow", "jax", "torch", "numpy", "pandas", "pyarrow")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one environment.
+    """The result of one environment.
 
     Args:
-        environment: its name.
-        python: of the interpreter, to the patch level.
-        versions: of `LIBRARIES`, as far as they are installed.
-        backend: Keras'.
-        passed, failed, skipped: tests; an error counts as a failure.
-        seconds: of the tests, without the installation.
-        trouble: why there is no result; empty if there is one.
+        environment: name of the environment.
+        python: version of the interpreter, with its patch level.
+        versions: versions of those `LIBRARIES` that are installed.
+        backend: backend of Keras.
+        passed, failed, skipped: numbers of tests; an error counts as a failure.
+        seconds: duration of the tests, without the installation.
+        trouble: reason why there is no result; empty if there is one.
     """
 
     environment: str
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Whether tests were run, and all passed."""
+        """Return whether tests were run and all passed."""
         return not self.trouble and self.failed == 0 and self.passed > 0
 
 
 def row(environment: Environment, folder: Path, core: Sequence[str] = CORE) -> Row:
-    """Makes ``environment`` in ``folder``, and runs the tests ``core`` there; their output goes to standard output."""
+    """Make ``environment`` in ``folder`` and run the tests ``core`` there; their output goes to standard output."""
     try:
         python = make(environment, folder)
     except Unavailable as error:
@@ -74,8 +74,8 @@ def row(environment: Environment, folder: Path, core: Sequence[str] = CORE) -> R
 
 
 def tested(environment: Environment, python: Path, core: Sequence[str]) -> Row:
-    """Runs the tests ``core`` with the interpreter ``python``."""
-    told = _versions(python)
+    """Run the tests ``core`` with the interpreter ``python``, and return the counts."""
+    versions = _versions(python)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="distkeras-matrix-") as directory:
         report = Path(directory) / "report.xml"
@@ -91,8 +91,8 @@ def tested(environment: Environment, python: Path, core: Sequence[str]) -> Row:
     return Row(
         environment.name,
         environment.backend,
-        told.pop("python"),
-        told,
+        versions.pop("python"),
+        versions,
         passed,
         failed,
         skipped,
@@ -116,12 +116,12 @@ def _counts(report: Path) -> tuple[int, int, int]:
 
 
 def _versions(python: Path) -> dict[str, str]:
-    ask = (
+    program = (
         "import importlib.metadata as m, json, platform, sys\n"
         "there = {d.name.lower(): d.version for d in m.distributions()}\n"
         "found = {name: there[name] for name in sys.argv[1:] if name in there}\n"
         "print(json.dumps({'python': platform.python_version(), **found}))"
     )
-    told = subprocess.run([python, "-c", ask, *LIBRARIES], capture_output=True, text=True, timeout=60, check=True)
-    versions: dict[str, str] = json.loads(told.stdout)
+    done = subprocess.run([python, "-c", program, *LIBRARIES], capture_output=True, text=True, timeout=60, check=True)
+    versions: dict[str, str] = json.loads(done.stdout)
     return versions

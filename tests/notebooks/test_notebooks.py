@@ -14,11 +14,11 @@ from execute_notebooks import DIGEST, NOTEBOOKS, ROOT, digest_of, execute
 from support.patience import patience
 from support.present import present
 
-#: Bytes of all outputs of one notebook, pictures included: what a reader would load and a repository keep.
+#: Bytes of all outputs of one notebook, pictures included, which a reader loads and a repository stores.
 LARGEST = 600_000
 
 
-def test_each_has_a_page_and_a_link() -> None:
+def test_each_notebook_has_a_page_and_a_link() -> None:
     assert NOTEBOOKS
     assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
     linked = re.findall(r"\]\(notebooks/(\w+)\.ipynb\)", (ROOT / "README.md").read_text())
@@ -30,7 +30,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    """What the cells that load and transform print: it is the same in every run."""
+    """Return what the cells that load and transform data print, which is the same in every run."""
     return [
         output.text
         for cell in code_cells(notebook)
@@ -41,8 +41,8 @@ def printed(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_outputs_are_those_of_its_code(path: Path) -> None:
-    """Of one run, from the first cell to the last, of the code as it stands."""
+def test_the_outputs_of_a_notebook_match_its_code(path: Path) -> None:
+    """The outputs come from one run of the present code, from the first cell to the last."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
@@ -56,7 +56,7 @@ def test_the_outputs_are_those_of_its_code(path: Path) -> None:
     assert len(json.dumps(outputs)) < LARGEST
 
 
-def test_a_digest_sees_code_and_nothing_else() -> None:
+def test_a_digest_depends_on_the_code_alone() -> None:
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
     before = digest_of(notebook)
     code_cells(notebook)[0].outputs = []
@@ -67,18 +67,18 @@ def test_a_digest_sees_code_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_takes_from_the_package_what_is_there(path: Path) -> None:
+def test_the_names_that_a_notebook_imports_exist(path: Path) -> None:
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.ImportFrom)]
-    taken = [(node.module, alias.name) for node in nodes for alias in node.names if "distkeras" in str(node.module)]
-    assert taken
-    for module, name in taken:
+    imported = [(node.module, alias.name) for node in nodes for alias in node.names if "distkeras" in str(node.module)]
+    assert imported
+    for module, name in imported:
         assert hasattr(importlib.import_module(present(module)), name) or importlib.util.find_spec(f"{module}.{name}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, tmp_path: Path) -> None:
-    again = execute(path, tmp_path, patience(240))  # raises with the cell's traceback
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    again = execute(path, tmp_path, patience(240))  # A failure raises an error with the cell's traceback.
     assert printed(again) == printed(nbformat.read(path, as_version=4))
     assert not [output for cell in code_cells(again) for output in cell.outputs if output.output_type == "error"]

@@ -1,4 +1,4 @@
-"""What the project is installed from."""
+"""Fixtures of the distributions that the tests install."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def distributions(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sdist, and with the wheel that was built from it."""
+    """Return the folder with the sdist and with the wheel that was built from it."""
     out = tmp_path_factory.mktemp("distributions")
-    # Without isolation nothing is downloaded; an older setuptools cannot read the license field.
+    # Without isolation, nothing is downloaded; an older setuptools cannot read the license field.
     isolation = ["--no-isolation"] if has_modern_setuptools() else []
     run(sys.executable, "-m", "build", *isolation, "--outdir", out, sources, cwd=out)
     return out

@@ -1,4 +1,4 @@
-"""The project installed in each of the ways there are, and used away from its sources."""
+"""Tests of the project installed in each supported way and used outside its sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.installing import environment_without_it, install, run
 
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
-#: Takes a part of the path that all modules must have.
+#: A program whose argument is a part of the path that all modules must have.
 IMPORT = """
 import os, pkgutil, sys
 import distkeras, distkeras.transformers
@@ -90,21 +90,21 @@ with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
 
 @dataclass(frozen=True)
 class Installed:
-    """``home`` is a part of the path of each of its modules."""
+    """An installation; ``home`` is a part of the path of each of its modules."""
 
     python: Path
     home: str
     zipped: Path | None = None
 
     def run(self, folder: Path, program: str) -> str:
-        """What ``program`` prints, in ``folder``."""
+        """Run ``program`` in ``folder``, and return its output."""
         script = folder / "program.py"
         script.write_text(program)
         environment = {"PYTHONPATH": str(self.zipped or ""), "PYSPARK_PYTHON": str(self.python)}
         return run(self.python, script, self.home, cwd=folder, **environment)
 
     def submit(self, folder: Path, program: str) -> str:
-        """What ``program`` prints as a Spark job, in ``folder``."""
+        """Run ``program`` as a Spark job in ``folder``, and return its output."""
         if self.zipped is None:
             return self.run(folder, program)
         script = folder / "program.py"
@@ -117,7 +117,7 @@ class Installed:
 def installed(
     request: pytest.FixtureRequest, wheel: Path, sdist: Path, sources: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Installed:
-    """By the way that is the parameter."""
+    """Return an installation of the kind that the parameter names."""
     folder = tmp_path_factory.mktemp(request.param)
     python = environment_without_it(folder)
     if request.param == "zip":
@@ -135,26 +135,26 @@ every_way = pytest.mark.parametrize("installed", ["wheel", "sdist", "editable", 
 
 
 @every_way
-def test_it_imports(installed: Installed, tmp_path: Path) -> None:
+def test_the_installation_can_be_imported(installed: Installed, tmp_path: Path) -> None:
     assert int(installed.run(tmp_path, IMPORT).split()[-2]) > 15
 
 
 @every_way
-def test_its_server_starts_and_imports_nothing_from_the_current_directory(installed: Installed, tmp_path: Path) -> None:
+def test_the_server_imports_nothing_from_the_current_directory(installed: Installed, tmp_path: Path) -> None:
     assert "3 elements served" in installed.run(tmp_path, SERVE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @every_way
-def test_it_trains(installed: Installed, tmp_path: Path) -> None:
+def test_the_installation_trains(installed: Installed, tmp_path: Path) -> None:
     assert "trained" in installed.submit(tmp_path, SMOKE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_it_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """Downloads all dependencies."""
+def test_the_installation_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """This downloads all dependencies."""
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
