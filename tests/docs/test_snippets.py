@@ -162,9 +162,9 @@ def test_the_names_in_a_command_exist(name: str, command: str) -> None:
         if re.match(r"(scripts|tests|notebooks|docs)/", word):
             assert (ROOT / word.partition("::")[0]).exists(), word
         if re.fullmatch(r"scripts/\w+(\.py|\.sh)?", word):
-            told = help_of(word)
+            text_of_help = help_of(word)
             options = [part.partition("=")[0] for part in words[place + 1 :] if part.startswith("--")]
-            missing = [option for option in options if option not in told]
+            missing = [option for option in options if option not in text_of_help]
             assert not missing or word.endswith("test.sh")  # The script passes these arguments to pytest.
     if words[:2] == ["python", "-m"] and words[2].startswith("distkeras"):
         done = subprocess.run([sys.executable, *words[1:], "--help"], cwd=ROOT, capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""Puts the folder of the benchmarks on the path, as running one of them does."""
+"""Fixtures of the scripts; the folder of the benchmarks is put on the path, as when one of them is run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from distkeras.ps.rules.base import BLOCK
 
 
 def rates(*values: float, calls: list[str] | None = None, name: str = "") -> Callable[[], float]:
-    """Runs that give these rates, one after the other, and write down that they were asked."""
+    """Return a measurement that yields these rates one after the other and records its name at each call."""
     left = list(values)
 
     def run() -> float:
@@ -61,7 +61,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     assert found.runs == 3
 
 
-def test_every_side_begins_some_rounds() -> None:
+def test_every_side_is_first_in_some_rounds() -> None:
     calls: list[str] = []
     ours, limit, naive = (rates(*[1.0] * 4, calls=calls, name=name) for name in "oln")
     measure(Case("ps", "a case", "1/s", ours, limit, naive), 4)
@@ -92,13 +92,13 @@ def test_a_ratio_whose_rounds_disagree_is_refused() -> None:
 
 
 def test_a_case_may_have_no_limit() -> None:
-    found = measure(Case("ps", "a case", "1/s", rates(3.0), None, rates(1.0), note=lambda: "asked last"), 1)
+    found = measure(Case("ps", "a case", "1/s", rates(3.0), None, rates(1.0), note=lambda: "taken last"), 1)
     assert (found.limit, found.ratio_to_limit, found.spread_to_limit) == (None, None, None)
     assert found.ratio_to_naive == 3.0
-    assert found.note == "asked last"
+    assert found.note == "taken last"
 
 
-def test_what_cannot_be_measured_is_reported_with_the_reason() -> None:
+def test_a_failed_measurement_is_reported_with_its_reason() -> None:
     calls: list[str] = []
     case = Case(
         "ps", "a case", "1/s", rates(calls=calls), rates(calls=calls), target_limit=0.9, missing="no such thing"
@@ -118,7 +118,7 @@ def test_a_rate_must_be_positive(rate: float) -> None:
         measure(Case("ps", "a case", "1/s", rates(1.0), rates(rate)), 1)
 
 
-def test_cases_are_built_one_factory_at_a_time() -> None:
+def test_cases_are_built_one_after_the_other() -> None:
     events: list[str] = []
 
     @contextmanager
@@ -135,7 +135,7 @@ def test_cases_are_built_one_factory_at_a_time() -> None:
     assert [one.case for one in found] == ["b"]
 
 
-def test_the_table_marks_what_is_short_of_its_target() -> None:
+def test_the_table_marks_ratios_below_their_target() -> None:
     rows = [
         row(ratio_to_limit=0.79, spread_to_limit=0.04, target_limit=0.8, ratio_to_echo=0.51, spread_to_echo=0.02),
         row(ratio_to_limit=0.81, spread_to_limit=0.04, target_limit=0.8, note="why", processor="a processor"),
@@ -149,13 +149,13 @@ def test_the_table_marks_what_is_short_of_its_target() -> None:
     assert [one.short for one in rows] == [True, False, False]
 
 
-def test_a_fall_within_the_spreads_is_no_regression() -> None:
+def test_a_decrease_within_the_spreads_is_no_regression() -> None:
     old = [row(ratio_to_limit=1.0, spread_to_limit=0.10), row(case="only there", ratio_to_limit=1.0)]
     small = [row(ratio_to_limit=0.86, spread_to_limit=0.05), row(case="only here", ratio_to_limit=0.1)]
     large = [row(ratio_to_limit=0.85, spread_to_limit=0.05)]
     assert regressions(old, small) == []
     assert regressions(old, large) == ["ps: a case: 1.00 → 0.85 of the limit"]
-    assert regressions(large, old) == [], "a rise is none"
+    assert regressions(large, old) == [], "an increase is no regression"
     assert regressions(old, [row(spread_to_limit=0.5)]) == [], "a refused ratio cannot be compared"
     plain = [row(ratio_to_naive=20.0, spread_to_naive=0.01)], [row(ratio_to_naive=15.0, spread_to_naive=0.01)]
     assert regressions(*plain) == ["ps: a case: 20.0 → 15.0 times the plain way"]
@@ -165,7 +165,7 @@ def test_a_fall_within_the_spreads_is_no_regression() -> None:
 
 @pytest.fixture
 def toy_section(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Puts a section in place of a real one, whose only case has a given ratio to its limit."""
+    """Return a function that replaces a section with one whose only case has a given ratio to its limit."""
 
     def install(ratio: float) -> None:
         @contextmanager
@@ -177,7 +177,7 @@ def toy_section(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return install
 
 
-def test_from_end_to_end(
+def test_the_command_measures_reports_and_compares(
     toy_section: Callable[[float], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,7 +206,7 @@ def test_from_end_to_end(
     assert "nothing is worse" in capsys.readouterr().out
 
 
-def test_a_row_that_names_no_processor_was_measured_on_the_file_s(tmp_path: Path) -> None:
+def test_a_row_without_a_processor_was_measured_on_the_file_s(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     named, unnamed = (dataclasses.asdict(row(processor=processor)) for processor in ("another", ""))
     del unnamed["processor"]
@@ -221,22 +221,22 @@ def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "'ps'" in capsys.readouterr().err
 
 
-def test_real_servers_and_clients() -> None:
+def test_real_servers_and_clients_are_measured() -> None:
     with rig(((3, 5), (5,)), 3, rule="dana_dc", sides=("ours", "limit", "echo", "naive")) as built:
         assert len(set(built.pids.values())) == 4
         for side, pid in built.pids.items():
             assert built.fleet.run(side, 0.02).exchanges >= 3, "each client exchanges at least once"
             assert built.fleet.run(side, 0.0001, active=2).exchanges >= 2
             assert cpu_seconds(pid) > 0
-            assert status(pid, "Threads") >= 4, "one for each client"
+            assert status(pid, "Threads") >= 4, "one process for each client"
     with exchanges(((300,),), 2, 0.02, 0.1, 0.1) as cases:
         found = measure(cases[0], 1)
     assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit, found.naive, found.echo))
     assert found.case == "0.0012 MB, 2 clients, downpour"
 
 
-def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no tools
+def test_without_a_shaped_link_the_rows_state_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # The path has no tools.
     *linked, _one_host = hosts.cases(True)
     rows = list(measured([*link.cases(True), *linked], 1))
     assert len(rows) == 1 + 2 * 2 + 2 * 3 + 1
@@ -245,7 +245,7 @@ def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture
 def shaping() -> None:
-    """Skips a test where no link can be shaped: tried without the benchmark's own code."""
+    """Skip a test if no link can be shaped; this is tried without the benchmark's own code."""
     veth = "ip link add name near type veth peer name far"
     bucket = "tc qdisc add dev near root tbf rate 1gbit burst 128kb latency 50ms"
     command = ["unshare", "--net", "sh", "-c", f"{veth} && {bucket}"]
@@ -258,7 +258,7 @@ def shaping() -> None:
 
 
 @pytest.mark.usefixtures("shaping")
-def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind() -> None:
+def test_a_shaped_link_connects_its_ends_and_leaves_nothing_behind() -> None:
     with cable.shaped(10) as shaped:
         device = Path("/sys/class/net") / shaped.device
         near = ["tc", "qdisc", "show", "dev", shaped.device]
@@ -307,7 +307,7 @@ def test_a_rule_that_does_more_than_add_has_the_same_limit(monkeypatch: pytest.M
 
 @contextmanager
 def connected(service: Service) -> Iterator[tuple[socket.socket, BinaryIO]]:
-    """A client of a server, and what it reads."""
+    """Yield a client's socket to a server, and its input stream."""
     with socket.create_connection(service.address, timeout=patience(60)) as sock, sock.makefile("rb") as stream:
         yield sock, stream
 
@@ -324,7 +324,7 @@ def test_the_bare_server_adds_each_commit_whole_and_answers_with_the_center() ->
                     sock.sendall(commit.data)
                     center = np.frombuffer(stream.read(commit.nbytes), np.float32)
                     assert center.size == size
-                    assert center.min() == center.max(), "some commit was added in part"
+                    assert center.min() == center.max(), "some commit was added only in part"
                     centers.append(center[:1])
             return centers
 
@@ -332,11 +332,11 @@ def test_the_bare_server_adds_each_commit_whole_and_answers_with_the_center() ->
             found = list(pool.map(converse, range(clients)))
         for number, centers in enumerate(found):
             steps = np.diff(np.concatenate(centers), prepend=0)
-            assert (steps >= number + 1).all(), "a center without the commit that it answers"
+            assert (steps >= number + 1).all(), "a center lacks the commit that it answers"
         assert max(float(centers[-1][0]) for centers in found) == commits * sum(range(1, clients + 1))
 
 
-def test_the_bare_server_takes_no_nan_and_no_part_of_a_commit() -> None:
+def test_the_bare_server_refuses_nan_and_partial_commits() -> None:
     size = BLOCK + 1
     with serving(partial(bare.server, size)) as service:
         good = np.ones(size, np.float32)
@@ -352,7 +352,7 @@ def test_the_bare_server_takes_no_nan_and_no_part_of_a_commit() -> None:
             assert stream.read(good.nbytes) == good.tobytes()
 
 
-def test_the_naive_server_adds_up() -> None:
+def test_the_naive_server_adds_commits() -> None:
     shapes = ((2, 3), (3,))
     with serving(partial(naive.server, shapes)) as service:
         client = naive.NaiveClient(0, service.address, shapes)
@@ -365,8 +365,8 @@ def test_the_naive_server_adds_up() -> None:
 
 
 @pytest.mark.parametrize("name", center_rules())
-def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
-    """The limit of a rule's arithmetic does what the center does, or it would be no limit."""
+def test_arithmetic_without_a_center_equals_the_center_s(name: str) -> None:
+    """The limit of a rule's arithmetic is valid only if it computes what the center computes."""
     payload = np.random.default_rng(1).normal(scale=1e-3, size=BLOCK + 17).astype(np.float32)
     whole, bare = Whole(make(name), payload), Bare(make(name), payload)
     view = whole.center.traits.view
@@ -383,7 +383,7 @@ def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
         np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
 
 
-def test_the_arithmetic_on_rows_is_that_of_numpy() -> None:
+def test_the_arithmetic_on_rows_equals_numpy_s() -> None:
     center, bare = RowsAtCenter("downpour", 20_000), BareRows(20_000)
     for number in range(3):
         center.prepare(number)()
@@ -393,7 +393,7 @@ def test_the_arithmetic_on_rows_is_that_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("name", center_rules())
-def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str) -> None:
+def test_no_rule_allocates_temporaries_of_the_vector_s_size(name: str) -> None:
     payload = np.full(32 * BLOCK, 1e-3, np.float32)
-    # A chunk or two at a time, in float64 where sums need it: far below the vector.
+    # A rule may allocate one or two chunks, in float64 where sums need it: far less than the vector.
     assert Whole(make(name), payload).temporaries() < payload.nbytes / 4

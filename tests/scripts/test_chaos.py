@@ -14,19 +14,19 @@ from support.patience import patience
 SCRIPT = Path(__file__).parents[1] / "chaos"
 
 
-def test_a_plan_is_a_function_of_its_seed() -> None:
+def test_a_plan_is_determined_by_its_seed() -> None:
     assert plan(3, 300) == plan(3, 300)
     assert plan(3, 300) != plan(4, 300)
 
 
-def test_a_longer_plan_begins_with_the_shorter_one() -> None:
+def test_a_longer_plan_starts_with_the_shorter_one() -> None:
     short, long = plan(5, 100), plan(5, 200)
     assert len(short) < len(long)
     assert long[: len(short)] == short
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ten_minutes_have_many_faults_of_all_kinds_in_order(seed: int) -> None:
+def test_a_plan_of_ten_minutes_has_many_faults_of_all_kinds_in_order(seed: int) -> None:
     faults = plan(seed, 600)
     kinds = Counter(fault.kind for fault in faults)
     assert len(faults) >= 60
@@ -39,7 +39,7 @@ def test_ten_minutes_have_many_faults_of_all_kinds_in_order(seed: int) -> None:
         assert shortest <= fault.lasts <= longest
 
 
-def test_nothing_comes_before_the_first_job_can_have_begun() -> None:
+def test_no_fault_is_planned_before_the_first_job_can_have_started() -> None:
     assert plan(1, 1.0) == []
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of `distkeras train` and `distkeras score`."""
+"""Tests of what `distkeras train` and `distkeras score` print on the console."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 
 LOSS = "sparse_categorical_crossentropy"
-#: A line of ours: the time, the name, the level.
+#: A line of this project's log: time, name, level.
 LINE = re.compile(r"\d\d:\d\d:\d\d distkeras (INFO|WARNING) ")
 
 
@@ -48,8 +48,9 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patience(240))
 
 
-@pytest.mark.slow  # the tables and the report are in test_train.py, what reaches the terminal meanwhile is below
-def test_train(files: Path, tmp_path: Path) -> None:
+# The tables and the report are tested in test_train.py, and the terminal's output below.
+@pytest.mark.slow
+def test_train_prints_nothing_but_its_log_and_report(files: Path, tmp_path: Path) -> None:
     trained = run(command(files, "--out", "out", "--epochs", "2"), tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert all(LINE.match(line) for line in trained.stderr.splitlines()), trained.stderr
@@ -68,7 +69,7 @@ def test_train(files: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_score(files: Path, tmp_path: Path) -> None:
+def test_score_prints_nothing_but_its_log_and_report(files: Path, tmp_path: Path) -> None:
     data, model = str(files / "data.parquet"), str(files / "model.keras")
     words = [sys.executable, "-m", "distkeras", "score", "--data", data, "--model", model, "--out", "scored"]
     scored = run([*words, "--thresholds", "0.9", "0.1"], tmp_path)
@@ -76,7 +77,7 @@ def test_score(files: Path, tmp_path: Path) -> None:
     assert scored.stdout == "Predictions are in scored\n"
 
 
-@pytest.mark.slow  # what the line says is in test_train.py
+@pytest.mark.slow  # The content of the line is tested in test_train.py.
 def test_an_error_is_one_line(files: Path, tmp_path: Path) -> None:
     ended = run(command(files, "--out", "out", "--features", "pixels"), tmp_path)
     assert ended.returncode == 2
@@ -86,16 +87,16 @@ def test_an_error_is_one_line(files: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_debug_shows_everything(files: Path, tmp_path: Path) -> None:
+def test_debug_shows_the_traceback_and_the_logs_of_libraries(files: Path, tmp_path: Path) -> None:
     ended = run(command(files, "--out", "out", "--features", "pixels", "--debug"), tmp_path)
     assert ended.returncode != 0
     assert "Traceback" in ended.stderr
     assert "log4j" in ended.stderr
 
 
-@pytest.mark.slow  # the signal and the line are in the test below
+@pytest.mark.slow  # The test below covers the signal and the line.
 @pytest.mark.parametrize("saved", [True, False])
-def test_ctrl_c_in_a_terminal(files: Path, tmp_path: Path, saved: bool) -> None:
+def test_ctrl_c_in_a_terminal_interrupts_a_job(files: Path, tmp_path: Path, saved: bool) -> None:
     words = ["--out", "out", "--epochs", "1000000", "--log-every", "0.5"]
     words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
     with (tmp_path / "printed").open("w") as printed:
@@ -117,7 +118,7 @@ def test_ctrl_c_in_a_terminal(files: Path, tmp_path: Path, saved: bool) -> None:
 
 
 @pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
+def test_ctrl_c_prints_the_progress_and_how_to_continue(
     train: ModuleType,
     spark: SparkSession,
     files: Path,
@@ -126,7 +127,7 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
     capsys: pytest.CaptureFixture[str],
     saved: bool,
 ) -> None:
-    """A real SIGINT once the job makes progress, in this process, which has Spark and Keras already."""
+    """A real SIGINT is sent when the job makes progress, in this process, which already has Spark and Keras."""
 
     class Interrupt(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -136,7 +137,8 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
 
     log = logging.getLogger("distkeras")
     log.addHandler(Interrupt())
-    monkeypatch.setattr(train, "spark_session", lambda: contextlib.nullcontext(spark))  # it must go on afterwards
+    # The session must survive the command.
+    monkeypatch.setattr(train, "spark_session", lambda: contextlib.nullcontext(spark))
     words = ["--out", str(tmp_path / "out"), "--epochs", "1000000", "--log-every", "0.5"]
     words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
     assert main(command(files, *words)[3:]) == 130

@@ -1,4 +1,4 @@
-"""What the benchmark of goodput counts."""
+"""Tests of the figures of the goodput benchmark."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ def history(steps: int) -> list[dict[str, Any]]:
     return [{"worker": 0, "iteration": step, "at": 100.0 + step, "samples": 8} for step in range(steps)]
 
 
-def test_faults_come_at_the_rate_that_was_asked_for_and_at_the_same_times_again() -> None:
+def test_faults_have_the_given_rate_and_reproducible_times() -> None:
     drawn = list(faults(3600 * 40, 60, 5))
     assert drawn == list(faults(3600 * 40, 60, 5))
     assert len(drawn) == pytest.approx(2400, rel=0.1)
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(drawn)]
-    assert statistics.stdev(gaps) == pytest.approx(60, rel=0.1)  # as exponential ones have it
+    # Their intervals have the variation of exponential ones.
+    assert statistics.stdev(gaps) == pytest.approx(60, rel=0.1)
     assert {kind for _, kind in drawn} == {"kill", "suspend", "cut off", "kill server"}
     assert not list(faults(3600, 0, 5))
 
 
-def test_a_successor_is_timed_from_the_kill_to_its_first_step() -> None:
+def test_a_restart_is_timed_from_the_kill_to_the_successor_s_first_step() -> None:
     ledger = [commit(1, 0, 0, 0, 1), commit(2, 3, 0, 2, 3), commit(3, 3, 1, 0, 1)]
     found = figures(ledger, history(6), [(101.5, "kill"), (102.5, "suspend")], 2)
     assert (found["lost"], found["doubled"], found["successors"]) == (0, 0, [0.5])
@@ -38,6 +39,6 @@ def test_a_successor_is_timed_from_the_kill_to_its_first_step() -> None:
 @pytest.mark.parametrize(
     ("second", "lost", "doubled"), [(commit(2, 0, 0, 3, 3), 1, 0), (commit(2, 0, 0, 1, 3), 0, 1)], ids=["gap", "twice"]
 )
-def test_what_is_lost_or_doubled_is_counted(second: dict[str, Any], lost: int, doubled: int) -> None:
+def test_lost_and_repeated_steps_are_counted(second: dict[str, Any], lost: int, doubled: int) -> None:
     found = figures([commit(1, 0, 0, 0, 1), second], history(6), [], 0)
     assert (found["lost"], found["doubled"]) == (lost, doubled)

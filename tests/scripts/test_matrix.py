@@ -1,4 +1,4 @@
-"""The matrix of environments: that it covers what the metadata names, and that it counts right."""
+"""Tests of the matrix of environments: it covers what the metadata names, and its counts are right."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ OTHER = "2.7"
 
 
 class TestEnvironments:
-    def test_every_python_of_the_metadata(self) -> None:
+    def test_every_python_of_the_metadata_is_covered(self) -> None:
         named = [line.rpartition(" ")[2] for line in metadata()["classifiers"] if ":: Python :: 3." in line]
         assert {one.python for one in ENVIRONMENTS} == set(named)
         assert metadata()["requires-python"] == f">={named[0]}"
 
-    def test_every_backend(self) -> None:
+    def test_every_backend_is_covered(self) -> None:
         assert {one.backend for one in ENVIRONMENTS} == set(BACKENDS)
         assert set(BACKENDS) == {"tensorflow"} | {"jax", "torch"} & set(metadata()["optional-dependencies"])
 
-    def test_the_oldest_and_the_newest_spark(self) -> None:
+    def test_the_oldest_and_the_newest_spark_are_covered(self) -> None:
         (spark,) = lowest(line for line in metadata()["dependencies"] if line.startswith("pyspark"))
         assert spark == "pyspark==4.0"
         old = {one.oldest or f"{spark}.*" in one.pins for one in ENVIRONMENTS}
@@ -37,30 +37,30 @@ class TestEnvironments:
     def test_names_are_unique(self) -> None:
         assert len({one.name for one in ENVIRONMENTS}) == len(ENVIRONMENTS)
 
-    def test_each_has_been_run(self) -> None:
+    def test_each_environment_has_been_run(self) -> None:
         rows = command.load(ROOT / "docs" / "matrix.json")
         assert [row.environment for row in rows] == [one.name for one in ENVIRONMENTS]
         assert all(row.good for row in rows)
 
-    def test_the_core_is_there(self) -> None:
+    def test_the_paths_of_the_core_exist(self) -> None:
         assert not [path for path in CORE if not (ROOT / path).exists()]
 
 
-def test_the_lowest_of_each_requirement() -> None:
+def test_the_lowest_version_of_each_requirement_is_pinned() -> None:
     assert lowest(["numpy>=1.26", "ml-dtypes>=0.4,<1"]) == ["numpy==1.26", "ml-dtypes==0.4"]
     with pytest.raises(ValueError, match="must have a lowest version"):
         lowest(["numpy"])
 
 
-def test_an_interpreter_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no uv
+def test_a_missing_interpreter_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # Without a path, uv is not found.
     with pytest.raises(Unavailable, match=f"Python {OTHER} must be on the path, or uv"):
         make(Environment(OTHER, "jax"), tmp_path / "environment")
 
 
 @pytest.fixture
 def core(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a file of tests in place of the core."""
+    """Return a function that writes a file of tests to use instead of the core."""
 
     def write(text: str) -> str:
         (tmp_path / "test_few.py").write_text(text)
@@ -70,7 +70,7 @@ def core(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.slow
-def test_a_run_is_counted(core: Callable[[str], str]) -> None:
+def test_the_results_of_a_run_are_counted(core: Callable[[str], str]) -> None:
     text = """
         import os, pytest, warnings
         def test_backend(): assert os.environ["KERAS_BACKEND"] == "jax"
@@ -90,12 +90,12 @@ def test_a_run_is_counted(core: Callable[[str], str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_without_tests_is_no_success(core: Callable[[str], str]) -> None:
+def test_a_run_without_tests_is_a_failure(core: Callable[[str], str]) -> None:
     row = suite.tested(Environment(HERE, "tensorflow"), Path(sys.executable), [core("import no_such_module")])
     assert not row.good
 
 
-def test_the_table_and_the_status(
+def test_the_table_is_printed_and_the_status_returned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def row(environment: Environment, folder: Path) -> Row:
@@ -107,8 +107,8 @@ def test_the_table_and_the_status(
     monkeypatch.setattr(command, "row", row)
     path = tmp_path / "matrix.json"
     assert command.main(["--only", "jax", "--json", str(path)]) == 0
-    told = capsys.readouterr()
-    cells = [cell.strip() for cell in told.out.splitlines()[2].strip("|").split("|")]
+    captured = capsys.readouterr()
+    cells = [cell.strip() for cell in captured.out.splitlines()[2].strip("|").split("|")]
     assert cells == ["3.12.1", "jax 1.2", "4.0.0", "3.11.3", "– – –", "3", "0", "1", "7"]
 
     assert command.main(["--json", str(path)]) == 1
@@ -116,7 +116,7 @@ def test_the_table_and_the_status(
     assert [one.environment for one in command.load(path)] == [one.name for one in ENVIRONMENTS]
 
 
-def test_what_is_chosen_must_be_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_environment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--only", "cobol"])
     assert "Received: cobol" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Planted faults apply to the sources as they are; finding them takes `python tests/mutants`, and minutes."""
+"""Tests that planted faults fit the present sources; `python tests/mutants` checks in minutes that tests find them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FAULT = Mutant(
     "no one knows which worker it was",
     ("tests/ps/test_errors.py",),
 )
-#: Stands for the tests, which would take longer.
+#: A replacement of the tests, which would take longer.
 TEST = ("-c", "from distkeras.ps.errors import DeadlineError; assert DeadlineError('late', worker=3).worker == 3")
 
 
-def test_each_applies_once_and_gives_a_program() -> None:
+def test_each_mutant_applies_once_and_is_valid_python() -> None:
     wrong = []
     for mutant in MUTANTS:
         try:
@@ -36,13 +36,13 @@ def test_each_applies_once_and_gives_a_program() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_there_are_many_and_no_two_are_the_same() -> None:
+def test_there_are_many_mutants_and_each_is_unique() -> None:
     assert len(MUTANTS) >= 60
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verdict_follows_from_the_status_of_the_tests(capsys: pytest.CaptureFixture[str]) -> None:
     no_fault = dataclasses.replace(FAULT, name="no fault", new=FAULT.old + "\n")
     declared = dataclasses.replace(no_fault, name="declared", equivalent="an empty line more")
     assert main([], [FAULT, declared], TEST) == 0

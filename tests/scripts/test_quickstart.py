@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "quickstart"
 
 
 def history(*steps: tuple[int, float, int]) -> pd.DataFrame:
-    """Steps of (worker, second, samples)."""
+    """Return a history from steps of (worker, second, samples)."""
     frame = pd.DataFrame(steps, columns=["worker", "timestamp", "samples"])
     frame["timestamp"] = pd.to_datetime(frame["timestamp"], unit="s")
     return frame.assign(iteration=frame.groupby("worker").cumcount(), loss=0.5)
@@ -38,7 +38,7 @@ def row(rule: str = "AGN", **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_rate_starts_when_every_worker_has_ended_a_step() -> None:
+def test_the_rate_is_measured_after_every_workers_first_step() -> None:
     steps = history((0, 1.0, 10), (0, 2.0, 10), (1, 3.0, 10), (0, 4.0, 10), (1, 5.0, 7))
     assert steady_rate(steps) == pytest.approx((10 + 7) / 2)
 
@@ -55,7 +55,7 @@ def test_the_table_is_aligned_and_complete() -> None:
     assert lines[2].index("12,346") == lines[3].index("12,346")
 
 
-def test_what_is_wrong_with_results() -> None:
+def test_errors_in_results_are_reported() -> None:
     baseline = row("plain Keras", test_accuracy=0.88)
     assert problems([baseline, row(test_accuracy=0.8501)]) == []
     (problem,) = problems([baseline, row(test_accuracy=0.84)])
@@ -65,16 +65,16 @@ def test_what_is_wrong_with_results() -> None:
     assert "AGN diverged" in problem
 
 
-def test_every_rule_of_the_table_can_be_made() -> None:
+def test_every_rule_of_the_table_can_be_created() -> None:
     assert RUNS[0].rule is None, "the first run is the baseline"
     for run in RUNS[1:]:
         assert run.rule is not None
         assert rules.make(run.rule, **run.options).name == run.rule
 
 
-@pytest.mark.slow  # the notebook's test and that of spark-submit go the same way
+@pytest.mark.slow  # The notebook's test and that of spark-submit cover the same path.
 @pytest.mark.timeout(600)
-def test_quick_from_end_to_end(tmp_path: Path) -> None:
+def test_the_quick_mode_trains_and_prints_its_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, SCRIPT, "--quick", "--out", out],

@@ -38,7 +38,7 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     assert (hidden == 0).any(), "both sides of the kink"
     ends = np.cumsum([0, 784 * 32, 32, 320, 10])
     rng = np.random.default_rng(4)
-    for start, stop in pairwise(ends):  # some of every layer's weights and biases
+    for start, stop in pairwise(ends):  # These are some of the weights and biases of every layer.
         for place in rng.integers(start, stop, 12):
             step = np.zeros_like(theta)
             step[place] = 1e-6
@@ -54,7 +54,7 @@ def test_single_precision_gives_the_same_gradient() -> None:
     np.testing.assert_allclose(single, double, atol=2e-6)
 
 
-def test_batches_depend_on_the_seed_and_the_worker_alone() -> None:
+def test_batches_depend_only_on_the_seed_and_the_worker() -> None:
     theta = network.initial(0)
     first, second, other = network.Batches(1), network.Batches(1), network.Batches(2)
     one, two = first(theta, 0), first(theta, 1)
@@ -64,13 +64,15 @@ def test_batches_depend_on_the_seed_and_the_worker_alone() -> None:
     assert not np.array_equal(other(theta, 0), one)
 
 
-def test_a_mini_batch_that_is_taken_again_replaces_its_figures() -> None:
+def test_a_repeated_mini_batch_replaces_its_figures() -> None:
     theta, other = network.initial(0), network.initial(1)
     plain, again = network.Batches(1), network.Batches(1)
     for number in range(3):
         np.testing.assert_array_equal(again.numbered(theta, 0, number), plain(theta, 0))
     assert again.loss == plain.loss
-    assert not np.array_equal(again.numbered(other, 0, 1), again.numbered(theta, 0, 1)), "the same rows, elsewhere"
+    assert not np.array_equal(again.numbered(other, 0, 1), again.numbered(theta, 0, 1)), (
+        "the same rows at another place"
+    )
     again.numbered(other, 0, 1)
     assert again.worker == [0, 0, 0]
     assert (again.loss[0], again.loss[2]) == (plain.loss[0], plain.loss[2])
@@ -89,32 +91,32 @@ def test_a_refused_window_counts_once_in_the_history() -> None:
     np.testing.assert_allclose(own["seconds"], trace.time[trace.worker == 0])
 
 
-def test_windows_that_follow_the_speeds_are_whole_runs() -> None:
+def test_windows_that_follow_the_speeds_cover_the_run() -> None:
     run = Run("downpour", 8, 0.01, 800, "one slow worker", (("window", "by_speed"), ("window_max", 8)))
     trace, batches = simulated(run, 0)
     assert len(trace.worker) == run.commits == 100
     first, *later = trace.steps[trace.worker == 0]
-    assert first == 8, "its speed is not known yet"
-    assert set(later) == {1, 2}, "a quarter of 8, or a little less where another one was fast by chance"
+    assert first == 8, "the worker's speed is not known yet"
+    assert set(later) == {1, 2}, "a quarter of 8, or slightly less if another worker was fast by chance"
     assert len(history(trace, batches)) == trace.steps.sum()
 
 
-def test_the_search_for_a_rate_goes_to_the_better_neighbor() -> None:
+def test_the_search_for_a_rate_moves_to_the_better_neighbor() -> None:
     tried = []
 
     def score(rate: float) -> float:
         tried.append(rate)
         return {8.0: 0.0, 4.0: 0.0, 2.0: 0.3, 1.0: 0.5, 0.5: 0.5, 0.25: 0.2, 0.125: 0.9}[rate]
 
-    assert search.climb(score, (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125), 8.0) == 0.5, "of equals, the lower"
-    assert tried == [8.0, 4.0, 2.0, 1.0, 0.5, 0.25], "each once; not what lies beyond a worse neighbor"
+    assert search.climb(score, (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125), 8.0) == 0.5, "the lower of two equal rates"
+    assert tried == [8.0, 4.0, 2.0, 1.0, 0.5, 0.25], "each rate is measured once, and none beyond a worse neighbor"
 
 
-def test_a_model_that_blew_up_guesses() -> None:
+def test_a_diverged_model_has_the_accuracy_of_guessing() -> None:
     assert network.evaluate(np.full(network.SIZE, np.nan, np.float32)) == (np.inf, 0.1)
 
 
-def test_beale() -> None:
+def test_beale_s_function_has_its_known_values() -> None:
     assert beale.value(*beale.MINIMUM) == 0
     np.testing.assert_array_equal(beale.gradient(np.array(beale.MINIMUM)), 0)
     point, step = np.array([0.7, -1.3]), 1e-6
@@ -122,7 +124,7 @@ def test_beale() -> None:
     np.testing.assert_allclose(beale.gradient(point), slopes, rtol=1e-7)
 
 
-def test_steps_of_a_window_share_its_time() -> None:
+def test_the_steps_of_a_window_share_its_time_equally() -> None:
     run = Run("agn", 2, 0.05, 40, options=(("window", 5),))
     trace, batches = simulated(run, 0)
     steps = history(trace, batches)
@@ -131,8 +133,8 @@ def test_steps_of_a_window_share_its_time() -> None:
         own = steps[steps["worker"] == worker]
         ends = own["seconds"].to_numpy()[4::5]
         np.testing.assert_allclose(ends, trace.time[trace.worker == worker])
-        asked = [loss for loss, who in zip(batches.loss, batches.worker, strict=True) if who == worker]
-        np.testing.assert_array_equal(own["loss"], asked[: len(own)])
+        losses = [loss for loss, who in zip(batches.loss, batches.worker, strict=True) if who == worker]
+        np.testing.assert_array_equal(own["loss"], losses[: len(own)])
         np.testing.assert_allclose(np.diff(own["seconds"])[:4], ends[0] / 5)
 
 
@@ -141,15 +143,15 @@ def test_a_spread_is_a_mean_and_a_sample_deviation() -> None:
     assert Spread.of([1.0, np.inf]).show() == "not finite"
 
 
-def test_an_interval_decides_or_does_not() -> None:
-    """Of four values with mean 1 and standard deviation 0.2: Student's quantile for 3 degrees of freedom is 3.182."""
+def test_an_interval_decides_a_comparison_or_leaves_it_open() -> None:
+    """Four values with mean 1 and standard deviation 0.2; Student's quantile for 3 degrees of freedom is 3.182."""
     spread = Spread.of(1 + 0.2 * np.sqrt(0.75) * np.array([-1, -1, 1, 1]))
     assert spread.sd == pytest.approx(0.2)
     assert spread.error == pytest.approx(3.182 * 0.2 / 2)
     edges = (spread.mean - spread.error, spread.mean + spread.error)
     assert [spread.above(edge + shift) for edge in edges for shift in (-0.01, 0.01)] == [True, None, None, False]
     assert [spread.below(edge + shift) for edge in edges for shift in (-0.01, 0.01)] == [False, None, None, True]
-    assert Spread.of([10.0, 10.0, 10.0]).above(10.0) is None, "what is equal is not above"
+    assert Spread.of([10.0, 10.0, 10.0]).above(10.0) is None, "equal values are not above"
     assert Spread.of([1.0, np.inf]).above(0) is None
     assert Spread.of([3.0]).above(0) is None, "a single value has no spread"
     assert every([True, None]) is None
@@ -170,7 +172,7 @@ def test_the_time_to_an_accuracy_lies_between_the_points_of_a_curve() -> None:
     assert reached(curve, 0.9) == np.inf
 
 
-def test_a_line_that_ends_early_ends_with_a_cross() -> None:
+def test_a_curve_that_ends_early_is_marked_with_a_cross() -> None:
     _, axes = draw.panels(1)
     values = [Spread.of([1.0, 2.0, 3.0]), Spread.of([1.0, 2.0, np.inf]), Spread.of([1.0, np.inf, np.inf])]
     draw.until_infinite(axes[0, 0], (8, 16, 32), values, 0, "a rule")
@@ -180,7 +182,7 @@ def test_a_line_that_ends_early_ends_with_a_cross() -> None:
     np.testing.assert_array_equal(cross.get_xydata(), [[16, 2]])
 
 
-def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_reproduction_continues(tmp_path: Path) -> None:
     path = tmp_path / "unfinished"
     seconds, shorter = (partial(beale.straggler, rule) for rule in ("downpour", "adag"))
     (done,) = running.run_all({"one": seconds}, 1, path).values()
@@ -189,13 +191,13 @@ def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     marked = path.read_text().replace(json.dumps(done[0]), '"kept"')
     path.write_text(marked)
     results = running.run_all({"one": seconds, "two": shorter, "again": shorter}, 1, path)
-    assert results["one"][0] == "kept", "it is not run again"
+    assert results["one"][0] == "kept", "a finished run is not repeated"
     assert results["two"][0] == json.loads(json.dumps(beale.straggler("adag")))
     assert len(running.kept(path)) == 2
 
 
 @pytest.mark.slow
-def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
+def test_a_claim_is_judged_by_both_sets_of_criteria(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--only", "dynsgd", "--out", str(tmp_path), "--processes", "1"]
     assert command.main([*options, "--criteria", "first"]) == 0
     assert "revised" not in (tmp_path / "README.md").read_text().partition("## What does not")[2]
@@ -207,11 +209,11 @@ def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
     (row,) = re.findall(r"^\| 1 \| n = 20: with λ = 10 .* \|$", text, re.M)
     first = re.search(r"^\| 2 \| n = 20: with λ = 10 .* \| (\S+) \|$", text, re.M)
     assert first is not None
-    assert row.endswith(f"| 2: {first[1]} |"), "the outcome of the first one is in the same row"
+    assert row.endswith(f"| 2: {first[1]} |"), "the outcome of the first set is in the same row"
     assert not list(tmp_path.glob("*.unfinished"))
     assert json.loads((tmp_path / "revised.json").read_text())["scale"] == "tiny"
 
-    # The report says which claim's figures are missing.
+    # The report names the claim whose figures are missing.
     results = json.loads((tmp_path / "revised.json").read_text())
     del results["dynsgd"]
     (tmp_path / "revised.json").write_text(json.dumps(results))
@@ -219,8 +221,8 @@ def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
     assert "Revised criteria: not run at the tiny scale" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.slow  # what an interval decides is above
-def test_criteria_that_are_decided_by_intervals(tmp_path: Path) -> None:
+@pytest.mark.slow  # The test of intervals is above.
+def test_criteria_are_decided_by_intervals(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--criteria", "first", "--only", "slow-worker", "--out", str(tmp_path)]
     assert command.main([*options, "--processes", "1"]) == 0
     text, results = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "results.json").read_text())
@@ -236,18 +238,20 @@ def test_criteria_that_are_decided_by_intervals(tmp_path: Path) -> None:
     assert "λ = 1: +10.0 [+10.0, +10.0]; λ = 8: +10.0 [+10.0, +10.0] mean step times earlier | yes |" in row
 
 
-def test_the_cost_of_a_scale_is_measured_on_a_part(tmp_path: Path) -> None:
+def test_the_cost_of_a_scale_is_estimated_from_a_sample(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--only", "throughput", "--out", str(tmp_path)]
     assert command.main([*options, "--cost"]) == 0
     found = json.loads((tmp_path / "cost.json").read_text())
-    assert found["jobs"] == 14, "twelve of one function, two of the other"
-    assert found["measured"] == 5, "of those, three and two"
-    assert found["hours"]["throughput"] * 3600 / 16 >= 0.9 * found["seconds"], "it is at least what was measured"
+    assert found["jobs"] == 14, "twelve runs of one function, two of the other"
+    assert found["measured"] == 5, "three and two of those were measured"
+    assert found["hours"]["throughput"] * 3600 / 16 >= 0.9 * found["seconds"], (
+        "the estimate is at least the measured time"
+    )
     text = (tmp_path / "README.md").read_text()
     assert "The tiny scale of the first criteria was not run. Measured on a part (5 of its 14 jobs" in text
 
 
-def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
+def test_a_claim_is_run_and_reported(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--criteria", "first", "--only", "staleness", "--out", str(tmp_path)]
     command_line = [sys.executable, str(SCRIPT), *options, "--processes", "1"]
     done = subprocess.run(command_line, capture_output=True, text=True, timeout=patience(240))
@@ -261,9 +265,9 @@ def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
 
     mean = np.mean([results["staleness"][f"memoryless/20/{seed}"]["mean"] for seed in (1, 2, 3)])
     sd = np.mean([results["staleness"][f"memoryless/20/{seed}"]["sd"] for seed in (1, 2, 3)])
-    assert f" | {mean:.2f} ± {sd:.2f} |\n" in text, "the table's row for 20 workers ends with it"
+    assert f" | {mean:.2f} ± {sd:.2f} |\n" in text, "the table's row for 20 workers ends with the figure"
 
-    # The text is made of the file: another figure there is another figure, and another verdict, here.
+    # The text is generated from the file, so a changed figure changes the text and the verdict.
     for seed in (1, 2, 3):
         results["staleness"][f"memoryless/20/{seed}"].update(mean=12.34, off=1)
     (tmp_path / "results.json").write_text(json.dumps(results))
@@ -275,7 +279,7 @@ def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_of_the_docs_is_what_their_figures_give(tmp_path: Path) -> None:
+def test_the_report_in_the_docs_follows_from_its_figures(tmp_path: Path) -> None:
     committed = SCRIPT.parents[1] / "docs" / "reproduction"
     for path in committed.glob("*.json"):
         shutil.copy(path, tmp_path)

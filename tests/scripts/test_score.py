@@ -1,4 +1,4 @@
-"""`distkeras score`: its flags, and rows that it scores as a batch and as a stream."""
+"""Tests of `distkeras score`: its flags, and scoring rows as a batch and as a stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_parameter_of_the_model_is_a_flag_or_left_out(score: ModuleType) -> None:
+def test_every_parameter_of_the_model_is_a_flag_or_excluded(score: ModuleType) -> None:
     options = score.parser().options()
     assert set(score.keywords().values()) <= set(options)
     assert {"features", "prediction", "probability", "batch_size", "batch_bytes", "output_type"} <= set(options)
@@ -56,22 +56,22 @@ def test_every_parameter_of_the_model_is_a_flag_or_left_out(score: ModuleType) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--stream"], "`--checkpoint`"),
         (["--every", "3"], "`--stream`"),
         (["--stream", "--checkpoint", "c", "--overwrite"], "`--overwrite`"),
     ],
 )
-def test_options_that_do_not_go_together(
-    score: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_incompatible_options_are_refused(
+    score: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert score.main(["--data", "d", "--model", "m.keras", "--out", "o", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def arrive(folder: Path, rows: slice) -> None:
-    """Some of the rows, as one more file."""
+def add_file(folder: Path, rows: slice) -> None:
+    """Write some of the rows as one more file."""
     name = f"from-{rows.start}"
     write_parquet(folder / name, X[rows], np.arange(len(X))[rows])
     (made,) = (folder / name).iterdir()
@@ -79,24 +79,24 @@ def arrive(folder: Path, rows: slice) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_and_a_stream(tmp_path: Path) -> None:
+def test_rows_are_scored_as_a_batch_and_as_a_stream(tmp_path: Path) -> None:
     trained = model()
     trained.save(tmp_path / "model.keras")
     expected = trained.predict(X, verbose=0)
     (tmp_path / "arriving").mkdir()
-    arrive(tmp_path, slice(0, 30))
+    add_file(tmp_path, slice(0, 30))
     common = ("--data", "arriving", "--model", "model.keras", "--prediction", "class")
     done = submit(tmp_path, *common, "--out", "scored", "--raw-prediction", "")
     assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "scored").sort_by("label")
     assert rows.column_names == ["features", "label", "class", "probability"]
     assert rows["class"].to_pylist() == expected[:30].argmax(axis=1).tolist()
-    assert submit(tmp_path, *common, "--out", "scored").returncode == 2  # it is there
+    assert submit(tmp_path, *common, "--out", "scored").returncode == 2  # The output exists.
 
     stream = (*common, "--out", "streamed", "--stream", "--checkpoint", "progress")
     for call in range(2):
         if call:
-            arrive(tmp_path, slice(30, 50))
+            add_file(tmp_path, slice(30, 50))
         done = submit(tmp_path, *stream)
         assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "streamed").sort_by("label")

@@ -1,4 +1,4 @@
-"""Jobs in virtual time: a fixed set of seeds, that a seed says everything, and that what is planted is found."""
+"""Tests of jobs in virtual time: a fixed set of seeds, reproducible schedules, and planted faults that are found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulation.shrink import shrink
 from simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
-#: What is planted, with the seed of the first schedule that finds it; the others take longer.
+#: Planted faults with the seed of the first schedule that finds each; the others take longer.
 SOON = {
     "reply-before-apply": 0,
     "let-go-before-the-snapshot": 5,
@@ -45,7 +45,7 @@ SOON = {
 }
 
 
-def test_a_seed_says_everything() -> None:
+def test_a_seed_determines_a_schedule() -> None:
     seeds = range(300, 312)
     forwards = [simulate(draw(seed)).digest for seed in seeds]
     backwards = [simulate(draw(seed)).digest for seed in reversed(seeds)]
@@ -64,8 +64,8 @@ def test_a_seed_says_everything() -> None:
 
 
 @pytest.mark.parametrize("name", SOON)
-def test_what_is_planted_is_found(name: str) -> None:
-    # Where the code has changed, another schedule finds it: `python tests/simulation --planted NAME` says which.
+def test_planted_faults_are_found(name: str) -> None:
+    # If the code has changed, another schedule may find it; `python tests/simulation --planted NAME` names that one.
     assert find_planted(name, SOON[name], 400)
 
 
@@ -80,15 +80,15 @@ def test_what_is_planted_is_found(name: str) -> None:
         ("a-stranger-on-the-port-ends-the-job", (Fault("impostor", 6, amount=10.0),)),
     ],
 )
-def test_what_was_found_once_stays_mended(name: str, faults: tuple[Fault, ...]) -> None:
+def test_schedules_that_found_defects_pass(name: str, faults: tuple[Fault, ...]) -> None:
     plans = [Plan(seed, compute=5.0, faults=faults) for seed in range(8)]
     assert [simulate(plan).finding for plan in plans] == [None] * len(plans)
     with planted(name):
         assert any(simulate(plan).finding for plan in plans)
 
 
-def test_a_wait_that_a_stopped_server_is_in_does_not_end_the_job() -> None:
-    """It stops between a start and what its driver is to tell it, for longer than anybody may wait for that."""
+def test_a_suspended_server_does_not_end_the_job() -> None:
+    """The server is suspended between its start and its driver's first message, for longer than that wait may take."""
     stops = (Fault("stop server", 1, "w0", 74.0), Fault("stop server", 29, amount=75.0))
     plan = Plan(1018735, batches=(1, 1), compute=1.0, every=100, latency=0.1, capacity=64, yielding=0.0, disk=0.01)
     plan = replace(plan, hyper_parameters={"window": 2}, faults=stops)
@@ -97,7 +97,7 @@ def test_a_wait_that_a_stopped_server_is_in_does_not_end_the_job() -> None:
         assert "the driver to publish the center" in str(simulate(plan).finding)
 
 
-#: Plans in which a planted fault, by its name, lets two drivers at one checkpoint harm each other.
+#: Plans in which a planted fault, by its name, makes two drivers at one checkpoint harm each other.
 RIVALRIES = {
     "a-server-that-is-started-again-takes-the-highest-claim": Plan(
         3019241,
@@ -141,9 +141,13 @@ def test_drivers_at_one_checkpoint_do_not_harm_each_other(name: str) -> None:
         assert simulate(RIVALRIES[name]).finding is not None
 
 
-#: What takes so much at once that the tests above say what: to draw it takes tens of thousands of schedules.
-TOLD = {"waits-run-out-while-the-server-stands-still", "a-first-start-that-stands-still-is-the-last", *RIVALRIES}
-#: What takes faults of few kinds, one soon after the other.
+#: Faults that need so rare a combination that a plan states it; drawing one takes tens of thousands of schedules.
+SPECIAL_PLANS = {
+    "waits-run-out-while-the-server-stands-still",
+    "a-first-start-that-stands-still-is-the-last",
+    *RIVALRIES,
+}
+#: Faults that need few kinds of events, one soon after the other.
 NARROW = {
     "a-server-begins-for-a-dead-driver": ("kill driver twice", "kill driver", "disk slow", "slow start"),
     "a-pull-brings-the-rows-of-the-window-before": ("half cut", "stall"),
@@ -152,12 +156,12 @@ NARROW = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - SOON.keys() - TOLD))
-def test_what_is_planted_deeper_is_found_too(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - SOON.keys() - SPECIAL_PLANS))
+def test_faults_that_need_a_special_plan_are_found(name: str) -> None:
     assert find_planted(name, 0, 10_000, NARROW.get(name, tuple(KINDS)))
 
 
-def test_a_finding_becomes_a_short_story() -> None:
+def test_a_finding_is_reduced_to_a_short_story() -> None:
     with planted("let-go-before-the-snapshot"):
         plan = next(
             plan for plan in map(draw, range(200)) if (found := simulate(plan).finding) and found.kind == "let go"
@@ -168,11 +172,11 @@ def test_a_finding_becomes_a_short_story() -> None:
     assert outcome.finding.kind == "let go"
     assert len(smaller.faults) <= 2
     assert len(outcome.story) < 40
-    assert simulate(smaller).finding is None  # without the planted fault
+    assert simulate(smaller).finding is None  # Without the planted fault, the plan has no finding.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_strikes(kind: str) -> None:
+def test_every_kind_of_fault_is_injected(kind: str) -> None:
     plan = Plan(1, faults=(Fault(kind, 12, amount=min(2.0, KINDS[kind][1])),))
     outcome = simulate(replace(plan, batches=(3, 3)))
     assert outcome.finding is None
@@ -186,30 +190,30 @@ def test_a_server_that_dies_again_and_again_is_given_up() -> None:
     assert "the parameter server died 5 times without progress" in outcome.finding.text
 
 
-def test_the_command_tells_of_what_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--schedules", "5"]) == 0
     assert "ended: well 5" in capsys.readouterr().out
     with planted("reply-before-apply"):
-        assert main(["--seed", "2", "--schedules", "20", "--findings", "1"]) == 1  # one that is soon reduced
-    told = capsys.readouterr().out
-    assert "seed 2: " in told
-    assert "has partition" in told
+        assert main(["--seed", "2", "--schedules", "20", "--findings", "1"]) == 1  # This fault is reduced quickly.
+    output = capsys.readouterr().out
+    assert "seed 2: " in output
+    assert "has partition" in output
 
 
 class TestScheduler:
-    def test_a_killed_task_does_nothing_more(self) -> None:
-        scheduler, said = Scheduler(0), []
+    def test_a_killed_task_never_runs_again(self) -> None:
+        scheduler, events = Scheduler(0), []
         victim = Process("victim", "here")
 
         def linger() -> None:
             try:
                 scheduler.wait(None, 10.0)
             finally:
-                said.append("dies")
+                events.append("dies")
                 try:
                     scheduler.wait(None, 1.0)
                 except Killed:
-                    said.append("again")
+                    events.append("again")
                     raise
 
         def main() -> None:
@@ -220,16 +224,16 @@ class TestScheduler:
             assert scheduler.now == 2.0
 
         scheduler.run(Process("main", "here"), main)
-        assert said == ["dies", "again"]
+        assert events == ["dies", "again"]
 
-    def test_a_stopped_process_hears_nothing_until_it_goes_on(self) -> None:
-        scheduler, heard = Scheduler(0), []
+    def test_a_suspended_process_does_not_run_until_it_is_resumed(self) -> None:
+        scheduler, ticks = Scheduler(0), []
         stopped = Process("stopped", "here")
 
         def tick() -> None:
             for _ in range(3):
                 scheduler.wait(None, 1.0)
-                heard.append(scheduler.now)
+                ticks.append(scheduler.now)
 
         def main() -> None:
             scheduler.start(stopped, tick, "tick")
@@ -238,14 +242,14 @@ class TestScheduler:
             scheduler.wait(None, 20.0)
 
         scheduler.run(Process("main", "here"), main)
-        assert heard == [1.0, 6.5, 7.5]
+        assert ticks == [1.0, 6.5, 7.5]
 
-    def test_a_wait_forever_is_found(self) -> None:
+    def test_a_wait_without_a_deadline_is_found(self) -> None:
         scheduler = Scheduler(0)
         with pytest.raises(Finding, match="every wait must end"):
             scheduler.run(Process("main", "here"), lambda: scheduler.wait(None, None))
 
-    def test_what_a_task_lets_out_is_found(self) -> None:
+    def test_an_uncaught_error_of_a_task_is_found(self) -> None:
         scheduler = Scheduler(0)
 
         def main() -> None:

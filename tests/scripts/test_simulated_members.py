@@ -1,4 +1,4 @@
-"""Jobs of DASO in virtual time: each step is the simulator's under any faults."""
+"""Tests of DASO in virtual time: under any faults, each step equals the simulator's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.daso import simulate_daso
 
 RUNS = range(60)
-#: What is planted, with the seed of the first schedule that finds it.
+#: Planted faults with the seed of the first schedule that finds each.
 SOON = {
     "the-first-of-a-sum-counts-twice": 0,
     "a-lost-member-has-sent-nothing": 3,
@@ -47,7 +47,7 @@ CYCLING = Plan(
 @pytest.mark.parametrize(
     "hyper_parameters", [{}, {"interval": 2, "wait": 1, "warm_up": 0}, {"nodes": 4, "cast": False}]
 )
-def test_what_members_must_have_is_what_the_simulator_says(hyper_parameters: dict[str, int]) -> None:
+def test_the_expected_state_of_members_equals_the_simulator_s(hyper_parameters: dict[str, int]) -> None:
     plan = replace(CYCLING, hyper_parameters=CYCLING.hyper_parameters | hyper_parameters)
     element = plan.layout(0).element
     amounts = (1.0 - 0.13 * (np.arange(plan.epochs * plan.total) % 5)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_what_members_must_have_is_what_the_simulator_says(hyper_parameters: dic
     assert len({*trace.interval.tolist()}) > 1
 
 
-def test_no_promise_breaks() -> None:
+def test_every_promise_holds() -> None:
     outcomes = {seed: simulate(draw_members(seed)) for seed in collecting(RUNS)}
     assert not [f"seed {seed}: {one.finding}" for seed, one in outcomes.items() if one.finding]
     assert {one.error for one in outcomes.values()} <= {"", "NonFiniteError"}
@@ -98,13 +98,13 @@ def test_no_promise_breaks() -> None:
 
 
 @pytest.mark.parametrize("name", SOON)
-def test_what_is_planted_is_found(name: str) -> None:
+def test_planted_faults_are_found(name: str) -> None:
     with planted(name):
         assert any(simulate(draw_members(seed)).finding for seed in range(SOON[name], SOON[name] + 40))
 
 
 @pytest.mark.parametrize("at", [33, 42])
-def test_a_server_may_die_while_members_gather(at: int) -> None:
-    """Those that had announced themselves learn of the next server when they ask again."""
+def test_the_server_may_die_while_members_assemble(at: int) -> None:
+    """Members that have announced themselves learn the next server's address when they send their next request."""
     outcome = simulate(replace(CYCLING, faults=(Fault("kill server", at),)))
     assert (outcome.finding, outcome.error) == (None, "")

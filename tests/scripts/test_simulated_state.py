@@ -1,4 +1,4 @@
-"""Jobs in virtual time: what a restart must keep is watched, and all that there is to draw is drawn."""
+"""Tests of jobs in virtual time: state that a restart must keep is checked, and every option is drawn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from simulation.mutations import planted
 from simulation.plan import Fault, Plan, draw
 from simulation.simulation import simulate
 
-#: Runs of which all messages, options and states are noted, and draws of which all options are.
+#: Runs whose messages, options and states are recorded, and draws whose options are.
 RUNS, DRAWS = range(150), range(150, 1500)
-#: What is planted, with the seed of the first schedule that finds it.
+#: Planted faults with the seed of the first schedule that finds each.
 SOON = {
     "residuals-are-not-kept": 1,
     "a-window-begins-when-its-worker-joins": 5,
@@ -41,13 +41,15 @@ def census() -> Census:
     return take_census(RUNS)
 
 
-def test_all_that_there_is_is_drawn_or_named_as_an_exception(census: Census) -> None:
-    """Options of server, workers and checkpoint, start modes, messages, leases, rules, wire formats, faults."""
+def test_every_option_is_drawn_or_listed_as_an_exception(census: Census) -> None:
+    """These are options of server, workers and checkpoint, start modes, messages, leases, rules, wire formats and
+    faults.
+    """
     wrong = [row.verdict for row in census.rows(map(draw, DRAWS)) if row.verdict]
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_promise_breaks(census: Census) -> None:
+def test_every_promise_holds(census: Census) -> None:
     assert not [f"seed {seed}: {finding}" for seed, finding in census.findings.items()]
 
 
@@ -58,12 +60,12 @@ def test_an_option_that_is_never_drawn_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", SOON)
-def test_what_is_planted_is_found(name: str) -> None:
-    # Where the code has changed, another schedule finds it: `python tests/simulation --planted NAME` says which.
+def test_planted_faults_are_found(name: str) -> None:
+    # If the code has changed, another schedule may find it; `python tests/simulation --planted NAME` names that one.
     assert find_planted(name, SOON[name], 400)
 
 
-#: Two workers that are far apart, in a job whose server dies.
+#: Two workers whose progress differs much, in a job whose server dies.
 BOUNDED = Plan(
     0,
     batches=(6, 6),
@@ -84,7 +86,7 @@ ROUNDS = Plan(
     compute=1.0,
     faults=(Fault("kill server", 50), Fault("kill server", 90), Fault("kill server", 140)),
 )
-#: A job with more epochs than the one before, whose server dies before it has saved anything.
+#: A job with more epochs than the previous one, whose server dies before it has saved a snapshot.
 RAISED = Plan(
     7,
     batches=(1, 6),
@@ -94,7 +96,7 @@ RAISED = Plan(
     disk=0.01,
     faults=(Fault("kill next server", 32, amount=0.6), Fault("kill driver", 33, amount=1.0)),
 )
-#: With int8, a worker that begins again.
+#: A worker that restarts, with int8.
 COARSE = Plan(
     0,
     batches=(6, 6),
@@ -104,8 +106,8 @@ COARSE = Plan(
     every=1,
     faults=(Fault("kill server", 29),),
 )
-#: A driver that asks for the table of workers while its server has no center yet.
-ASKED = Plan(
+#: A driver that requests the table of workers while its server has no center yet.
+TABLE_REQUEST = Plan(
     16915,
     batches=(0, 1),
     compute=0.01,
@@ -125,12 +127,12 @@ NAMED = {
     "a-restart-forgets-the-epochs": RAISED,
     "partitions-that-have-ended-stay-so": RAISED,
     "residuals-outlive-their-steps": COARSE,
-    "questions-do-not-wait-for-the-center": ASKED,
+    "questions-do-not-wait-for-the-center": TABLE_REQUEST,
 }
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_takes_many_draws_is_found_where_it_matters(name: str) -> None:
+def test_rare_planted_faults_are_found_by_special_plans(name: str) -> None:
     assert simulate(NAMED[name]).finding is None
     with planted(name):
         assert simulate(NAMED[name]).finding is not None

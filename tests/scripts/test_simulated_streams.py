@@ -1,4 +1,4 @@
-"""Streams in virtual time: each micro-batch counts once, although processes die at all of its phases."""
+"""Tests of streams in virtual time: each micro-batch counts once, although processes die in all of its phases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulation.command import find_planted
 from simulation.plan import KINDS, PHASES, Fault, Plan
 from simulation.simulation import simulate
 
-#: What is planted, with the seed of the first schedule that finds it.
+#: Planted faults with the seed of the first schedule that finds each.
 SOON = {
     "a-snapshot-forgets-its-micro-batch": 69,
     "a-snapshot-has-the-micro-batch-before": 69,
@@ -30,8 +30,8 @@ STREAM = Plan(1, batches=(2, 0), stream=((2, 0), (1, 3), (0, 0), (1, 1)), every=
 
 
 @pytest.mark.parametrize("name", SOON)
-def test_what_is_planted_is_found(name: str) -> None:
-    # Where the code has changed, another schedule finds it: `python tests/simulation --planted NAME` says which.
+def test_planted_faults_are_found(name: str) -> None:
+    # If the code has changed, another schedule may find it; `python tests/simulation --planted NAME` names that one.
     assert find_planted(name, SOON[name], 400)
 
 
@@ -46,7 +46,7 @@ def test_each_row_counts_once_if_a_process_dies(phase: str) -> None:
             assert [fault.kind for fault in outcome.injected] == [kind]
 
 
-def test_other_rows_of_what_is_covered_end_the_stream() -> None:
+def test_changed_rows_of_a_covered_micro_batch_end_the_stream() -> None:
     plan = Plan(3, batches=(2, 2), stream=((2, 2), (1, 1)), altered=True, faults=(Fault("kill driver", 2, "checked"),))
     outcome = simulate(plan)
     assert outcome.finding is None

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for op
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-#: As the guide has it; where Spark runs without, `training/test_cluster` trains.
+#: The option that the guide recommends; `training/test_cluster` trains without it.
 WARM = ("--conf", "spark.python.daemon.module=distkeras.spark.daemon")
 LOSS = "sparse_categorical_crossentropy"
 ROWS = 300
@@ -37,7 +37,7 @@ ROWS = 300
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data.parquet, model.keras, and compiled.keras."""
+    """Return a folder with data.parquet, model.keras, and compiled.keras."""
     folder = tmp_path_factory.mktemp("files")
     features = np.random.default_rng(0).random((ROWS, 4)).astype(np.float32)
     labels = (features.sum(axis=1) > 2).astype(np.int64)
@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needed(files: Path, *more: str) -> list[str]:
-    """The options that must be there, and more."""
+    """Return the required options, followed by ``more``."""
     return ["--data", str(files / "data.parquet"), "--model", str(files / "model.keras"), "--out", "out", *more]
 
 
@@ -74,7 +74,7 @@ def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType) -> None:
     assert set(options_of(Trainer)) - by_other_means <= reached
 
 
-def test_flags_say_what_the_trainers_docstring_says(train: ModuleType) -> None:
+def test_the_help_of_flags_equals_the_trainers_docstring(train: ModuleType) -> None:
     options = train.parser().options()
     assert options["batch_size"].help == "rows of one mini-batch of one worker (default: 32)"
     assert options["threads"].help == "compute threads of one worker (default: the cores that Spark gives to a task)"
@@ -82,7 +82,7 @@ def test_flags_say_what_the_trainers_docstring_says(train: ModuleType) -> None:
     assert options["partitioned_already"].help.startswith("whether df already has --workers partitions")
 
 
-def test_where_to_save(train: ModuleType, files: Path) -> None:
+def test_the_output_folder_is_checked(train: ModuleType, files: Path) -> None:
     def saving(*options: str) -> dict[str, object]:
         return train.saving_of(train.parser().parse_with_file(needed(files, *options)))
 
@@ -99,14 +99,14 @@ def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as end:
         train.main(["--help"])
     assert end.value.code == 0
-    told = capsys.readouterr().out
-    assert all(f"\n  {name} " in told for name in rules.all_rules())
-    assert "--rule RULE" in told
-    assert "'ensemble'" in told
+    printed = capsys.readouterr().out
+    assert all(f"\n  {name} " in printed for name in rules.all_rules())
+    assert "--rule RULE" in printed
+    assert "'ensemble'" in printed
 
 
 @pytest.mark.parametrize("rule", rules.all_rules())
-def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str) -> None:
+def test_every_rule_can_be_selected(train: ModuleType, files: Path, rule: str) -> None:
     arguments = train.parser().parse_with_file(
         needed(files, "--rule", rule, "--optimizer", "sgd", "--loss", LOSS, "--workers", "2")
     )
@@ -114,7 +114,7 @@ def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str) -> N
     assert (trainer.rule.name, trainer.settings.num_workers) == (rule, 2)
 
 
-def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path) -> None:
+def test_the_trainers_without_a_rule_can_be_selected(train: ModuleType, files: Path) -> None:
     model = train.load_model(str(files / "compiled.keras"))
     single = train.trainer_of(train.parser().parse_with_file(needed(files, "--rule", "single")), model)
     assert (single.rule.name, single.settings.num_workers) == ("downpour", 1)
@@ -126,7 +126,7 @@ def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path) -> None:
         train.trainer_of(train.parser().parse_with_file(needed(files, "--rule", "single", "--workers", "2")), model)
 
 
-def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: Path) -> None:
+def test_values_are_parsed_as_json_unless_the_rule_takes_a_text(train: ModuleType, files: Path) -> None:
     arguments = train.parser().parse_with_file(
         needed(files, "--rule", "adag", "--set", "form=4.1", "gamma=1e-3", "--set", "normalize=false", "--loss", LOSS)
     )
@@ -134,7 +134,7 @@ def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: 
     assert (rule.form, rule.gamma, rule.normalize) == ("4.1", 1e-3, False)
 
 
-def test_optimizer_and_weights(train: ModuleType, files: Path) -> None:
+def test_optimizer_and_weights_are_passed_on(train: ModuleType, files: Path) -> None:
     optimizer = ["--optimizer", "adam", "--optimizer-set", "learning_rate=0.25", "beta_1=0.5"]
     others = ["--class-weight", "0=1", "1=2.5", "--loss", LOSS, "--features", "a", "--no-shuffle"]
     arguments = train.parser().parse_with_file(needed(files, "--rule", "agn", *optimizer, *others))
@@ -144,7 +144,7 @@ def test_optimizer_and_weights(train: ModuleType, files: Path) -> None:
     assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
 
 
-def test_an_optimizer_of_this_package(train: ModuleType, files: Path) -> None:
+def test_an_optimizer_of_this_package_can_be_named(train: ModuleType, files: Path) -> None:
     optimizer = ["--optimizer", "lazymomentum", "--optimizer-set", "momentum=0.5"]
     arguments = train.parser().parse_with_file(needed(files, "--rule", "agn", "--loss", LOSS, *optimizer))
     if keras.backend.backend() == "tensorflow":
@@ -157,7 +157,7 @@ def test_an_optimizer_of_this_package(train: ModuleType, files: Path) -> None:
 # ---- the file
 
 
-def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path) -> None:
+def test_flags_override_the_file(train: ModuleType, files: Path, tmp_path: Path) -> None:
     config = tmp_path / "job.toml"
     config.write_text(
         f"""
@@ -197,7 +197,7 @@ def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path)
         (None, "`--config` must be a TOML file"),
     ],
 )
-def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | None, expected: str) -> None:
+def test_invalid_files_are_refused(train: ModuleType, tmp_path: Path, text: str | None, expected: str) -> None:
     config = tmp_path / "job.toml"
     if text is not None:
         config.write_text(text)
@@ -223,7 +223,7 @@ def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | N
         (["--rule", "agn", "--loss", LOSS, "--out", "."], "`--out` must be new or empty"),
     ],
 )
-def test_one_line_and_status_2(
+def test_an_error_is_one_line_and_status_2(
     train: ModuleType,
     files: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -239,7 +239,7 @@ def test_one_line_and_status_2(
 
 
 @pytest.mark.parametrize("options", [["--rule", "agn", "--workers", "two"], ["--rule", "agn", "--set", "window"], []])
-def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[str]) -> None:
+def test_the_parser_refuses_invalid_options(train: ModuleType, files: Path, options: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         train.main(needed(files, *options))
     assert end.value.code == 2
@@ -249,7 +249,7 @@ def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[s
 
 
 def words_of_a_job(files: Path, folder: Path, out: Path) -> list[str]:
-    """The words of a command whose flags win over the file that it names."""
+    """Return the words of a command whose flags override the file that it names."""
     (folder / "job.toml").write_text(
         f'rule = "downpour"\nset = {{window = 5}}\nepochs = 9\nworkers = 2\nloss = "{LOSS}"\nmetrics = ["accuracy"]\n'
     )
@@ -258,7 +258,7 @@ def words_of_a_job(files: Path, folder: Path, out: Path) -> list[str]:
 
 
 def check_job(out: Path, printed: str) -> None:
-    """The files and the report of such a job."""
+    """Check the files and the report of such a job."""
     names = {path.name for path in out.iterdir()}
     tables = {"history.parquet", "commits.parquet", "summary.json"}
     assert names == tables | {"model.keras", "loss.png", "accuracy.png", "staleness.png"}
@@ -272,17 +272,17 @@ def check_job(out: Path, printed: str) -> None:
     for row, (_, part) in zip(summary["epochs"], history.to_pandas().groupby("epoch"), strict=True):
         assert row["loss"] == pytest.approx(np.average(part["loss"], weights=part["samples"]))
         assert row["accuracy"] == pytest.approx(np.average(part["accuracy"], weights=part["samples"]))
-    said = printed.splitlines()
-    (start,) = [place for place, line in enumerate(said) if line.startswith("agn: 600 samples and ")]
-    assert [line.split()[:2] for line in said[start + 1 : start + 4]] == [
+    lines = printed.splitlines()
+    (start,) = [place for place, line in enumerate(lines) if line.startswith("agn: 600 samples and ")]
+    assert [line.split()[:2] for line in lines[start + 1 : start + 4]] == [
         ["epoch", "samples"],
         ["1", "300"],
         ["2", "300"],
     ]
-    assert said[start + 4] == f"Model, history and commits are in {out}"
+    assert lines[start + 4] == f"Model, history and commits are in {out}"
 
 
-def test_a_job_leaves_its_model_its_tables_and_a_report(
+def test_a_job_writes_its_model_its_tables_and_a_report(
     train: ModuleType,
     spark: SparkSession,
     files: Path,
@@ -290,14 +290,15 @@ def test_a_job_leaves_its_model_its_tables_and_a_report(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(train, "spark_session", lambda: contextlib.nullcontext(spark))  # it must go on afterwards
+    # The session must survive the command.
+    monkeypatch.setattr(train, "spark_session", lambda: contextlib.nullcontext(spark))
     out = tmp_path / "out"
     assert train.main(words_of_a_job(files, tmp_path, out)) == 0
     check_job(out, capsys.readouterr().out)
 
 
 @pytest.mark.slow
-def test_spark_submit(files: Path, tmp_path: Path) -> None:
+def test_spark_submit_runs_a_job(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = submit(tmp_path, *words_of_a_job(files, tmp_path, out))
     assert done.returncode == 0, done.stderr[-5000:]
@@ -308,8 +309,9 @@ def test_spark_submit(files: Path, tmp_path: Path) -> None:
 def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path) -> None:
     done = submit(tmp_path, *needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels"))
     assert done.returncode == 2
-    told = (done.stdout + done.stderr).splitlines()  # spark-submit sends a script's standard error to standard output
-    (line,) = [line for line in told if line.startswith("distkeras train: ")]
+    # spark-submit sends a script's standard error to standard output.
+    printed = (done.stdout + done.stderr).splitlines()
+    (line,) = [line for line in printed if line.startswith("distkeras train: ")]
     assert "MissingColumnError" in line
     assert "'pixels'" in line
-    assert not list((tmp_path / "out").glob("*")), "a failed job leaves no model"
+    assert not list((tmp_path / "out").glob("*")), "a failed job writes no model"

@@ -1,4 +1,4 @@
-"""The figures of the page "Tuning": how they are chosen from the runs, and that all runs are there."""
+"""Tests of the figures of the page "Tuning": how they are chosen from the runs, and that all runs are kept."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_the_best_rate_has_the_shortest_mean_time() -> None:
     assert cases.best_time(results, 4, 10, 0.0, 0.0) == (110.0, 0.1)
 
 
-def test_every_run_of_the_figures_is_kept() -> None:
+def test_the_runs_of_the_figures_are_kept() -> None:
     results = json.loads((KEPT / "results.json").read_text())
     assert set(results) == {case.name for case in [*cases.of_workers(), *cases.of_windows()]}
 
 
-def test_the_figures_are_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_can_be_drawn_from_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(KEPT / "results.json", tmp_path)
     assert command.main(["--redraw", "--out", str(tmp_path)]) == 0
     drawn = {path.name for path in tmp_path.glob("*.png")}
