@@ -1,1 +1,1 @@
-"""Jobs on a cluster of three executors under faults, and what must hold for them."""
+"""Jobs on a cluster of three executors under faults, and checks of what must hold for them."""

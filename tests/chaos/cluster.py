@@ -1,7 +1,7 @@
-"""A standalone cluster of Spark with an executor on each of several hosts, which tries everything twice.
+"""A standalone Spark cluster with an executor on each of several hosts, and with speculative execution.
 
 A task that has run for a while gets a second attempt on another host (`spark.speculation`): Spark does that on other
-hosts only. The second one waits for its turn, and takes over when the first one is lost.
+hosts only. The second attempt waits until the first one is lost, and then takes over.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _PATIENCE = 120.0
 #: Seconds after which a task gets a second attempt.
 _SPECULATION = 20
-#: What Spark's log says of each.
+#: The line of Spark's log about each second attempt.
 SECOND_ATTEMPT = "as speculatable"
 
 
 class Cluster:
-    """A master, and on each host a worker with room for one executor; until it is closed.
+    """A master, and on each host a worker with room for one executor, until the cluster is closed.
 
     Args:
-        hosts: where.
-        scratch: for what Spark writes.
+        hosts: the hosts of the workers.
+        scratch: folder for the files of Spark.
 
     Attributes:
-        url: of the master.
+        url: address of the master.
     """
 
     def __init__(self, hosts: Hosts, scratch: Path) -> None:
@@ -48,7 +48,7 @@ class Cluster:
         os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
         os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
         os.environ["TMPDIR"] = str(scratch / "tmp")
-        # Executors come and go: what makes a JVM fast after minutes only costs here.
+        # Executors are restarted often, so optimizations that make a JVM fast after minutes only cost time here.
         os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         self._hosts, self._scratch, self._slots = hosts, scratch, len(hosts.addresses)
         self._processes = ExitStack()
@@ -91,7 +91,7 @@ class Cluster:
         raise TimeoutError(f"{log.name} must say {pattern!r}. Received: {log.read_text(errors='replace')[-2000:]}")
 
     def session(self) -> SparkSession:
-        """Spark on this cluster; tasks are tried again as often as it takes."""
+        """Start Spark on this cluster; failed tasks are retried without a practical limit."""
         from pyspark.sql import SparkSession
 
         settings = {
@@ -99,7 +99,7 @@ class Cluster:
             "spark.driver.host": self._hosts.driver,
             "spark.driver.bindAddress": self._hosts.driver,
             "spark.executor.memory": "1g",
-            # Of one executor's slots: as many as tasks, or Spark would not go by their duration.
+            # The slots of one executor: as many as there are tasks, or Spark would not compare their durations.
             "spark.executor.cores": str(self._slots),
             "spark.local.dir": str(self._scratch / "local"),
             "spark.sql.warehouse.dir": str(self._scratch / "warehouse"),
@@ -107,7 +107,7 @@ class Cluster:
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "ERROR",
-            # As often as it takes: a task, a stage whose input went with an executor.
+            # A task, or a stage whose input was lost with an executor, may be retried any number of times.
             "spark.task.maxFailures": "10000",
             "spark.stage.maxConsecutiveAttempts": "10000",
             "spark.excludeOnFailure.enabled": "false",
@@ -115,7 +115,7 @@ class Cluster:
             "spark.speculation": "true",
             "spark.speculation.interval": "1s",
             "spark.speculation.task.duration.threshold": f"{_SPECULATION}s",
-            # A dead executor's shuffle files are gone at once; a stopped or a slow one is no dead one.
+            # A dead executor's shuffle files are lost at once; a suspended or slow executor is not a dead one.
             "spark.shuffle.io.maxRetries": "2",
             "spark.shuffle.io.retryWait": "1s",
             "spark.network.timeout": "300s",
@@ -128,20 +128,20 @@ class Cluster:
         spark = builder.getOrCreate()
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to its JVM
         log4j = jvm.org.apache.logging.log4j
-        # It tells of second attempts: see `SECOND_ATTEMPT`.
+        # Its log reports second attempts; see `SECOND_ATTEMPT`.
         log4j.core.config.Configurator.setLevel("org.apache.spark.scheduler.TaskSetManager", log4j.Level.INFO)
         return spark
 
     def close(self) -> None:
-        """Ends its processes."""
+        """End the processes of the cluster."""
         self._processes.close()
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stops Spark and its driver's JVM, which `stop` alone leaves running until Python ends."""
+    """Stop Spark and its driver's JVM, which `stop` alone leaves running until Python ends."""
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no other way to its JVM's process
     spark.stop()
-    with suppress(Exception):  # what matters is whether the process is gone, and that is looked at
+    with suppress(Exception):  # What matters is whether the process has ended, which is checked next.
         gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)

@@ -1,16 +1,17 @@
-"""Trains on executors of three hosts while everything happens that may happen to them.
+"""Train on executors of three hosts while faults of every kind are injected.
 
-Hit are Python workers, executors, the parameter server (next to its driver, or a task in the cluster, which Spark gives
-a second attempt too) and drivers (killed, and two at once on one checkpoint); connections and whole hosts are cut off;
-the disk of the snapshots is full, their store slow or failing half-way; and strangers come to the port. Tasks that last
-get second attempts, by Spark's speculation.
+The targets are Python workers, executors, the parameter server (next to its driver, or a task in the cluster, which may
+get a second attempt too) and drivers (killed, and two at once on one checkpoint). Connections and whole hosts are cut
+off; the disk of the snapshots is full, their store slow or failing within an operation; and strangers connect to the
+port. Long tasks get second attempts by Spark's speculation.
 
 Some jobs are streams, some have relays, and in some the workers exchange with each other; their weights count how often
-each row moved them.
+each row moved the center.
 
-Checks that every job succeeds, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
-that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
-needs the package psutil (the extra `tests` brings it). Hosts are cut off where this user may make network namespaces.
+The program checks that every job succeeds, that every mini-batch counts once, that the accuracy is that of an
+undisturbed job, and that nothing is left behind. The seed determines the kinds and times of faults; targets are drawn
+among those alive. It needs Linux and the package psutil (of the extra `tests`). Hosts are cut off if this user may make
+network namespaces.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Seconds that one job may take at most, faults and all; then it is interrupted, and counts as hanging.
+#: Seconds that one job may take at most, including its faults; then it is interrupted and counts as hanging.
 LIMIT = 1200.0
 
 
 @dataclass(frozen=True)
 class JobSizes:
-    """Rows and epochs of the kinds of job; the stream has two epochs, and workers share the counted rows evenly."""
+    """Rows and epochs of each kind of job; the stream has two epochs, and workers share the counted rows evenly."""
 
     rows: int = 12_000
     epochs: int = 6
@@ -78,13 +79,13 @@ class JobSizes:
 
 FULL = JobSizes()
 TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5)
-#: Kinds of jobs.
+#: The kinds of jobs.
 JOBS = ("images", "cluster", "table", "stream", "relays", "members", "counting")
 
 
 @dataclass
 class Findings:
-    """All that has been seen."""
+    """The observations of a whole run."""
 
     outcomes: list[JobResult] = field(default_factory=list)
     survived: int = 0
@@ -94,7 +95,7 @@ class Findings:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python tests/chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of disturbed training (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (default: %(default)s)")
@@ -108,18 +109,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """Prints ``text`` with the time."""
+    """Print ``text`` with the time."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
 class JobRunner:
-    """Runs jobs, each with a fresh folder for snapshots on the small disk.
+    """A runner of jobs, each with a fresh folder for snapshots on the small disk.
 
     Args:
-        spark: the session of those whose driver is this process.
+        spark: the session of the jobs whose driver is this process.
         scene: the disk, and the record of drivers in processes of their own.
-        scratch: for these.
-        findings: takes what is left behind.
+        scratch: folder for the files of those drivers.
+        findings: the record of leftovers.
     """
 
     def __init__(self, spark: SparkSession, scene: Scene, scratch: Path, findings: Findings) -> None:
@@ -130,7 +131,7 @@ class JobRunner:
         self._jobs = 0
 
     def run(self, spec: JobSpec, disturbing: Callable[[], Any] = nullcontext) -> tuple[JobSpec, JobResult]:
-        """One job, inside ``disturbing()``; the first of its kind tells which mini-batches there are."""
+        """Run one job inside ``disturbing()``; the first job of a kind determines its mini-batches."""
         from distkeras.ps.errors import DistkerasError
 
         folder = self._folder(spec)
@@ -142,12 +143,12 @@ class JobRunner:
             spec = spec if spec.batches or spec.micro_batches else with_batches_counted(spec, trainer)
             outcome = check(spec, trainer, model)
         except (DistkerasError, KeyboardInterrupt) as error:
-            told = f"{type(error).__name__}: {error}"
-            outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(told,))
+            problem = f"{type(error).__name__}: {error}"
+            outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(problem,))
         return spec, self._cleaned(outcome, before, folder)
 
     def run_drivers(self, spec: JobSpec, disturbing: Callable[[], Any]) -> JobResult:
-        """One job whose drivers are processes of their own, inside ``disturbing()``."""
+        """Run one job whose drivers are processes of their own, inside ``disturbing()``."""
         folder, before = self._folder(spec), set(threading.enumerate())
         drivers = self._scene.drivers = Drivers(spec, folder, self._scratch, LIMIT)
         try:
@@ -160,7 +161,7 @@ class JobRunner:
     def _folder(self, spec: JobSpec) -> Path:
         self._jobs += 1
         folder = self._scene.disk.folder / f"job-{self._jobs}"
-        if spec.micro_batches:  # Spark does not survive a full disk under its own notes, so they go to another one
+        if spec.micro_batches:  # Spark does not survive a full disk below its own files, so those are on another one.
             query = self._scratch / f"query-{self._jobs}"
             query.mkdir()
             folder.mkdir()
@@ -176,7 +177,7 @@ class JobRunner:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Interrupts the main thread when the context takes longer than `LIMIT`."""
+    """Interrupt the main thread if the context takes longer than `LIMIT`."""
 
     def interrupt() -> None:
         faulthandler.dump_traceback(sys.__stderr__ or 2)
@@ -193,7 +194,7 @@ def watched() -> Iterator[None]:
 
 
 def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, findings: Findings) -> None:
-    """Jobs of all kinds in turns, undisturbed ones first, until the plan is worked off."""
+    """Run jobs of all kinds in turns, undisturbed ones first, until all planned faults were injected."""
     accuracy: dict[str, float] = {}
     known = []
     for spec in specs:
@@ -233,7 +234,7 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
 
 
 def describe(spec: JobSpec, outcome: JobResult) -> str:
-    """One line about a job."""
+    """Return one line about a job."""
     accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.2f} %"
     what = "rows" if spec.micro_batches else "mini-batches"
     return (
@@ -244,16 +245,16 @@ def describe(spec: JobSpec, outcome: JobResult) -> str:
 
 
 def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> str:
-    """All figures in one place."""
+    """Return all figures of a run."""
     faults = sum(injector.injected.values())
-    told = log.read_text(errors="replace")
+    text = log.read_text(errors="replace")
     lines = ["", "faults injected"]
     lines += [f"  {kind:<16} {injector.injected[kind]:4d}" for kind in KINDS]
     lines += [
         f"  {'all':<16} {faults:4d}, survived {findings.survived}; found nothing to hit: {injector.missed.total()}",
         *([f"  no host was cut off: {hosts.whole}"] if hosts.whole else []),
-        f"snapshots that failed, and came later: {told.count(SNAPSHOT_FAILED)}",
-        f"second attempts, by speculation: {told.count(SECOND_ATTEMPT)}",
+        f"snapshots that failed, and came later: {text.count(SNAPSHOT_FAILED)}",
+        f"second attempts, by speculation: {text.count(SECOND_ATTEMPT)}",
         f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
         f"mini-batches, and rows of streams, expected {sum(one.expected for one in findings.outcomes)}, "
         f"committed {sum(one.committed for one in findings.outcomes)}, "
@@ -271,13 +272,13 @@ def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> s
 
 
 def log_to(path: Path) -> None:
-    """Sends what this process, the JVMs, the workers and the server write to standard error into a file."""
+    """Redirect the standard error of this process, the JVMs, the workers and the server to a file."""
     with path.open("wb") as log:
         os.dup2(log.fileno(), 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the program, and return the exit status."""
     options = arguments(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -329,16 +330,16 @@ def _train(
 
 
 def _specs(size: JobSizes, scratch: Path, options: argparse.Namespace) -> dict[str, JobSpec]:
-    """The jobs by their kinds."""
+    """Return the jobs by their kinds."""
     rows, epochs = size.counted_rows, size.counted_epochs
     return {
         "images": image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
-        # Longer, so that second attempts of the server come before its end.
+        # These jobs are longer, so that a server's second attempt starts before they end.
         "cluster": in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
         "table": table_job(scratch, rows=rows, epochs=epochs),
         "stream": stream_job(scratch, rows=size.stream_rows, epochs=2, micro_batches=size.micro_batches),
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
-        # In one node they share memory; the seed decides.
+        # Within one node, the workers share memory; the seed decides whether there is one node.
         "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),
         "counting": counting_job(scratch, rows=rows, epochs=epochs),
     }

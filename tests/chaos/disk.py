@@ -1,4 +1,4 @@
-"""A small disk for the snapshots, which can be made full."""
+"""A small disk for the snapshots, which can be filled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _BALLAST = "ballast"
 
 
 class Disk:
-    """A tmpfs of a few megabytes; where this user may mount none, a folder that can be closed to writing.
+    """A tmpfs of a few megabytes or, if this user may not mount one, a folder that can be made read-only.
 
     Args:
-        folder: where; made if it is not there.
+        folder: its mount point, which is created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -22,13 +22,13 @@ class Disk:
         command = ["mount", "-t", "tmpfs", "-o", f"size={_BYTES}", "tmpfs", str(folder)]
         try:
             self.mounted = subprocess.run(command, capture_output=True).returncode == 0
-        except OSError:  # no such program
+        except OSError:  # The program does not exist.
             self.mounted = False
         self.how = f"a tmpfs of {_BYTES >> 20} MiB" if self.mounted else "a folder closed to writing (no mount here)"
         self.full = False
 
     def fill(self) -> None:
-        """Leaves no room; to be called again now and then, for what is deleted meanwhile makes some."""
+        """Fill the disk; this is repeated at intervals, because deletions in the meantime free space."""
         self.full = True
         if not self.mounted:
             self._set_modes(0o555)
@@ -39,11 +39,11 @@ class Disk:
                     piece = bytes(size)
                     while file.write(piece) == size:
                         pass
-        except OSError:  # full
+        except OSError:  # The disk is full.
             return
 
     def free(self) -> None:
-        """Gives the room back."""
+        """Free the filled space."""
         self.full = False
         if self.mounted:
             (self.folder / _BALLAST).unlink(missing_ok=True)
@@ -55,7 +55,7 @@ class Disk:
             folder.chmod(mode)
 
     def close(self) -> None:
-        """Unmounts it."""
+        """Unmount the disk."""
         self.free()
         if self.mounted:
             subprocess.run(["umount", str(self.folder)], check=True, capture_output=True)

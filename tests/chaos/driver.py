@@ -1,4 +1,4 @@
-"""A driver that may be killed: goes on with a counting job or a stream, or begins it, and writes its outcome.
+"""A driver that may be killed; it starts or continues a counting job or a stream, and writes its outcome.
 
 `drivers.Drivers` starts it: ``python driver.py JSON``.
 """
@@ -20,7 +20,7 @@ from chaos.store import take_over_servers
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
-    """The job's `JobResult`, or what ended it; JSON-ready."""
+    """Run the job; return its `JobResult`, or the error that ended it, as values for JSON."""
     from pyspark.sql import SparkSession
 
     from distkeras.ps.errors import DistkerasError
@@ -57,12 +57,12 @@ def _spec(order: dict[str, Any], folder: Path) -> JobSpec:
 
 
 def main() -> None:
-    """Writes the file when all is over, at once."""
+    """Run the job, and write the outcome at once when it has ended."""
     order = json.loads(sys.argv[1])
-    told = run(order)
-    draft = Path(order["folder"], "told.part")
-    draft.write_text(json.dumps(told))
-    draft.replace(Path(order["folder"], "told"))
+    outcome = run(order)
+    draft = Path(order["folder"], "outcome.part")
+    draft.write_text(json.dumps(outcome))
+    draft.replace(Path(order["folder"], "outcome"))
 
 
 if __name__ == "__main__":

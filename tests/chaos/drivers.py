@@ -1,7 +1,7 @@
-"""A job whose drivers are processes of their own, so that they can be killed, and be two at once.
+"""A job whose drivers are processes of their own, so that they can be killed, and two can run at once.
 
-The next driver goes on from the checkpoint of the one before. Of two at once the newer one has the job: the older one
-ends with an `OwnershipLostError`, unless it was done by then.
+The next driver continues from the checkpoint of the previous one. Of two drivers at once the newer one owns the job:
+the older one ends with an `OwnershipLostError`, unless it was done by then.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from chaos.jobs import JobResult, JobSpec
 
 _PROGRAM = Path(__file__).with_name("driver.py")
 _LOOK = 0.2
-#: Faults of drivers that one job is given: each costs the start of a driver.
+#: The number of driver faults in one job; each one costs the start of a driver.
 _MOST_FAULTS = 4
-#: Seconds that the older of two drivers may take to end after the newer one, and that any process may take to die.
+#: Seconds that the older of two drivers may live after the newer one has ended, and that any process may take to die.
 _PATIENCE, _DEATH = 180.0, 30.0
 
 
@@ -34,13 +34,13 @@ class _Driver:
 
 
 class Drivers:
-    """One such job. `run` is for one thread, `kill` and `double` for another.
+    """One such job. One thread calls `run`, and another one `kill` and `double`.
 
     Args:
         spec: a counting job, with its mini-batches counted; or a stream.
-        checkpoint: where its snapshots are.
-        scratch: for the drivers' own files.
-        limit: seconds that it may take.
+        checkpoint: the folder of its snapshots.
+        scratch: folder for the drivers' own files.
+        limit: seconds that the job may take.
     """
 
     def __init__(self, spec: JobSpec, checkpoint: Path, scratch: Path, limit: float) -> None:
@@ -50,32 +50,32 @@ class Drivers:
         self._drivers: list[_Driver] = []
         self._faults, self._over = 0, False
 
-    # ---- faults; they return what was done, None where it cannot be done now
+    # ---- faults; each returns what was done, or None if it is impossible now
 
     def kill(self) -> str | None:
-        """Kills the newest driver, if it has got on since it began."""
+        """Kill the newest driver if it has made progress since it started."""
         with self._lock:
-            if not self._gets_on():
+            if not self._makes_progress():
                 return None
             driver = self._drivers[-1]
             driver.killed = True
             self._faults += 1
             driver.process.kill()
-            return f"process {driver.process.pid}; another one goes on"
+            return f"process {driver.process.pid}; another one continues"
 
     def double(self) -> str | None:
-        """Start another driver while the newest one runs, if that has got on since it began; never of a stream.
+        """Start another driver while the newest one runs and has made progress; a stream never has two drivers.
 
-        Spark lets one query at a time have a checkpoint.
+        Spark allows only one query at a time for a checkpoint.
         """
         with self._lock:
-            if self._spec.micro_batches or not self._gets_on():
+            if self._spec.micro_batches or not self._makes_progress():
                 return None
             before, now = self._drivers[-1].process.pid, self._start().process.pid
             self._faults += 1
             return f"process {now} at the same time as {before}"
 
-    def _gets_on(self) -> bool:
+    def _makes_progress(self) -> bool:
         last = self._drivers[-1]
         if self._over or self._faults >= _MOST_FAULTS or last.killed or last.process.poll() is not None:
             return False
@@ -89,7 +89,7 @@ class Drivers:
     # ---- the job
 
     def run(self) -> JobResult:
-        """Its outcome."""
+        """Run the job, and return its outcome."""
         with self._lock:
             self._start()
         try:
@@ -115,7 +115,7 @@ class Drivers:
         return self._drivers[-1]
 
     def _ended(self) -> _Driver | None:
-        """The newest driver, once it has ended and no other one follows."""
+        """Return the newest driver if it has ended and no other one follows."""
         with self._lock:
             newest = self._drivers[-1]
             if newest.process.poll() is None:
@@ -127,10 +127,10 @@ class Drivers:
             return newest
 
     def _judged(self, winner: _Driver) -> JobResult:
-        told = _told(winner)
-        if "result" not in told:
-            return self._problem(f"the last driver must end successfully. Received: {told['text']}")
-        result = JobResult(**told["result"] | {"problems": tuple(told["result"]["problems"])})
+        outcome = _read_outcome(winner)
+        if "result" not in outcome:
+            return self._problem(f"the last driver must end successfully. Received: {outcome['text']}")
+        result = JobResult(**outcome["result"] | {"problems": tuple(outcome["result"]["problems"])})
         problems = list(result.problems)
         for loser in self._drivers:
             if loser is winner or loser.killed:
@@ -140,7 +140,7 @@ class Drivers:
             except subprocess.TimeoutExpired:
                 problems.append(f"driver {loser.process.pid} must end as the other one has the job. Received: it lives")
                 continue
-            lost = _told(loser)
+            lost = _read_outcome(loser)
             problems += lost["result"]["problems"] if "result" in lost else []
             if "result" not in lost and lost["error"] != "OwnershipLostError":
                 problems.append(f"the older driver must end with an OwnershipLostError. Received: {lost['text']}")
@@ -160,14 +160,14 @@ class Drivers:
 
 
 def _epoch(snapshot: str) -> str:
-    """Of the claim of who wrote it: see `distkeras.ps.checkpoint.ownership`."""
+    """Return the epoch of the latest claim; see `distkeras.ps.checkpoint.ownership`."""
     return snapshot.split("-")[1] if snapshot else ""
 
 
-def _told(driver: _Driver) -> dict[str, Any]:
+def _read_outcome(driver: _Driver) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads((driver.folder / "told").read_text())
+        outcome: dict[str, Any] = json.loads((driver.folder / "outcome").read_text())
     except FileNotFoundError:
         tail = (driver.folder / "log").read_text(errors="replace")[-3000:]
         return {"error": "", "text": f"exit {driver.process.returncode}: {tail}"}
-    return told
+    return outcome

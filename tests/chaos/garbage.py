@@ -1,4 +1,4 @@
-"""What strangers send to a port."""
+"""Invalid data that strangers send to a port."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _VISITORS = 40
 
 
 def throw(address: tuple[str, int], seed: int) -> int:
-    """Connects many times and sends what the server did not ask for. Returns how many connections came about.
+    """Connect many times, send unexpected data, and return the number of established connections.
 
-    Some hang up at once, some reset, some send and wait for an answer, and some stay silent for a moment.
+    Some close at once, some reset, some send data and wait for an answer, and some are silent for a short time.
     """
     rng = random.Random(seed)
     open_ones: list[socket.socket] = []
@@ -20,7 +20,7 @@ def throw(address: tuple[str, int], seed: int) -> int:
     for _ in range(_VISITORS):
         try:
             sock = socket.create_connection(address, timeout=1.0)
-        except OSError:  # the server is down, or busy
+        except OSError:  # The server is down or busy.
             continue
         visits += 1
         try:
@@ -28,10 +28,11 @@ def throw(address: tuple[str, int], seed: int) -> int:
             sock.sendall(_bytes(rng))
             if rng.random() < 0.3:
                 sock.recv(4096)
-        except OSError:  # it has hung up on us, as it should
+        except OSError:  # The server has closed the connection, as expected.
             pass
         if rng.random() < 0.3:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+            # Closing resets the connection.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if rng.random() < 0.5:
             open_ones.append(sock)
         else:
@@ -48,7 +49,8 @@ def _bytes(rng: random.Random) -> bytes:
         case 1:
             return b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
         case 2:
-            return b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(200)  # the beginning of TLS
+            # These bytes are the start of a TLS handshake.
+            return b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(200)
         case 3:
             return b"\xff" * rng.randrange(1, 5000)
         case 4:

@@ -1,7 +1,7 @@
-"""The hosts of a small cluster: network namespaces of this machine on one bridge, which can be cut off without a word.
+"""The hosts of a small cluster: network namespaces of this machine on one bridge, which can be cut off silently.
 
-Where this user may make none, other loopback addresses stand for them: Spark takes those for hosts, too, but nothing
-comes between them.
+If this user may not make namespaces, other loopback addresses represent the hosts: Spark treats them as hosts, but they
+cannot be cut off.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _SECONDS = 30.0
 
 
 class Hosts:
-    """So many of them, until they are closed.
+    """A number of hosts, until they are closed.
 
     Args:
-        count: how many.
+        count: the number of hosts.
 
     Attributes:
         driver: address of this machine as the hosts reach it.
-        addresses: of the hosts.
-        whole: why they cannot be cut off; empty: they can.
+        addresses: addresses of the hosts.
+        whole: why the hosts cannot be cut off; empty if they can.
     """
 
     def __init__(self, count: int) -> None:
@@ -39,11 +39,11 @@ class Hosts:
             self._make()
         except (OSError, subprocess.SubprocessError) as error:
             self.close()
-            told = getattr(error, "stderr", None)
-            self.whole = f"network namespaces are not allowed here: {told.strip() if told else error}"
+            output = getattr(error, "stderr", None)
+            self.whole = f"network namespaces are not allowed here: {output.strip() if output else error}"
             self._names, self._outside, self._bridge = [], [], ""
             self.driver, self.addresses = "127.0.0.1", ["127.0.0.1"] * count
-            if sys.platform == "linux":  # other systems have one loopback address
+            if sys.platform == "linux":  # Other systems have only one loopback address.
                 self.addresses = [f"127.0.0.{host + 2}" for host in range(count)]
 
     def _make(self) -> None:
@@ -62,19 +62,19 @@ class Hosts:
                 _ip("-n", name, "link", "set", link, "up")
 
     def command(self, host: int) -> list[str]:
-        """What a command begins with that is to run there."""
+        """Return the words that precede a command to run it on the host."""
         return ["ip", "netns", "exec", self._names[host]] if self._names else []
 
     def cut_off(self, host: int) -> None:
-        """Let nothing come from it or get to it from now on, and report that to no one."""
+        """Drop all packets from and to the host from now on, without an error to any process."""
         _ip("link", "set", self._outside[host], "nomaster")
 
     def connect(self, host: int) -> None:
-        """As it was before `cut_off`."""
+        """Undo `cut_off`."""
         _ip("link", "set", self._outside[host], "master", self._bridge)
 
     def close(self) -> None:
-        """Removes all of it."""
+        """Remove the hosts."""
         for name in self._names:
             with suppress(OSError, subprocess.SubprocessError):
                 _ip("netns", "del", name)

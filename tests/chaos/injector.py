@@ -1,4 +1,4 @@
-"""Injects the planned faults while a job runs."""
+"""An injector of the planned faults into running jobs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from chaos.hosts import Hosts
 from chaos.plan import OF_DRIVERS, PlannedFault
 from chaos.store import Store
 
-#: How long a fault waits for a target, in seconds: between two incarnations of a server there is none.
+#: Seconds that a fault waits for a target; between two incarnations of a server there is none.
 _PATIENCE = 20.0
 _TICK = 0.1
 
 
 @dataclass
 class Scene:
-    """What faults hit in addition to processes and connections.
+    """The targets of faults besides processes and connections.
 
     Args:
-        disk: the one with the snapshots.
-        store: the snapshots, as the servers see them.
-        hosts: the executors'.
-        drivers: of the job that runs, where they are processes of their own.
+        disk: the disk with the snapshots.
+        store: the store of snapshots, as the servers see it.
+        hosts: the hosts of the executors.
+        drivers: the drivers of the running job, if they are processes of their own.
     """
 
     disk: Disk
@@ -46,17 +46,17 @@ class Scene:
 
 
 class Injector:
-    """Works off a plan. Its clock runs only inside `disturbing`.
+    """An injector of a plan's faults, whose clock runs only inside `disturbing`.
 
     Args:
         faults: the plan.
-        scene: where.
-        say: takes one line a fault.
+        scene: the targets.
+        say: called with one line about each fault.
     """
 
     def __init__(self, faults: Sequence[PlannedFault], scene: Scene, say: Callable[[str], None]) -> None:
         self._left = list(reversed(faults))
-        #: Of drivers, which are due.
+        #: The faults of drivers that are due.
         self._waiting: list[PlannedFault] = []
         self._scene = scene
         self._disk = scene.disk
@@ -65,28 +65,28 @@ class Injector:
         self._undo: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._failure: Exception | None = None
-        #: Faults that hit something, by kind; and those that found nothing to hit.
+        #: The numbers of faults that had a target, by kind, and of those that had none.
         self.injected: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
 
     @property
     def done(self) -> bool:
-        """Whether the plan is worked off, but for what waits."""
+        """Return whether all faults of the plan were injected, except those that wait for a target."""
         return not self._left
 
     def give_up_waiting(self) -> None:
-        """What waits has found nothing to hit."""
+        """Record that the waiting faults have had no target."""
         self.missed.update(fault.kind for fault in self._waiting)
         self._waiting.clear()
 
     @property
     def waiting(self) -> set[str]:
-        """The kinds of the faults that wait for a job with drivers in processes of their own."""
+        """Return the kinds of the faults that wait for a job with drivers in processes of their own."""
         return {fault.kind for fault in self._waiting}
 
     @contextmanager
     def disturbing(self) -> Iterator[None]:
-        """Injects faults inside the context; what lasts is undone at its end."""
+        """Inject faults inside the context; lasting ones are undone at its end."""
         over = threading.Event()
         thread = threading.Thread(target=self._run, args=(over,), name="chaos-injector", daemon=True)
         thread.start()
@@ -150,7 +150,7 @@ class Injector:
         heapq.heappush(self._undo, (self._clock + seconds, next(self._numbers), undo))
 
     def _inject(self, fault: PlannedFault) -> str | None:
-        """Returns what was done; None where there is no target now."""
+        """Inject a fault; return what was done, or None if there is no target now."""
         verb, _, noun = fault.kind.rpartition(" ")
         match verb:
             case "fork":
@@ -199,7 +199,9 @@ class Injector:
         return f"{visits} visitors" if visits else None
 
     def _fork(self, seconds: float) -> str:
-        """A child of the driver that has all its descriptors, as multiprocessing makes them; it may outlive the job."""
+        """Fork a child of the driver that inherits all its descriptors, as multiprocessing does; it may outlive the
+        job.
+        """
         child = os.fork()
         if child == 0:
             signal.pause()
@@ -220,15 +222,15 @@ class Injector:
         return f"process {process.pid}"
 
     def _stop(self, process: psutil.Process, seconds: float) -> str | None:
-        def go_on() -> None:
-            with suppress(psutil.NoSuchProcess):  # it may have been killed meanwhile
+        def resume() -> None:
+            with suppress(psutil.NoSuchProcess):  # The process may have been killed in the meantime.
                 process.send_signal(signal.SIGCONT)
 
         try:
             process.send_signal(signal.SIGSTOP)
         except psutil.NoSuchProcess:
             return None
-        self._later(seconds, go_on)
+        self._later(seconds, resume)
         return f"process {process.pid} for {seconds:.1f} s"
 
     def _cut(self, fault: PlannedFault) -> str | None:

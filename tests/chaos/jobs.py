@@ -1,4 +1,4 @@
-"""The training jobs that are disturbed, and how each shows that every mini-batch counted once."""
+"""The training jobs that are disturbed; each one shows that every mini-batch counted once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from distkeras.ps.transport.deadlines import Deadlines
 
 WORKERS = 3
-#: Seconds that a server may stand still; "stop server" is shorter, and "freeze server" longer.
+#: Seconds that a server may be suspended; "stop server" is shorter, and "freeze server" is longer.
 _STANDSTILL = 15.0
-#: Seconds that a stream which takes too long has to end.
+#: Seconds that a stream has to end after its limit.
 _STOP = 30.0
-#: Points of accuracy that a disturbed job may be away from the undisturbed one.
+#: The difference in accuracy, in points, that is allowed between a disturbed job and the undisturbed one.
 POINTS = 1.0
 
-#: Of the image jobs. At this rate, one worker alone (no staleness) and three end within half a point; at twice
-#: the rate they are more than two points apart, and a disturbed job is mostly one or two workers.
+#: The rate of the image jobs. At this rate, one worker alone (no staleness) and three end within half a point; at
+#: twice
+#: the rate they differ by more than two points, and a disturbed job mostly has one or two workers.
 _BATCH, _RATE = 32, 0.1
 
 
@@ -36,15 +37,15 @@ class JobSpec:
     """One kind of job.
 
     Args:
-        name: for the report.
-        folder: its rows, as Parquet.
+        name: its name in the report.
+        folder: the Parquet files of its rows.
         rows, epochs, batch_size: its size.
         rule: the update rule, or its name.
-        options: of the trainer, for this rule.
-        build: makes the compiled model.
-        judge: from the trained model to its accuracy, and to what is wrong with it (empty if nothing is).
-        batches: mini-batches an epoch of each worker; see `with_batches_counted`.
-        micro_batches: of a stream, each of which is a file of its rows; 0: its rows are a table.
+        options: options of the trainer for this rule.
+        build: returns the compiled model.
+        judge: returns the accuracy of a trained model, and its errors (empty if there are none).
+        batches: mini-batches of each worker in an epoch; see `with_batches_counted`.
+        micro_batches: number of micro-batches of a stream, each a file of its rows; 0 if its rows are a table.
     """
 
     name: str
@@ -61,15 +62,15 @@ class JobSpec:
 
     @property
     def expected(self) -> int:
-        """Mini-batches of the whole job; rows of a stream, over all epochs."""
+        """Return the number of mini-batches of the whole job; for a stream, of rows over all epochs."""
         return self.rows * self.epochs if self.micro_batches else sum(self.batches.values()) * self.epochs
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Its rows."""
+        """Return the job's rows."""
         return spark.read.parquet(self.folder)
 
     def trainer(self, **options: Any) -> Trainer:
-        """A trainer for it; ``options`` are of this one job."""
+        """Return a trainer for the job; ``options`` apply to this one job."""
         from distkeras import Monitoring, Trainer
         from distkeras.settings import grouped
 
@@ -84,10 +85,10 @@ class JobSpec:
         )
 
     def train(self, spark: SparkSession, trainer: Trainer, checkpoint: Path, *, resume: bool = False) -> keras.Model:
-        """Train, from where the checkpoint stands if the job is a stream or is resumed; return the model.
+        """Train and return the model; a stream or a resumed job continues from the checkpoint.
 
         Raises:
-            DistkerasError: what ended it.
+            DistkerasError: If the job failed.
         """
         from distkeras.ps.checkpoint.checkpointer import Checkpoint
 
@@ -121,14 +122,14 @@ class JobResult:
 
 
 def deadlines() -> Deadlines:
-    """Of all jobs."""
+    """Return the deadlines of all jobs."""
     from distkeras.ps.transport.deadlines import Deadlines
 
     return Deadlines(lease=30.0, standstill=_STANDSTILL)
 
 
 def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
-    """Counts what the ledger has against what the data has; nothing here trusts the trainer's own check."""
+    """Compare the ledger's counts with the data's; this does not rely on the trainer's own check."""
     if spec.micro_batches:
         return _check_stream(spec, trainer, model)
     ledger: Any = trainer.ledger.toPandas()
@@ -168,7 +169,7 @@ def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
 
 
 def _check_stream(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
-    """Count how often each row moved its weight: the trainer's ledger is that of the last micro-batch alone."""
+    """Count how often each row moved its weight; the trainer's ledger covers only the last micro-batch."""
     counts, (_, wrong) = _counts(model), spec.judge(model)
     ledger: Any = trainer.ledger.toPandas()
     return JobResult(
@@ -184,7 +185,7 @@ def _check_stream(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobRes
 
 
 def with_batches_counted(spec: JobSpec, trainer: Trainer) -> JobSpec:
-    """``spec`` with its mini-batches, from an undisturbed job in which every row came once."""
+    """Return ``spec`` with its mini-batches, from an undisturbed job in which every row counted once."""
     history: Any = trainer.history.toPandas()
     first = history.query("epoch == 0")
     assert first.samples.sum() == spec.rows
@@ -192,10 +193,10 @@ def with_batches_counted(spec: JobSpec, trainer: Trainer) -> JobSpec:
 
 
 def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> JobSpec:
-    """A small perceptron on Fashion-MNIST: real training, with an accuracy to compare.
+    """Return a job with a small perceptron on Fashion-MNIST: real training, with an accuracy to compare.
 
-    The server's rate goes down to nothing over its clock, so that the accuracy at the end depends little on the order
-    of the commits; and a clock that has gone wrong would show.
+    The server's rate decreases to zero over its clock, so that the final accuracy depends little on the order of the
+    commits, and a wrong clock would change it.
     """
     from distkeras.data.datasets import fashion_mnist, write_parquet
     from distkeras.ps.rules import make
@@ -223,11 +224,11 @@ def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Jo
 
 
 def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
-    """A linear model over one-hot rows, whose weights count how often each row moved the center.
+    """Return a job with a linear model over one-hot rows; its weights count how often each row moved the center.
 
     The loss is the sum of |label - output| with labels far below every output, so each row has a gradient of exactly 1
-    at its own weight. With plain SGD at a rate of 1, DOWNPOUR adds -1 to it, each time that the row is trained on. All
-    numbers are small integers, so every order of additions gives the same sums.
+    at its own weight. With plain SGD at a rate of 1, DOWNPOUR adds -1 to it each time that the row is trained on. All
+    numbers are small integers, so sums do not depend on the order of additions.
     """
     from distkeras.data.datasets import write_parquet
 
@@ -237,17 +238,17 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
 
 
 def relays_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
-    """The counting job in two groups, whose relays send the movements of their workers."""
+    """Return the counting job in two groups, whose relays send the movements of their workers."""
     return replace(
         counting_job(folder, rows=rows, epochs=epochs), name="relays (downpour)", options={"relays": WORKERS - 1}
     )
 
 
 def members_job(folder: Path, *, rows: int, epochs: int, nodes: int = WORKERS) -> JobSpec:
-    """The counting job under DASO, whose workers average their parameters after each mini-batch, or their gradients.
+    """Return the counting job under DASO, whose workers average parameters or gradients after each mini-batch.
 
-    With each worker a node, each row moves its weight by the share of one node in an epoch, whenever its mini-batch is
-    taken. With all of them in one node, by the share of one gradient: each has the rows of one file, equally many.
+    If each worker is a node, each row moves its weight by the share of one node in an epoch, whenever its mini-batch is
+    trained. If all workers are in one node, the share is that of one gradient; each worker has one file of equal size.
     """
     from distkeras.ps.rules import make
 
@@ -268,7 +269,7 @@ def members_job(folder: Path, *, rows: int, epochs: int, nodes: int = WORKERS) -
 
 
 def _counting_model(rows: int) -> Callable[[], keras.Model]:
-    """Return what builds the model of `counting_job`."""
+    """Return a function that builds the model of `counting_job`."""
 
     def build() -> keras.Model:
         import keras
@@ -282,7 +283,7 @@ def _counting_model(rows: int) -> Callable[[], keras.Model]:
 
 
 def stream_job(folder: Path, *, rows: int, epochs: int, micro_batches: int) -> JobSpec:
-    """The counting job as a stream, of a folder that another process of this run may have written."""
+    """Return the counting job as a stream of a folder that another process of this run may have written."""
     from distkeras.data.datasets import write_parquet
 
     path = folder / "stream"
@@ -303,7 +304,7 @@ def stream_job(folder: Path, *, rows: int, epochs: int, micro_batches: int) -> J
 
 
 def table_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
-    """The counting job as a table that travels by rows: each row of data has the number of its own row in the table."""
+    """Return the counting job with a table that travels by rows; each row of data has its own row of the table."""
     from distkeras.data.datasets import write_parquet
 
     ids = np.arange(rows, dtype=np.int32)[:, None]
@@ -323,7 +324,7 @@ def table_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
 
 
 def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str]]:
-    """Return the judge of a model whose first weights count how often each row of data moved the center."""
+    """Return a judge of a model whose first weights count how often each row of data moved the center."""
 
     def judge(model: keras.Model) -> tuple[None, str]:
         counts = _counts(model)

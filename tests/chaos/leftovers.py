@@ -1,4 +1,4 @@
-"""What a run leaves behind: processes, ports, threads, files."""
+"""Checks of what a run leaves behind: processes, ports, threads, files."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from chaos import targets
 from chaos.store import Store
 
 _PATIENCE = 30.0
-#: Seconds that a job's threads and its server have to end after it. Spark gives a task that it has cancelled two
-#: seconds before it kills its Python, which is what ends a server that is stopped at that moment.
+#: Seconds that a job's threads and its server have to end after it. Spark waits two seconds after it has cancelled a
+#: task before it kills the task's Python, and only that ends a server that is suspended at the time.
 _PATIENCE_OF_A_JOB = 10.0
 
 
 class Before:
-    """How things stand before the run; to be asked afterwards what is left.
+    """The state before the run, with which leftovers are found afterwards.
 
     Args:
-        mark: of the processes that the run starts.
+        mark: mark of the processes that the run starts.
     """
 
     def __init__(self, mark: str) -> None:
@@ -31,7 +31,7 @@ class Before:
         self._ports = set(targets.listening(psutil.Process()))
 
     def left(self) -> list[str]:
-        """One line a leftover. Processes get half a minute to end."""
+        """Return one line for each leftover. Processes have half a minute to end."""
         deadline = time.monotonic() + _PATIENCE
         while (found := self._processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -40,7 +40,8 @@ class Before:
 
     def _processes(self) -> list[str]:
         alive = {process.pid: process for process in targets.marked(self._mark)}
-        alive |= {process.pid: process for process in psutil.Process().children(recursive=True)}  # zombies too
+        # This includes zombies.
+        alive |= {process.pid: process for process in psutil.Process().children(recursive=True)}
         return [f"process {pid}: {_command(process)}" for pid, process in alive.items()]
 
     def _new_threads(self) -> list[str]:
@@ -49,7 +50,7 @@ class Before:
 
 
 def of_a_job(before: set[threading.Thread]) -> list[str]:
-    """What a job must not leave to the next one: its threads and its server."""
+    """Return what a job must not leave to the next one: its threads and its server."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(("distkeras-", "ps-"))]
     for thread in threads:
         thread.join(_PATIENCE_OF_A_JOB)
@@ -61,7 +62,7 @@ def of_a_job(before: set[threading.Thread]) -> list[str]:
 
 
 def files(scratch: Path, *folders: str) -> list[str]:
-    """Files and folders of ours that are left in the folders for temporary ones."""
+    """Return the project's files and folders that are left in the folders for temporary files."""
     found = []
     for folder in folders:
         for path, names, more in os.walk(scratch / folder):
@@ -70,10 +71,10 @@ def files(scratch: Path, *folders: str) -> list[str]:
 
 
 def drafts(folder: Path, store: Store) -> list[str]:
-    """Half-written snapshots.
+    """Return incomplete snapshots.
 
-    A server that dies in its last write leaves one to the next server, which removes it; so does one whose store fails.
-    Such a draft is younger than all snapshots.
+    A server that dies in its last write, or whose store fails, leaves one that the next server removes. Such a draft is
+    newer than all snapshots.
     """
     youngest = max((path.stat().st_mtime for path in folder.rglob("*.dks")), default=0.0)
     found = [path for path in folder.rglob("*.part") if path.stat().st_mtime < youngest or not store.tore(path)]

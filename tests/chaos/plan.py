@@ -1,4 +1,4 @@
-"""Which faults come when: a pure function of the seed."""
+"""A plan of faults and their times, which depends only on the seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Each kind of fault, with the shortest and the longest time that it lasts, in seconds.
+#: Each kind of fault with its shortest and longest duration, in seconds.
 KINDS: dict[str, tuple[float, float]] = {
     "kill worker": (0.0, 0.0),
     "kill executor": (0.0, 0.0),
@@ -26,12 +26,12 @@ KINDS: dict[str, tuple[float, float]] = {
     "throw garbage": (0.0, 0.0),
 }
 
-#: Kinds that hit a driver of a job in processes of its own; they wait for such a job.
+#: Kinds that concern a driver of a job in processes of its own; they wait for such a job.
 OF_DRIVERS = ("kill driver", "double driver")
 
-#: When the first fault comes, and the mean time from one to the next, in seconds.
+#: The time of the first fault, and the mean time between two faults, in seconds.
 FIRST, GAP = 3.0, 9.0
-#: How often a fault comes at once after the one before it.
+#: The probability that a fault follows immediately on the previous one.
 BURST = 0.2
 
 
@@ -40,11 +40,11 @@ class PlannedFault:
     """One fault to inject.
 
     Args:
-        at: when, in seconds of disturbed training.
+        at: time of the fault, in seconds of disturbed training.
         kind: one of `KINDS`.
-        lasts: seconds until it is undone; 0 where there is nothing to undo.
-        pick: in [0, 1): which of the targets alive.
-        seed: of all other random choices.
+        lasts: seconds until it is undone; 0 if there is nothing to undo.
+        pick: in [0, 1); selects one of the targets that are alive.
+        seed: seed of all other random choices.
     """
 
     at: float
@@ -55,10 +55,10 @@ class PlannedFault:
 
 
 def plan(seed: int, seconds: float) -> list[PlannedFault]:
-    """The faults of ``seconds`` of training, in the order of their times.
+    """Return the faults of ``seconds`` of training, in the order of their times.
 
-    The kinds come in rounds, each in an order of its own, so that any stretch of a round's length has them all. A
-    longer plan of the same seed begins with the shorter one.
+    Each round contains all kinds in a new order, so that every period of two rounds has them all. A longer plan of the
+    same seed starts with the shorter one.
     """
     rng = np.random.default_rng(seed)
     faults: list[PlannedFault] = []
@@ -66,7 +66,7 @@ def plan(seed: int, seconds: float) -> list[PlannedFault]:
     while True:
         for number in rng.permutation(len(KINDS)):
             kind, (shortest, longest) = list(KINDS.items())[number]
-            # All are drawn for every kind: what one needs must not move the others.
+            # Values are drawn for every kind, so that what one kind needs does not change the others.
             lasts, pick, own = rng.uniform(shortest, longest), rng.random(), int(rng.integers(2**31))
             burst, gap = rng.random() < BURST, GAP * rng.uniform(0.5, 1.5)
             if faults and not burst:

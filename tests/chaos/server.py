@@ -1,4 +1,4 @@
-"""A parameter server whose files are in the trouble that `store.Store` orders: run in place of `distkeras.ps`."""
+"""A parameter server with file faults that `store.Store` controls; it runs in place of `distkeras.ps`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _ORDERS = Path(os.environ["DISTKERAS_CHAOS_STORE"])
 
 
 class TroubledFiles:
-    """``files``, slow or failing for as long as it is ordered."""
+    """``files`` that are slow or failing while the orders say so."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
     def names(self) -> list[str]:
-        """Of all files there."""
+        """Return the names of all files."""
         _trouble()
         return self._files.names()
 
     def read(self, name: str) -> Iterator[bytes]:
-        """All of a file, in pieces; or some of it."""
+        """Read all or a part of a file, in pieces."""
         for piece in self._files.read(name):
             yield piece
             _trouble()
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        """A file of these bytes; or of some of them."""
+        """Write all or a part of these bytes to a file."""
         content = b"".join(map(bytes, pieces))
         orders = _orders()
         if random.random() < orders.get("dying", 0.0):
@@ -51,19 +51,19 @@ class TroubledFiles:
         self._files.write(name, [content])
 
     def sync(self, name: str = "") -> None:
-        """Has the system write it out; or not."""
+        """Sync a file, or fail."""
         _trouble()
         self._files.sync(name)
 
     def move(self, name: str, to: str) -> None:
-        """Gives a file another name; an error says nothing about whether that was done."""
+        """Rename a file; an error does not reveal whether that was done."""
         if random.random() < 0.5:
             _trouble()
         self._files.move(name, to)
         _trouble()
 
     def delete(self, name: str) -> None:
-        """Removes a file; or not."""
+        """Delete a file, or fail."""
         _trouble()
         self._files.delete(name)
 

@@ -1,4 +1,4 @@
-"""What can be hit: the job's processes and their connections, found from outside."""
+"""The possible targets of faults, found from outside: the job's processes and their connections."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ from typing import NamedTuple, TypeVar
 
 import psutil
 
-#: In the environment of everything that the script starts, so that it is found even when its parent is dead.
+#: In the environment of every process that the program starts, so that it is found even if its parent is dead.
 MARKER = "DISTKERAS_CHAOS"
 
 _T = TypeVar("_T")
 
-#: The number of this system call is the same on all of Linux' architectures.
+#: The number of this system call is the same on all architectures of Linux.
 _PIDFD_GETFD = 438
 #: States of a socket, as the system writes them.
 _ESTABLISHED, _LISTENS = "01", "0A"
-#: It writes an address as a number in the machine's own order.
+#: The system writes an address as a number in the machine's byte order.
 _BYTES = -1 if sys.byteorder == "little" else 1
 
 
 def mark() -> str:
-    """Marks the processes that this one starts from now on."""
+    """Mark the processes that this one starts from now on."""
     os.environ[MARKER] = uuid.uuid4().hex
     return os.environ[MARKER]
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """All living processes with ``mark`` but this one."""
+    """Return all living processes with ``mark``, except this one."""
     return [
         process
         for process in psutil.process_iter()
-        if process.pid != os.getpid() and _ask_process(process, lambda one: one.environ().get(MARKER), None) == mark
+        if process.pid != os.getpid() and _query(process, lambda one: one.environ().get(MARKER), None) == mark
     ]
 
 
-def _ask_process(process: psutil.Process, ask: Callable[[psutil.Process], _T], default: _T) -> _T:
+def _query(process: psutil.Process, query: Callable[[psutil.Process], _T], default: _T) -> _T:
     try:
-        return default if process.status() == psutil.STATUS_ZOMBIE else ask(process)
+        return default if process.status() == psutil.STATUS_ZOMBIE else query(process)
     except (psutil.Error, OSError):
         return default
 
 
 def _children(has: Callable[[psutil.Process, list[str]], bool]) -> list[psutil.Process]:
-    """Living descendants of this process, oldest first."""
+    """Return the living descendants of this process, oldest first."""
     found = [
         process
         for process in psutil.Process().children(recursive=True)
-        if _ask_process(process, lambda one: has(one, one.cmdline()), False)
+        if _query(process, lambda one: has(one, one.cmdline()), False)
     ]
     return sorted(found, key=lambda process: process.pid)
 
 
 def executors() -> list[psutil.Process]:
-    """Executor JVMs."""
+    """Return the JVMs of executors."""
     return _children(lambda process, words: any(word.endswith("CoarseGrainedExecutorBackend") for word in words))
 
 
 def workers() -> list[psutil.Process]:
-    """Return the Python workers that train; those that are connected to a server, where there are any."""
+    """Return the Python workers that train; if some are connected to a server, only those."""
     found = servers()
     ports = {port for server in found for port in listening(server)}
     forks = [fork for fork in _forks() if fork not in found]
@@ -73,7 +73,7 @@ def workers() -> list[psutil.Process]:
 
 
 def servers() -> list[psutil.Process]:
-    """Return the parameter servers: processes of their own, and among the Python workers those that listen."""
+    """Return the parameter servers: separate processes, and those Python workers that listen."""
     own = _children(lambda process, words: "distkeras.ps" in words)
     return [*own, *(fork for fork in _forks() if listening(fork))]
 
@@ -86,18 +86,18 @@ def _forks() -> list[psutil.Process]:
 
 
 def listening(process: psutil.Process) -> list[int]:
-    """Its TCP ports."""
+    """Return the TCP ports at which the process listens."""
     return [each.port for each in _sockets(process) if each.state == _LISTENS]
 
 
 def addresses(process: psutil.Process) -> list[tuple[str, int]]:
-    """Where it listens, by IPv4."""
+    """Return the IPv4 addresses at which the process listens."""
     found = [each for each in _sockets(process) if each.state == _LISTENS and len(each.address) == 8]
     return [(socket.inet_ntoa(bytes.fromhex(each.address)[::_BYTES]), each.port) for each in found]
 
 
 def connections(process: psutil.Process, ports: set[int]) -> list[int]:
-    """File descriptors of its established connections to one of ``ports``."""
+    """Return the file descriptors of the process' established connections to one of ``ports``."""
     found = _sockets(process)
     return [each.descriptor for each in found if each.state == _ESTABLISHED and each.peer_port in ports]
 
@@ -111,12 +111,12 @@ class _Socket(NamedTuple):
 
 
 def _sockets(process: psutil.Process) -> list[_Socket]:
-    """Its TCP sockets; psutil would look for them in this process' network."""
+    """Return the process' TCP sockets; psutil would search for them in this process' network."""
     home = Path("/proc", str(process.pid))
     descriptors, found = {}, []
     try:
         for path in (home / "fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # The descriptor was closed in the meantime.
                 if (target := str(path.readlink())).startswith("socket:["):
                     descriptors[target[8:-1]] = int(path.name)
         for table in ("tcp", "tcp6"):
@@ -126,23 +126,23 @@ def _sockets(process: psutil.Process) -> list[_Socket]:
                 if words[9] in descriptors:
                     own = descriptors[words[9]], address
                     found.append(_Socket(*own, int(port, 16), int(peer_port, 16), words[3]))
-    except OSError:  # it has ended
+    except OSError:  # The process has ended.
         return []
     return found
 
 
 def cut(process: psutil.Process, descriptor: int, *, reset: bool) -> bool:
-    """Ends a connection of another process under its feet, as a broken network would: no cooperation, no privileges.
+    """End a connection of another process as a broken network would, without its cooperation and without privileges.
 
     Args:
-        process: whose.
-        descriptor: its socket, in its own numbering.
-        reset: both ends see a reset; otherwise both see the end of the stream.
+        process: the process that has the connection.
+        descriptor: the socket's descriptor in that process.
+        reset: whether both ends see a reset; otherwise both see the end of the stream.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         handle = os.pidfd_open(process.pid)
-    except OSError:  # it has ended
+    except OSError:  # The process has ended.
         return False
     try:
         copy = libc.syscall(_PIDFD_GETFD, handle, descriptor, 0)
@@ -150,12 +150,13 @@ def cut(process: psutil.Process, descriptor: int, *, reset: bool) -> bool:
         os.close(handle)
     if copy < 0:
         error = ctypes.get_errno()
-        if error == 1:  # EPERM
+        if error == 1:  # This is EPERM.
             raise PermissionError(error, "this system does not let a parent take its children's sockets")
         return False
     with socket.socket(fileno=copy) as sock, suppress(OSError):
         if not reset:
             sock.shutdown(socket.SHUT_RDWR)
-        elif libc.connect(copy, bytes(16), 16):  # to an address of no family: how Linux dissolves a connection
+        # Connecting to an address without a family is how Linux dissolves a connection.
+        elif libc.connect(copy, bytes(16), 16):
             return False
     return True
