@@ -1,1 +1,1 @@
-"""Whole jobs in virtual time, in orders that a seed says, with faults at any point of them."""
+"""A simulation of whole jobs in virtual time: a seed determines the order of events, and faults occur at any point."""

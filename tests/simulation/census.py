@@ -1,7 +1,7 @@
-"""What runs have drawn, compared with all that there is: options, messages, states, rules, faults and streams' phases.
+"""A census of what runs have drawn among all options, messages, states, rules, faults and phases of streams.
 
-An option that is added to the server's settings, a message, or a field of a lease shows up here as something that no
-run has ever tried, until the generator draws it (`plan.py`) or `EXCEPTIONS` says why not.
+A new option of the server's settings, a new message, or a new field of a lease is reported here as untested until the
+generator draws it (`plan.py`) or `EXCEPTIONS` gives a reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulation.plan import KINDS, PHASES, Plan, draw
 from simulation.scheduler import Finding
 from simulation.simulation import simulate
 
-#: What no run tries, and why not.
+#: Items that no run draws, with the reason.
 EXCEPTIONS = {
     "ServerSettings.max_body": "it bounds what strangers make a server hold: `tests/ps/server/test_hostile.py`",
     "ServerSettings.deadlines": "time is a number here, so only their proportions matter, which are the real ones",
@@ -47,13 +47,13 @@ EXCEPTIONS = {
 
 
 class Row(NamedTuple):
-    """One thing that there is.
+    """One item of the census.
 
     Args:
-        name: what it is.
-        wanted: how many values it must take, or 1 for what must be there.
-        seen: the values that it took, the first few of them.
-        values: how many there were.
+        name: the item's name.
+        wanted: the number of values that it must take, or 1 if it must only occur.
+        seen: the first few values that it took.
+        values: the number of values that it took.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What is to be said of it; "": nothing."""
+        """Return the problem of this item, or "" if there is none."""
         excuse = EXCEPTIONS.get(self.name)
         if self.values < self.wanted:
             return "" if excuse else f"{self.name} must take {self.wanted} values. Received: {list(self.seen)}"
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 
 class Census:
-    """What was seen in runs; `findings` are the promises that broke, by seed."""
+    """The observations of runs; `findings` are the broken promises, by seed."""
 
     def __init__(self) -> None:
         self.findings: dict[int, Finding] = {}
@@ -79,19 +79,19 @@ class Census:
         self._leases: set[tuple[str, object]] = set()
 
     def see(self, name: str, value: object) -> None:
-        """Notes a value."""
+        """Record a value."""
         values = self._seen.setdefault(name, {})
         if len(values) < _MOST_VALUES:
             values[value if isinstance(value, str) else repr(value)] = None
 
     def see_fields(self, of: Any) -> None:
-        """Notes the value of each field of a dataclass."""
+        """Record the value of each field of a dataclass."""
         for field in dataclasses.fields(of):
             value = getattr(of, field.name)
             self.see(f"{type(of).__name__}.{field.name}", str(value) if isinstance(value, Rule) else value)
 
     def see_request(self, request: StartRequest) -> None:
-        """Notes what a server is asked to be."""
+        """Record the options of a server's start request."""
         settings = request.settings
         for of in (request, settings, request.mode, settings.checkpoint, settings.rule.traits):
             if of is not None:
@@ -102,7 +102,7 @@ class Census:
             self.see(f"schedule {json.loads(request.to_json())['settings']['learning_rate']['schedule']}", "there")
 
     def see_lease(self, lease: PartitionLease) -> None:
-        """Notes the state of a lease: numbers as far as they are none, few or many."""
+        """Record the state of a lease; numbers are recorded as none, few or many."""
         for field, name in _LEASE_FIELDS:
             value = getattr(lease, field)
             known = value if value is None or isinstance(value, (bool, LeaseState)) else _kind_of(field, value)
@@ -111,7 +111,7 @@ class Census:
                 self.see(name, known)
 
     def rows(self, plans: Iterable[Plan] = ()) -> list[Row]:
-        """All that there is, with what was seen of it; ``plans`` are draws that need not have been run."""
+        """Return all items with their observed values; ``plans`` are draws that need not have been run."""
         for plan in plans:
             self.see_fields(plan)
             self.see(f"rule {plan.rule}", "drawn")
@@ -125,9 +125,9 @@ class Census:
         return Row(name, wanted, tuple(values[:3]), len(values))
 
 
-#: Values of one thing that are kept.
+#: The number of values of one item that are kept.
 _MOST_VALUES = 20
-#: Each field of a lease, and what it is called in a row.
+#: Each field of a lease, and its name in a row.
 _LEASE_FIELDS = [(field.name, f"PartitionLease.{field.name}") for field in dataclasses.fields(PartitionLease)]
 
 
@@ -140,7 +140,7 @@ def _kind_of(name: str, value: Any) -> str:
 
 
 def _everything() -> Iterator[tuple[str, int]]:
-    """The name of each thing that there is, and how many values it must take."""
+    """Yield the name of each item, and how many values it must take."""
     for kind in (ServerSettings, WorkerSettings, Checkpoint, StartMode, StartRequest, Traits, PartitionLease, Plan):
         for field in dataclasses.fields(kind):
             yield f"{kind.__name__}.{field.name}", 2
@@ -159,7 +159,7 @@ def _everything() -> Iterator[tuple[str, int]]:
 
 
 def take_census(seeds: range) -> Census:
-    """Runs ``seeds``; returns what was seen."""
+    """Run ``seeds``, and return the census."""
     census = Census()
     with _seen_by(census):
         for seed in collecting(seeds):
@@ -175,36 +175,36 @@ def take_census(seeds: range) -> Census:
 
 @contextmanager
 def _seen_by(census: Census) -> Iterator[None]:
-    """Has ``census`` see what is asked for, sent and held."""
+    """Make ``census`` observe the start requests, messages, settings and leases of runs."""
     encode, look, from_json = framing.encode, watch.Watch.look_at, StartRequest.from_json
 
-    def encoded(message: Any, *arguments: Any) -> Any:
+    def encode_and_observe(message: Any, *arguments: Any) -> Any:
         census.see(f"message {type(message).__name__}", "sent")
         return encode(message, *arguments)
 
-    def told(*arguments: Any, **options: Any) -> WorkerSettings:
+    def make_settings(*arguments: Any, **options: Any) -> WorkerSettings:
         made = WorkerSettings(*arguments, **options)
         census.see_fields(made)
         census.see(f"wire format {made.wire_format}", "agreed")
         return made
 
-    def looked_at(self: watch.Watch, child: Any, center: Any) -> None:
+    def check_and_observe(self: watch.Watch, child: Any, center: Any) -> None:
         census.see(f"pace {type(center.scheduler).__name__}", "there")
         for lease in center.leases.values():
             census.see_lease(lease)
         look(self, child, center)
 
-    def asked(text: str) -> StartRequest:
+    def parse_and_observe(text: str) -> StartRequest:
         request = from_json(text)
         census.see_request(request)
         return request
 
     with ExitStack() as stack:
         for owner, name, replacement in (
-            (framing, "encode", encoded),
-            (worker, "WorkerSettings", told),
-            (watch.Watch, "look_at", looked_at),
-            (StartRequest, "from_json", asked),
+            (framing, "encode", encode_and_observe),
+            (worker, "WorkerSettings", make_settings),
+            (watch.Watch, "look_at", check_and_observe),
+            (StartRequest, "from_json", parse_and_observe),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield

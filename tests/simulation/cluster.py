@@ -1,4 +1,4 @@
-"""A server that is a task in the cluster: the driver's real hold on it, over a Spark that runs attempts at the task."""
+"""A server that is a task in the cluster: the driver's real handle of it, with a simulated Spark that runs attempts."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTa
 from simulation.scheduler import Process, Scheduler, Task
 from simulation.world import Surroundings, VirtualWorld
 
-#: Attempts at a task that may fail; seconds that Spark takes to start another one, and executors to find out that their
-#: driver is gone.
+#: Failed attempts of a task that Spark allows; seconds that Spark takes to start another one, and that executors take
+#: to
+#: detect their driver's death.
 _MOST_FAILURES, _AGAIN, _ORPHANED = 4, 1.0, 20.0
-#: Seconds from one look at what else happens to the next, while a request is in progress.
+#: Seconds between two checks for other events while a request is in progress.
 _LOOK = 1.0
 
 
 class ServerAttempt:
-    """One attempt at the server's task: a process of its own, on a host of its own."""
+    """One attempt of the server's task, as a process on a host of its own."""
 
     def __init__(self, action: ServerAction, number: int, surroundings: Surroundings, driver: Process) -> None:
         self.number, self.driver = number, driver
@@ -48,7 +49,7 @@ class ServerAttempt:
         self.process = Process(f"server{pid}", f"node{pid}")
         self.process.watched = True
         surroundings.child_of[self.process] = self
-        #: What it serves, once it does.
+        #: The server, once it serves.
         self.server: Any = None
         self.told: StartReport | None = None
         world = _AttemptWorld(surroundings, self)
@@ -68,7 +69,7 @@ class ServerAttempt:
 
 
 class _AttemptWorld(VirtualWorld):
-    """Knows what its process serves from the thread that accepts connections."""
+    """A world that learns from the thread that accepts connections which server its process runs."""
 
     def __init__(self, surroundings: Surroundings, attempt: ServerAttempt) -> None:
         super().__init__(surroundings, attempt.process, "server")
@@ -82,12 +83,12 @@ class _AttemptWorld(VirtualWorld):
 
 
 class ServerAction:
-    """A Spark job of the server's task, as `SparkAction`.
+    """A simulated `SparkAction`: the Spark job of the server's task.
 
     Args:
-        surroundings: of the run.
-        driver: whose job it is.
-        serve: the task: given its world, its host and its number.
+        surroundings: surroundings of the run.
+        driver: the driver of the job.
+        serve: the task, called with its world, its host and its number.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ServerAction:
         self._start()
 
     def speculate(self) -> None:
-        """Spark runs a second attempt next to one that it takes for slow."""
+        """Start a second attempt next to a running one, as Spark does for a slow task."""
         if not self.ended() and len(self._running()) == 1:
             self._start()
 
@@ -171,12 +172,12 @@ class ServerAction:
 
 
 class VirtualAction:
-    """A Spark job of one small task, as `SparkAction`.
+    """A simulated `SparkAction`: the Spark job of one small task.
 
     Args:
-        surroundings: of the run.
-        driver: whose job it is.
-        task: given its world, returns what it puts out.
+        surroundings: surroundings of the run.
+        driver: the driver of the job.
+        task: called with its world; returns its output.
     """
 
     def __init__(self, surroundings: Surroundings, driver: Process, task: Callable[[VirtualWorld], Any]) -> None:
@@ -220,9 +221,9 @@ class VirtualRemoteClient(RemoteClient):
     """The driver's connection, with Spark's jobs replaced by tasks in memory.
 
     Args:
-        surroundings: of the run.
-        address, deadlines: the server's.
-        world: the driver's.
+        surroundings: surroundings of the run.
+        address, deadlines: address and deadlines of the server.
+        world: world of the driver.
         look: called while a request is in progress.
     """
 
@@ -255,15 +256,15 @@ class VirtualRemoteClient(RemoteClient):
 
 
 class VirtualClusterServer(ClusterServer):
-    """The driver's hold, with Spark's jobs replaced by attempts and tasks in memory.
+    """The driver's handle, with Spark's jobs replaced by attempts and tasks in memory.
 
     Args:
-        request: what is to be served.
-        publication: the driver's.
+        request: the start request of the server.
+        publication: publication of the driver.
         tables: the initial rows.
-        surroundings: of the run.
-        world: the driver's.
-        row_sum: over the rows of the run's data.
+        surroundings: surroundings of the run.
+        world: world of the driver.
+        row_sum: checksum of the rows of the run's data.
     """
 
     def __init__(
@@ -319,15 +320,15 @@ class VirtualClusterServer(ClusterServer):
         )
 
     def _may_run(self) -> bool:
-        """Its session lives as long as its driver."""
+        """Return whether the Spark session exists, which ends with its driver."""
         return True
 
     def _require_reached(self) -> None:
-        """Every executor does."""
+        """Accept any address, because every executor reaches it."""
 
 
 def patches(scheduler: Scheduler) -> dict[str, Any]:
-    """What `cluster_server` has in place of time and Spark."""
+    """Yield the replacements for time and Spark in `cluster_server`."""
 
     def require_rows(df: Any, expected: int) -> None:
         if df.row_sum != expected:

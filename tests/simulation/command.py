@@ -1,6 +1,7 @@
-"""Runs whole jobs in virtual time, each with its own faults in its own order, and looks for a promise that breaks.
+"""Run whole jobs in virtual time, each with its own faults and order of events, and search for broken promises.
 
-A run that breaks one prints its seed, is reduced as far as it still breaks it, and its story is printed.
+The seed of a run that breaks one is printed. The run is reduced while it still breaks the promise, and its story is
+printed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from simulation.plan import KINDS, Plan, draw
 from simulation.shrink import shrink
 from simulation.simulation import Outcome, simulate
 
-#: Runs after which their garbage is collected.
+#: The number of runs after which garbage is collected.
 _RUNS_A_COLLECTION = 50
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status: 1 where a promise broke, or a planted fault was not found."""
+    """Run the command; return the exit status, which is 1 if a promise broke or a planted fault was not found."""
     parser = argparse.ArgumentParser(prog="python tests/simulation", description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000, metavar="N", help="runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first one (default: %(default)s)")
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) -> int:
-    """Runs so many schedules; returns how many broke a promise."""
+    """Run ``schedules`` schedules from ``seed`` on, and return how many broke a promise."""
     ends, steps, injected, findings = Counter[str](), 0, Counter[str](), 0
     began, busy = time.perf_counter(), time.process_time()
     for number in collecting(range(seed, seed + schedules)):
@@ -75,7 +76,7 @@ def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) ->
 
 
 def find_planted(name: str, seed: int, schedules: int, kinds: tuple[str, ...] = tuple(KINDS)) -> bool:
-    """Whether a planted fault is found; says after how many schedules."""
+    """Return whether a planted fault is found, and print after how many schedules."""
     with planted(name):
         for number in collecting(range(schedules)):
             finding = simulate(draw(seed + number, kinds=kinds)).finding
@@ -87,8 +88,10 @@ def find_planted(name: str, seed: int, schedules: int, kinds: tuple[str, ...] = 
 
 
 def collecting(numbers: range) -> Iterator[int]:
-    """``numbers``, with garbage collected after so many runs: at every allocation it would cost a tenth of the time."""
-    gc.freeze()  # what is there before the first run stays: looking through a test's libraries would cost half a second
+    """Yield ``numbers``; collect garbage only after a number of runs, as automatic collection would cost a tenth of
+    the time.
+    """
+    gc.freeze()  # Objects from before the first run are kept; searching a test's libraries would cost half a second.
     gc.disable()
     try:
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Files in memory, with what was synced and what was not: torn, lost, full and slow."""
+"""Files in memory that record what was synced, with faults: incomplete writes, lost data, a full or a slow disk."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from simulation.scheduler import Process, Scheduler
 
 
 class _File:
-    """A file's bytes, and those that survive a power cut: those that were synced last, or None before any were."""
+    """A file's bytes, and those that survive a power cut: the last synced ones, or None if none were."""
 
     def __init__(self, writer: Process | None = None) -> None:
         self.content = b""
         self.synced: bytes | None = None
-        #: Whose it is.
+        #: The process that has written the file.
         self.writer = writer
 
 
 class Disk:
-    """What all processes of a run see of one disk.
+    """One disk, as all processes of a run see it.
 
     Args:
         scheduler: of the run.
         on_operation: called before each operation.
-        on_write: called when a file was written, with its name.
-        on_removal: called before a file is removed or written over, with its name and who wrote it.
+        on_write: called with the name of a file that was written.
+        on_removal: called before a file is removed or overwritten, with its name and the process that wrote it.
     """
 
     def __init__(
@@ -38,27 +38,27 @@ class Disk:
     ) -> None:
         self.scheduler = scheduler
         self.on_operation, self.on_write, self.on_removal = on_operation, on_write, on_removal
-        #: Seconds that an operation takes; and until when there is no room.
+        #: Seconds that an operation takes, and the time until which the disk is full.
         self.seconds = 0.001
         self.full_until = 0.0
-        #: Operations of checkpointers that find no memory.
+        #: The number of checkpointers' operations that fail for lack of memory.
         self.starving = 0
         self._entries: dict[str, _File] = {}
         self._synced: dict[str, _File] = {}
 
     def files(self, uri: str) -> VirtualFiles:
-        """Those of one directory."""
+        """Return the files of one directory."""
         return VirtualFiles(self, uri + "/")
 
     def put(self, name: str, content: bytes) -> None:
-        """A file that is there, and stays."""
+        """Add a file that is already synced."""
         file = self._entries[name] = self._synced[name] = _File()
         file.content = file.synced = content
 
     def cut_power(self, writer: Process | None) -> None:
-        """Lose what a process has written and not synced, all of it or in part.
+        """Lose all or a part of what a process has written and not synced.
 
-        Another host's processes go on, and so does what they have handed to the disk.
+        Processes of other hosts continue, and what they have written is kept.
         """
         draw = self.scheduler.random.random
         names = sorted(self._entries.keys() | self._synced.keys())
@@ -76,11 +76,11 @@ class Disk:
         self._entries, self._synced = entries, dict(entries)
 
     def rot(self, kind: str, share: float) -> bool:
-        """Flips a bit of a file of a kind, the latest one or any; False where there is none.
+        """Flip a bit in the latest, or any, file of a kind; return False if there is no such file.
 
         Args:
-            kind: what its name begins with.
-            share: where in the file, in [0, 1).
+            kind: the start of its name.
+            share: the place in the file, in [0, 1).
         """
         whole = (name for name in self._entries if name.endswith(".dks"))
         names = sorted(name for name in whole if name.partition("/")[2].startswith(kind))
@@ -94,7 +94,7 @@ class Disk:
         return True
 
     def operate(self, *, writes: bool) -> None:
-        """One operation: takes its time, and may fail."""
+        """Run one operation, which takes its time and may fail."""
         self.scheduler.require_alive()
         self.on_operation()
         self.scheduler.wait(None, self.seconds)
@@ -106,17 +106,17 @@ class Disk:
 
     @property
     def entries(self) -> dict[str, _File]:
-        """By their full names."""
+        """Return the files by their full names."""
         return self._entries
 
     def sync_names(self, prefix: str) -> None:
-        """The names in a directory survive a power cut from now on."""
+        """Make the names in a directory survive a power cut from now on."""
         others = {name: file for name, file in self._synced.items() if not name.startswith(prefix)}
         self._synced = others | {name: file for name, file in self._entries.items() if name.startswith(prefix)}
 
 
 class VirtualFiles:
-    """`world.files.Files`."""
+    """The simulated `world.files.Files`."""
 
     def __init__(self, disk: Disk, prefix: str) -> None:
         self._disk, self._prefix = disk, prefix

@@ -1,4 +1,4 @@
-"""Faults planted in snapshots, in who owns them, and in servers that are started from them."""
+"""Faults planted in snapshots, in their ownership, and in servers that are started from them."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def _let_go_before_the_snapshot() -> list[Patch]:
 
 @mutation
 def _durable_before_the_snapshot() -> list[Patch]:
-    """The server promises a worker that its commit outlives the server, which has not saved it."""
+    """The server promises a worker that a commit will survive the server, but has not saved it."""
     return [(Dispatcher, "_durable", lambda self, worker, sequence: sequence)]
 
 
 @mutation
 def _restart_from_an_older_snapshot() -> list[Patch]:
-    """The server goes on from the snapshot before the latest one, where there is one."""
+    """The server continues from the snapshot before the latest one, if there is one."""
     newest = SnapshotDirectory._newest_of  # noqa: SLF001 - a fault within
     return [(SnapshotDirectory, "_newest_of", lambda self, snapshots: newest(self, snapshots[:-1] or snapshots))]
 
 
 @mutation
 def _no_owner() -> list[Patch]:
-    """No server looks for a higher claim."""
+    """No server checks for a higher claim."""
     return [(Ownership, "require", nothing), (Ownership, "require_own", nothing)]
 
 
 @mutation
 def _nothing_is_synced() -> list[Patch]:
-    """Snapshots are left to the system's mercy."""
+    """Snapshots are not synced."""
     return [(VirtualFiles, "sync", nothing)]
 
 
@@ -69,13 +69,13 @@ def _one_exception_ends_the_checkpointer() -> list[Patch]:
 
 @mutation
 def _a_claim_is_tried_once() -> list[Patch]:
-    """A server that finds no room for its claim gives up."""
+    """A server that finds a full disk for its claim gives up."""
     return [(SnapshotDirectory, "_patiently", lambda self, call, patience=0.0: call())]
 
 
 @mutation
 def _the_checkpointer_gives_up() -> list[Patch]:
-    """A snapshot that fails is the last one that is tried."""
+    """After a snapshot that failed, no other one is tried."""
     save = Checkpointer._save  # noqa: SLF001 - a fault within
 
     def once(self: Checkpointer, closing: bool) -> None:
@@ -87,7 +87,7 @@ def _the_checkpointer_gives_up() -> list[Patch]:
 
 @mutation
 def _a_damaged_log_costs_the_snapshot() -> list[Patch]:
-    """One flipped bit in the records, and nothing is gone on from."""
+    """One flipped bit in the records makes a snapshot unusable."""
     read = SnapshotDirectory._read  # noqa: SLF001 - a fault within
 
     def demanding(self: SnapshotDirectory, name: str) -> Any:
@@ -103,13 +103,13 @@ def _a_damaged_log_costs_the_snapshot() -> list[Patch]:
 
 @mutation
 def _damage_is_not_noticed() -> list[Patch]:
-    """The server goes on from a file that the disk has damaged."""
+    """The server continues from a file that the disk has damaged."""
     return [(store, "zlib", SimpleNamespace(crc32=lambda data, before=0: 0))]
 
 
 @mutation
 def _a_file_that_is_no_snapshot_is_read() -> list[Patch]:
-    """Every file in the directory of the snapshots is taken for one of them."""
+    """Every file in the directory of the snapshots is read as a snapshot."""
 
     def names(self: SnapshotDirectory) -> list[Any]:
         return [parsed(text) for text in self._store.names()]
@@ -119,19 +119,19 @@ def _a_file_that_is_no_snapshot_is_read() -> list[Patch]:
 
 @mutation
 def _a_port_that_is_taken_is_given_up() -> list[Patch]:
-    """A server that is started again does not wait for its port."""
+    """A server that is started again does not wait until its port is free."""
     return [(process, "_AGAIN", 1e9)]
 
 
 @mutation
 def _a_first_server_is_started_once() -> list[Patch]:
-    """One that dies before it is up ends the job."""
+    """A server that dies before it is up ends the job."""
     return [(process, "_ATTEMPTS", 1)]
 
 
 @mutation
 def _other_partitions_go_on_where_these_were() -> list[Patch]:
-    """A job that goes on with another number of workers leaves out what its partitions seem to have had."""
+    """A job that continues with another number of workers skips rows that its new partitions seem to have trained."""
 
     def begin(center: Center, epoch: int) -> None:
         for worker in range(center.workers):
@@ -154,7 +154,7 @@ def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
 
 @mutation
 def _what_is_gone_on_from_counts() -> list[Patch]:
-    """Also where the server that has saved it was not the owner any more."""
+    """A snapshot is used even if the server that saved it was no longer the owner."""
     begin = Checkpointer.__init__
 
     def told(self: Checkpointer, checkpoint: Any, directory: Any, center: Center, *arguments: Any) -> None:
@@ -166,17 +166,17 @@ def _what_is_gone_on_from_counts() -> list[Patch]:
 
 @mutation
 def _a_tie_is_lost() -> list[Patch]:
-    """A driver whose server has claimed the snapshots together with a dead driver's gives up."""
+    """A driver gives up if its server has claimed the snapshots with the same epoch as a dead driver's server."""
     return [(process, "_STARTED_AGAIN", (ServerLostError, DeadlineError)), *_a_server_begins_for_a_dead_driver()]
 
 
 @mutation
 def _a_server_begins_for_a_dead_driver() -> list[Patch]:
-    """A server that starts does not look whether its driver is still there."""
+    """A server that starts does not check whether its driver is still alive."""
     return [(VirtualChild, "require_driver", nothing), (Ownership, "withdraw", nothing)]
 
 
 @mutation
 def _a_first_start_that_stands_still_is_the_last() -> list[Patch]:
-    """A driver's first server that stands still while it starts ends the job."""
+    """A driver's first server ends the job if it is suspended while it starts."""
     return [(process, "_STARTED_AGAIN", (ServerLostError, OwnershipLostError))]

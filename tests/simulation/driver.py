@@ -1,4 +1,6 @@
-"""A job's driver: the real process handle and supervisor, and a Spark that starts attempts until all succeed."""
+"""A job's driver: the real process handle and supervisor, with a simulated Spark that starts attempts until all
+succeed.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,20 @@ from simulation.world import Surroundings, VirtualWorld
 _MOST_FAILURES = 30
 #: Identifies the stream.
 _STREAM = "clicks"
-#: Seconds from one look of the driver at its server to the next; that it waits for news, and from one to the next.
+#: Seconds between two checks of the server by the driver; that it waits for news; and between two waits for news.
 _LOOK, _POLL, _STATUS = 5.0, 1.0, 2.0
-#: Seconds that an attempt may live on which is no longer needed, and that Spark takes to note something.
+#: Seconds that an attempt may live when it is no longer needed, and that Spark takes to record a result.
 _LINGERING, _NOTING = 10.0, 0.05
 
 
 class Executors:
-    """Runs attempts of a job's tasks, each in a process of its own.
+    """The executors, which run each attempt of a job's tasks in a process of its own.
 
     Args:
-        plan, watch, surroundings: of the run.
-        layout: of the data.
-        driver: whose they are: they do not outlive it for long.
-        address: the server's.
+        plan, watch, surroundings: plan, watch and surroundings of the run.
+        layout: layout of the data.
+        driver: their driver, after which they end soon.
+        address: address of the server.
         first: the number of the first attempt.
     """
 
@@ -64,7 +66,7 @@ class Executors:
         self._plan, self._layout, self._watch, self._surroundings = plan, layout, watch, surroundings
         self._driver, self._address = driver, address
         self._scheduler = surroundings.scheduler
-        #: How many there were, of all jobs of the driver.
+        #: The number of attempts of all jobs of the driver.
         self.attempts = first
         self._failures = [0 for _ in layout.batches]
         self.running: list[dict[int, Process]] = [{} for _ in layout.batches]
@@ -74,17 +76,17 @@ class Executors:
         driver.at_end.append(self._lose)
 
     def start_all(self) -> None:
-        """An attempt of each partition."""
+        """Start an attempt of each partition."""
         for worker in range(len(self._layout.batches)):
             self.start(worker)
 
     @property
     def ended(self) -> bool:
-        """Whether every partition is done."""
+        """Return whether every partition is done."""
         return len(self.done) == len(self._layout.batches)
 
     def start(self, worker: int) -> None:
-        """Another attempt."""
+        """Start another attempt."""
         if worker in self.done or not self._driver.alive or self.failure is not None:
             return
         attempt, self.attempts = self.attempts, self.attempts + 1
@@ -122,7 +124,7 @@ class Executors:
             self._scheduler.later(0.5, lambda: self.start(worker))
 
     def _end_attempt(self, process: Process) -> None:
-        """Kill an attempt that Spark no longer needs; in a stream it may live to see the next micro-batch."""
+        """Kill an attempt that Spark no longer needs; in a stream it may live until the next micro-batch."""
         seconds = _LINGERING * self._scheduler.random.random() if self._plan.stream else 0.0
         if seconds:
             self._scheduler.later(seconds, partial(self._scheduler.kill, process))
@@ -130,13 +132,13 @@ class Executors:
             self._scheduler.kill(process)
 
     def _lose(self) -> None:
-        """Executors find out that their driver is gone, sooner or later."""
+        """Let executors detect after some time that their driver is dead."""
         for attempts in self.running:
             for process in attempts.values():
                 self._scheduler.later(20.0 * self._scheduler.random.random(), partial(self._scheduler.kill, process))
 
     def end(self) -> None:
-        """Kills what is left."""
+        """Kill the remaining attempts."""
         for attempts in self.running:
             for process in list(attempts.values()):
                 self._scheduler.kill(process)
@@ -146,9 +148,9 @@ class Driver:
     """One life of a job's driver.
 
     Args:
-        plan, watch, surroundings: of the run.
-        process: its own.
-        life: its number; one after the first may find snapshots of an earlier one.
+        plan, watch, surroundings: plan, watch and surroundings of the run.
+        process: process of the driver.
+        life: number of this life; after the first one, there may be snapshots of an earlier one.
     """
 
     def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, process: Process, life: int) -> None:
@@ -163,16 +165,16 @@ class Driver:
         self._clock = -1
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
-        #: The stream's micro-batch that the server is to be at; None: it has none yet, or the job trains no stream.
+        #: The micro-batch that the server is to train; None if it has none yet or the job trains no stream.
         self._present: int | None = None
-        #: The center and the records, where the job ended successfully.
+        #: The center and the records, if the job ended successfully.
         self.center: np.ndarray | None = None
         self.commits: np.ndarray | None = None
-        #: Why it did not.
+        #: The error that ended the job.
         self.error: DistkerasError | None = None
 
     def run(self) -> None:
-        """Trains."""
+        """Train the job."""
         try:
             self._train()
         except DistkerasError as error:
@@ -202,7 +204,7 @@ class Driver:
             check_tables(tables, self.center, "at the end")
 
     def _train_stream(self, supervisor: ServerHandle) -> None:
-        """As Spark hands one micro-batch after the other to the driver, and notes which ones are done."""
+        """Hand one micro-batch after the other to the driver, as Spark does, and record which ones are done."""
         streams = self._watch.streams
         while streams.noted + 1 < len(self._plan.stream):
             number = streams.noted + 1
@@ -215,7 +217,7 @@ class Driver:
             self._pass_phase("noted")
 
     def _train_micro_batch(self, supervisor: ServerHandle, number: int) -> int:
-        """Return the clock behind a micro-batch, all of whose rows count."""
+        """Return the clock after a micro-batch, all of whose rows have counted."""
         self._present = number
         begun = supervisor.ask(lambda driver: driver.begin_micro_batch(_STREAM, number))
         covered = self._is_covered()
@@ -230,20 +232,20 @@ class Driver:
         clock = begun.clock + int((records.commits_array["skipped"] == 0).sum())
         if before is not None and not self._watch.damaged:
             after = supervisor.ask(self._collect)
-            # A server that is started again has no records that are in a damaged log.
+            # A restarted server lacks the records of a damaged log.
             more = len(before[1]) != len(after[1]) and "log rot" not in self._watch.struck
             if more or not np.array_equal(before[0], after[0]):
                 raise Finding("repeated", f"micro-batch {number} was covered, and must change nothing more")
         return clock
 
     def _is_covered(self) -> bool:
-        """Whether the server that serves now has trained on some of the present rows."""
+        """Return whether the present server has trained some of the present rows."""
         child = self._surroundings.servers[-1]
         center = None if child.server is None else child.server.center
         return center is not None and any([lease.epoch or lease.batch for lease in center.leases.values()])
 
     def _pass_phase(self, phase: str) -> None:
-        """A fault may strike here."""
+        """Let a fault occur in this phase."""
         if self._plan.stream:
             self._watch.on_phase(phase)
             self._surroundings.scheduler.pass_on(always=True)
@@ -267,12 +269,13 @@ class Driver:
                 raise failed[0]
             supervisor.watch()
             if self._clock >= enough:
-                self._watch.end_early(self.process)  # first: it may be killed while it asks
+                # This is first, because the driver may be killed during the request.
+                self._watch.end_early(self.process)
                 supervisor.end_early("enough")
                 enough = math.inf
 
     def _salvage(self, supervisor: ServerHandle) -> None:
-        """As a job that fails collects what it has learned."""
+        """Collect what a failed job has learned, as the real job does."""
         if not supervisor.alive():
             return
         try:
@@ -327,12 +330,12 @@ class Driver:
         )
 
     def _require_row_sum(self, resumed: ResumePoint | None) -> None:
-        """Where other partitions go on, what the server knows of all rows is true."""
+        """Check, if other partitions continue the job, that the server's checksum of all rows is right."""
         if resumed is not None and resumed.row_sum not in (None, self.layout.row_sum()):
             raise Finding("rows", f"the rows' sum must be {self.layout.row_sum()}. Received: {resumed.row_sum}")
 
     def _start(self) -> tuple[np.ndarray, np.ndarray]:
-        """Center and moving statistics."""
+        """Return the initial center and moving statistics."""
         return np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
 
     def _publish(self, driver: DriverClient) -> None:
@@ -343,7 +346,7 @@ class Driver:
     def _observe(
         self, observer: DriverClient, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]
     ) -> None:
-        """As the thread of a job that waits for the server's news."""
+        """Observe the server, as the thread of a job does that waits for its news."""
         while not executors.ended:
             try:
                 self._clock = observer.observe(self._clock, _POLL).clock

@@ -1,11 +1,11 @@
-"""TLS over a connection in memory: the real protocol, with its records as what travels."""
+"""TLS over a connection in memory: the real protocol, whose records are sent over the connection."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
 
-#: Bytes of what is read at a time.
+#: Bytes that are read at once.
 _PIECE = 1 << 16
 
 Read = Callable[[list[memoryview], float, bool], int]
@@ -13,12 +13,12 @@ Write = Callable[[list[memoryview], float], int]
 
 
 class Encryption:
-    """One end's.
+    """The encryption of one end of a connection.
 
     Args:
-        context: as the real end has it.
-        server: which end this is.
-        read, write: of the stream below.
+        context: the TLS context of the real end.
+        server: whether this is the server's end.
+        read, write: functions of the stream below.
         now: clock, seconds.
     """
 
@@ -31,7 +31,7 @@ class Encryption:
         self._buffer = memoryview(bytearray(_PIECE))
 
     def handshake(self, timeout: float) -> None:
-        """Runs it; raises as `world.streams.Stream.encrypt` does."""
+        """Run the handshake; raise errors as `world.streams.Stream.encrypt` does."""
         deadline = self._now() + timeout
         while True:
             try:

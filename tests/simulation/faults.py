@@ -1,4 +1,4 @@
-"""What each kind of fault does to a run."""
+"""The effect of each kind of fault on a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from simulation.plan import DEADLINES, Fault
 from simulation.scheduler import Process, Scheduler
 from simulation.world import Surroundings
 
-#: Sends of a connection's handshake.
+#: The number of sends in a connection's handshake.
 _GREETING = 8
-#: Seconds that a slow disk is slow for, and a store that crawls.
+#: The length of a period, in seconds, in which the disk or the store is slow.
 _SLOW_SECONDS, _CRAWLING_SECONDS = 20.0, 150.0
 
 
 class Striker:
-    """Strikes a run with faults.
+    """An injector of faults into a run.
 
     Args:
-        surroundings: of the run.
-        drivers: its drivers, the latest one last.
-        expect_driver: has another one come in so many seconds.
+        surroundings: surroundings of the run.
+        drivers: the run's drivers, with the latest one last.
+        expect_driver: starts another driver after a number of seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Striker:
         self._network: Network = surroundings.network
         self._disk: Disk = surroundings.disk
         self._disk_seconds = self._disk.seconds
-        #: Operations of the disk until the server dies in one; None: it does not.
+        #: Operations of the disk until the server dies in one; None if it does not.
         self._crash_after: int | None = None
         self._on_stream: dict[str, Callable[[VirtualStream, float], None]] = {
             "half cut": lambda stream, amount: stream.link.half_cut(stream, amount),
@@ -77,9 +77,9 @@ class Striker:
         self.rotten: set[str] = set()
 
     def strike(self, fault: Fault, stream: VirtualStream) -> float | None:
-        """Strikes, at a write to ``stream``; returns the share of the write that arrives, if it is cut."""
+        """Inject a fault at a write to ``stream``; return the share of the write that arrives if it is cut."""
         if stream.process is stream.peer.process and fault.kind in (*self._on_stream, "cut"):
-            return None  # what a process says to itself reaches it
+            return None  # Messages within a process always arrive.
         if fault.kind == "cut":
             return fault.amount
         if fault.kind in self._on_stream:
@@ -89,11 +89,11 @@ class Striker:
         return None
 
     def strike_place(self, fault: Fault) -> None:
-        """Strikes at a moment that is no write."""
+        """Inject a fault at a moment that is not a write."""
         self._on_place[fault.kind](fault)
 
     def on_disk(self) -> None:
-        """Before an operation of the disk."""
+        """Act before an operation of the disk."""
         if self._crash_after is not None:
             self._crash_after -= 1
             if self._crash_after <= 0:
@@ -102,16 +102,16 @@ class Striker:
                 self._scheduler.require_alive()
 
     def _kill_sender(self, stream: VirtualStream) -> None:
-        # Small tasks are run again.
+        # Small tasks are retried.
         spared = stream.process.name.startswith("task")
         if not spared and stream.process not in [driver.process for driver in self._drivers]:
             self._scheduler.kill(stream.process)
 
     def _spoil(self, stream: VirtualStream, share: float) -> None:
-        # A client that meets a stranger at first gets an error and, as intended, does not try again: spare greetings.
+        # A client that first meets a stranger gets an error and, as intended, does not retry, so greetings are spared.
         if stream.link.sends > _GREETING:
             stream.spoiled = min(share, 0.999)
-            # Who has read a length that was changed waits for the rest of a frame, and says nothing meanwhile.
+            # A reader of a changed length waits for the rest of a frame and sends nothing in the meantime.
             stream.link.disturbed_until = self._scheduler.now + DEADLINES.frame
 
     def _jump(self, stream: VirtualStream, seconds: float) -> None:

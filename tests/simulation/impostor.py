@@ -1,4 +1,4 @@
-"""A stranger that takes the port of a server that is away."""
+"""A stranger that occupies the port of an absent server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from simulation.world import Surroundings, VirtualWorld
 
 
 class Impostor:
-    """Listens, and is silent, hangs up, talks nonsense, or is a parameter server of another job, each time by chance.
+    """A process that listens and, by chance, is silent, disconnects, sends garbage, or serves another job.
 
     Args:
-        surroundings: of the run.
-        address: the server's, which is free.
+        surroundings: surroundings of the run.
+        address: the free address of the server.
     """
 
     def __init__(self, surroundings: Surroundings, address: tuple[str, int]) -> None:

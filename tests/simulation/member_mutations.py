@@ -1,4 +1,4 @@
-"""Faults in what members exchange, and when."""
+"""Faults planted in what members exchange, and when."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from simulation.planting import Patch, mutation, nothing
 
 @mutation
 def _the_first_of_a_sum_counts_twice() -> list[Patch]:
-    """A member that adds up has its own vector in the sum twice."""
+    """A member that adds vectors counts its own vector twice."""
     return [(members, "total_of", lambda vectors, out=None: total_of([vectors[0], *vectors], out))]
 
 
 @mutation
 def _a_lost_member_has_sent_nothing() -> list[Patch]:
-    """A node goes on without the gradient of a member that is lost."""
+    """A node continues without the gradient of a lost member."""
     vector, send = MemberLinks._vector, MemberLinks._send  # noqa: SLF001 - a fault within
 
     def patient(self: MemberLinks, rank: int, purpose: Purpose, step: int, **options: Any) -> PeerVector:
@@ -67,26 +67,26 @@ def _groups_take_no_turns() -> list[Patch]:
 
 @mutation
 def _a_merge_counts_another_step() -> list[Patch]:
-    """The own parameters have more weight than the steps since they were sent give them."""
+    """The own parameters have more weight than the number of steps since they were sent implies."""
     return [(daso, "merge", lambda local, total, count, wait: merge(local, total, count, wait + 1))]
 
 
 @mutation
 def _blocking_exchanges_are_not_cast() -> list[Patch]:
-    """Parameters are sent as they are where the rule has them cast."""
+    """Parameters are sent without the cast that the rule requires."""
     exact = MemberLinks.sum_parameters
     return [(MemberLinks, "sum_parameters", lambda self, step, theta, cast: exact(self, step, theta, cast=False))]
 
 
 @mutation
 def _a_plateau_is_each_members_own() -> list[Patch]:
-    """A member judges the loss of its own rows."""
+    """Each member judges the loss of its own rows alone."""
     return [(MemberLinks, "mean_loss", lambda self, step, total, samples: total / samples)]
 
 
 @mutation
 def _commits_of_members_count_one_by_one() -> list[Patch]:
-    """A round may count for some members and not for others."""
+    """A round may count for some members and not for the others."""
 
     def at_once(self: Rendezvous, peer: Any, center: Center, commit: Any, parts: Any, arrived: float) -> bool:
         return center.commit(commit, parts, arrived)
@@ -96,7 +96,7 @@ def _commits_of_members_count_one_by_one() -> list[Patch]:
 
 @mutation
 def _a_momentum_begins_again() -> list[Patch]:
-    """A member goes on after a loss with its parameters alone."""
+    """After a loss, a member continues with its parameters alone."""
     restore = MemberReplica._restore  # noqa: SLF001 - a fault within
 
     def forgetting(self: MemberReplica, state: Any) -> None:
@@ -108,5 +108,5 @@ def _a_momentum_begins_again() -> list[Patch]:
 
 @mutation
 def _turns_begin_again() -> list[Patch]:
-    """After a loss, the first group has its turn, and no exchange is on its way."""
+    """After a loss, the first group has its turn, and the pending exchange is lost."""
     return [(Turns, "restore", nothing)]

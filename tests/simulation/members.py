@@ -1,4 +1,4 @@
-"""Jobs of DASO: what a member does, and what its parameters must be after each step, under any faults."""
+"""Jobs of DASO: the actions of a member, and its parameters after each step under any faults."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from simulation.world import VirtualWorld
 
 
 def node_of(plan: Plan, worker: int) -> str:
-    """The name of a worker's host."""
+    """Return the name of a worker's host."""
     return f"host{worker % plan.hosts}" if plan.hosts else f"executor{worker}"
 
 
 def nodes_of(plan: Plan) -> list[list[int]]:
-    """The workers of each node, in the order of their ranks."""
+    """Return the workers of each node, in the order of their ranks."""
     daso, nodes = plan.make_rule(), dict[str | int, list[int]]()
     assert isinstance(daso, Daso)
     for worker in range(plan.workers):
@@ -38,17 +38,17 @@ def nodes_of(plan: Plan) -> list[list[int]]:
 
 
 def loss_of(workers: int, worker: int, epoch: int) -> float:
-    """That of each sample of a worker: the first worker's falls, and the mean of workers with equal rows does not."""
+    """Return the loss of each sample of a worker: the first one's falls, but the mean over equal workers does not."""
     return 4.0 - epoch if worker == 0 else 4.0 + epoch / max(1, workers - 1)
 
 
 class Course:
-    """The parameters of each node after each step, and who exchanges them, computed once more from the paper.
+    """The parameters of each node after each step, and the exchanges, computed independently from the paper.
 
     Args:
-        plan: of the run.
-        element: of a mini-batch, by worker, epoch and number.
-        amounts: by how much each mini-batch moves its element.
+        plan: plan of the run.
+        element: returns the element of a mini-batch, by worker, epoch and number.
+        amounts: how far each mini-batch moves its element.
 
     Attributes:
         thetas: by step, over all epochs; each of shape ``(nodes, size)``.
@@ -68,7 +68,7 @@ class Course:
         self._interval, self._wait = self._first = daso.interval, daso.wait or max(1, daso.interval // 4)
         self._since = self._count = self._stable = 0
         self._lowest = math.inf
-        #: The exchange on its way: after which step it began, how many later it ends, and the sum.
+        #: The pending exchange: the step after which it began, the number of steps until it ends, and the sum.
         self._sent: tuple[int, int, np.ndarray] | None = None
         for epoch in range(plan.epochs):
             cycling = daso.warm_up <= epoch < plan.epochs - daso.cool_down
@@ -130,14 +130,14 @@ class Course:
             self._stable = 0
 
     def check_end(self, center: np.ndarray) -> None:
-        """Raise a finding unless ``center`` is the mean of what the workers had at the end."""
+        """Raise a finding unless ``center`` is the mean of the workers' final parameters."""
         expected = self.thetas[-1].mean(axis=0)
         if not np.allclose(center, expected, rtol=1e-5, atol=1e-5):
             raise Finding("result", f"the center must be {expected.tolist()}. Received: {center.tolist()}")
 
 
 class WatchedLinks(MemberLinks):
-    """Exchanges parameters as the members of the group whose turn it is, and no others."""
+    """Links that check that only the group whose turn it is exchanges parameters."""
 
     course: Course
 
@@ -151,7 +151,7 @@ class WatchedLinks(MemberLinks):
 
 
 class WatchedMember(MemberReplica):
-    """Compares its parameters after each step with those of the `Course`."""
+    """A member that compares its parameters after each step with those of the `Course`."""
 
     def __init__(self, course: Course, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -173,8 +173,8 @@ class Member:
     """One attempt's place among the members, as a task on Spark has it.
 
     Args:
-        plan, course: of the run.
-        client, world: the attempt's.
+        plan, course: plan and course of the run.
+        client, world: client and world of the attempt.
     """
 
     def __init__(self, plan: Plan, course: Course, client: WorkerClient, world: VirtualWorld) -> None:
@@ -225,6 +225,6 @@ class Member:
         return None
 
     def close(self) -> None:
-        """Hang up on the others."""
+        """Close the connections to the other members."""
         if self._links is not None:
             self._links.close()

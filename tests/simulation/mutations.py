@@ -1,4 +1,4 @@
-"""Faults planted in the code under simulation: each must be found, or the scenarios are too tame."""
+"""Faults planted in the code under simulation; each must be found, or the schedules are not hostile enough."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["MUTATIONS", "planted"]
 
 @mutation
 def _no_lease_check() -> list[Patch]:
-    """A commit counts whether its worker has the lease or not."""
+    """A commit counts even if the worker does not have the lease."""
     return [
         (Leases, "held", lambda self, worker, attempt: self[worker]),
         (LeaseConnections, "require", nothing),
@@ -45,13 +45,13 @@ def _no_lease_check() -> list[Patch]:
 
 @mutation
 def _late_connections_are_served() -> list[Patch]:
-    """What an attempt had sent over an older connection counts."""
+    """A commit that an attempt sent over an older connection counts."""
     return [(LeaseConnections, "require", nothing), (LeaseConnections, "require_newest", nothing)]
 
 
 @mutation
 def _duplicates_are_new_where_late_connections_are_served() -> list[Patch]:
-    """A commit that comes again counts as new; none comes again unless late connections are served."""
+    """A repeated commit counts as new; commits are repeated only if late connections are served."""
     due = Center._lease_for  # noqa: SLF001 - a fault within
 
     def never_again(self: Center, commit: Any, parts: int) -> PartitionLease | None:
@@ -63,7 +63,7 @@ def _duplicates_are_new_where_late_connections_are_served() -> list[Patch]:
 
 @mutation
 def _reply_before_apply() -> list[Patch]:
-    """The worker hears that its commit is applied, which it will be soon."""
+    """The worker receives a reply before its commit is applied."""
     commit = Center.commit
 
     def later(self: Center, message: Any, parts: Any, arrived: float) -> bool:
@@ -93,7 +93,7 @@ def _incarnation_is_ignored_at_both_ends() -> list[Patch]:
 
 @mutation
 def _an_old_sessions_end_disconnects_its_successor() -> list[Patch]:
-    """A connection's end counts as its worker's, who may have come back over another one."""
+    """The end of a connection disconnects its worker, which may already have another connection."""
 
     def disconnected(self: Dispatcher, peer: Any) -> None:
         if peer.lease is not None:
@@ -107,13 +107,13 @@ def _an_old_sessions_end_disconnects_its_successor() -> list[Patch]:
 
 @mutation
 def _no_heartbeats() -> list[Patch]:
-    """A worker that computes is silent, and an earlier attempt may take its partition back."""
+    """A worker sends nothing while it computes, so an earlier attempt may take its partition back."""
     return [(WorkerClient, "_start_heartbeats", nothing)]
 
 
 @mutation
 def _a_later_attempt_need_not_wait() -> list[Patch]:
-    """A second attempt takes a partition over from one that is there."""
+    """A second attempt takes a partition over from an attempt that is still connected."""
     join = Leases.join
     return [(Leases, "join", lambda self, worker, attempt, expired=False: join(self, worker, attempt, expired=True))]
 
@@ -135,7 +135,7 @@ def _publishing_is_not_tried_again() -> list[Patch]:
 
 @mutation
 def _a_header_waits_for_what_may_follow() -> list[Patch]:
-    """The rest of a header is read together with bytes that need not come."""
+    """The rest of a header is read together with following bytes, which may never arrive."""
     received = Reader.received
 
     def greedy(self: Reader, count: int) -> Any:
@@ -150,7 +150,7 @@ def _a_header_waits_for_what_may_follow() -> list[Patch]:
 
 @mutation
 def _a_server_outlives_its_driver() -> list[Patch]:
-    """A server does not learn that its driver is gone."""
+    """A server does not detect that its driver is gone."""
 
     def until_goodbye(self: VirtualChild, server: Any) -> int:
         self.server = server
@@ -163,13 +163,13 @@ def _a_server_outlives_its_driver() -> list[Patch]:
 
 @mutation
 def _tags_are_not_checked() -> list[Patch]:
-    """A frame that was changed on its way is accepted."""
+    """A frame that was changed in transit is accepted."""
     return [(Seal, "check", nothing)]
 
 
 @mutation
 def _the_driver_asks_once() -> list[Patch]:
-    """A driver's connection that breaks while the server lives is not made again."""
+    """The driver does not reconnect if its connection breaks while the server lives."""
 
     def ask(self: Supervisor, call: Any) -> Any:
         return call(self._driver)
@@ -185,7 +185,7 @@ def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
 
 @mutation
 def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
-    """Commits need not go on where their partition stands, and a worker that lost its place goes on where it was."""
+    """Commits need not continue where their partition stands, and a worker that lost its place does not go back."""
     join = WorkerClient._join  # noqa: SLF001 - a fault within
 
     def goes_on(self: WorkerClient) -> Any:
@@ -203,7 +203,7 @@ def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
 
 @mutation
 def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
-    """A client that met the server before trusts every process that has its port."""
+    """A client that has met the server before trusts every process at its port."""
     connect = Client._connect  # noqa: SLF001 - a fault within
 
     def credulous(self: Client) -> Any:
@@ -215,7 +215,7 @@ def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
 
 @mutation
 def _waits_run_out_while_the_server_stands_still() -> list[Patch]:
-    """A server that wakes gives up at once what it could not hear of."""
+    """A server that resumes ends at once the waits whose messages it was not able to receive."""
     return [(job_state, "_SLOWEST_LOOK", math.inf)]
 
 
@@ -227,7 +227,7 @@ def _numbers_are_not_looked_at() -> list[Patch]:
 
 @mutation
 def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
-    """A worker that has sent a NaN goes on with the parameters that made it."""
+    """A worker that has sent a NaN continues with the parameters that caused it."""
     commit = WorkerClient.commit
 
     def goes_on(self: WorkerClient, record: Any) -> Any:
@@ -241,5 +241,5 @@ def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
 
 @mutation
 def _questions_do_not_wait_for_the_center() -> list[Patch]:
-    """A server that was just started again answers a driver's other connections with an error."""
+    """A restarted server answers a driver's other connections with an error."""
     return [(Dispatcher, "_require_center", lambda self, peer: self._require_sound())]

@@ -1,4 +1,4 @@
-"""Connections in memory, byte by byte: with latency, small buffers, cuts, stalls, and peers that vanish."""
+"""Connections in memory, byte by byte, with latency, small buffers, cuts, stalls, and vanishing peers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Callable
 from simulation.encryption import Encryption
 from simulation.scheduler import Process, Scheduler, Task
 
-#: Seconds after which the system gives up on a peer that does not answer: see `world.streams`.
+#: Seconds after which the system closes a connection to a peer that does not answer; see `world.streams`.
 _GIVEN_UP = 35.0
 
 
 class _Direction:
-    """What travels one way."""
+    """The bytes in transit in one direction."""
 
     def __init__(self) -> None:
-        #: When each piece arrives, and it; the reader takes them from the left.
+        #: Each piece with the time of its arrival; the reader takes them from the left.
         self.pieces: deque[tuple[float, memoryview]] = deque()
         self.size = 0
-        #: When the end of the stream arrives; None: it was not sent.
+        #: The time at which the end of the stream arrives; None if it was not sent.
         self.end: float | None = None
         self.last = 0.0
         self.readers: list[Task] = []
         self.writers: list[Task] = []
 
     def clear(self) -> None:
-        """What was in progress is lost."""
+        """Lose the bytes in transit."""
         self.pieces.clear()
         self.size = 0
 
@@ -38,23 +38,23 @@ class Link:
     """One connection.
 
     Args:
-        network: it belongs to.
-        number: of the connections of this run.
-        scope: whose connection it is, for faults that strike one partition.
+        network: network of the connection.
+        number: number among the connections of this run.
+        scope: owner of the connection, for faults that concern one partition.
     """
 
     def __init__(self, network: Network, number: int, scope: str) -> None:
         self.network, self.number, self.scope = network, number, scope
         self.reset = False
         self.sends = 0
-        #: When nothing came through any more; None: it does.
+        #: The time from which nothing is transmitted; None if the connection works.
         self.vanished: float | None = None
         self.ends: list[VirtualStream] = []
-        #: Until when what was sent may come late.
+        #: The time until which bytes may arrive late.
         self.disturbed_until = -math.inf
 
     def cut(self) -> None:
-        """Resets it for both."""
+        """Reset the connection for both ends."""
         if not self.reset:
             self.reset = True
             for end in self.ends:
@@ -62,7 +62,7 @@ class Link:
                 self.network.wake(end)
 
     def vanish(self) -> None:
-        """Let nothing through from now on, and report it to neither end."""
+        """Transmit nothing from now on, without an error at either end."""
         if self.vanished is None and not self.reset:
             now = self.network.scheduler.now
             self.vanished = now
@@ -75,7 +75,7 @@ class Link:
             self.network.scheduler.later(_GIVEN_UP, self.cut)
 
     def half_cut(self, sender: VirtualStream, seconds: float) -> None:
-        """Who connected sees the connection's end now; the other one later, after what was in progress."""
+        """End the connection for the connecting process now, and for the other one after the bytes in transit."""
         near = self.ends[0]
         if self.vanished is None and not self.reset:
             self.stall(near, seconds)
@@ -85,20 +85,20 @@ class Link:
             self.network.wake(near)
 
     def stall(self, sender: VirtualStream, seconds: float) -> None:
-        """What ``sender`` sends arrives so much later."""
+        """Delay the arrival of what ``sender`` sends."""
         direction = sender.outgoing
         direction.last = max(direction.last, self.network.scheduler.now) + seconds
         self.disturbed_until = max(self.disturbed_until, direction.last)
 
 
 class VirtualStream:
-    """One end of a connection: `world.streams.Stream`."""
+    """One end of a connection, as a simulated `world.streams.Stream`."""
 
     def __init__(self, link: Link, process: Process, incoming: _Direction, outgoing: _Direction) -> None:
         self.link, self.process = link, process
         self.incoming, self.outgoing = incoming, outgoing
         self.shut = self.closed = self.broken = False
-        #: Which part of the next write a relay changes; None: none.
+        #: The part of the next write that is changed in transit; None if none is.
         self.spoiled: float | None = None
         self.peer: VirtualStream
         self._scheduler = link.network.scheduler
@@ -133,7 +133,7 @@ class VirtualStream:
                 scheduler.wait(self.incoming.readers, min(deadline, following or deadline) - scheduler.now)
 
     def _arrived(self, wanted: int) -> tuple[int, float | None]:
-        """How many of so many bytes are there, and when the next ones or the end of the stream come."""
+        """Return how many of ``wanted`` bytes have arrived, and when more bytes or the end of the stream arrive."""
         now, count = self._scheduler.now, 0
         for arrival, data in self.incoming.pieces:
             if arrival > now:
@@ -145,12 +145,12 @@ class VirtualStream:
         return count, end if end is not None and end > now else None
 
     def _take(self, spaces: list[memoryview], offset: int, count: int) -> int:
-        """Moves ``count`` bytes, or fewer, into ``spaces`` from ``offset`` on."""
+        """Move ``count`` bytes, or fewer, into ``spaces`` from ``offset`` on."""
         network, pieces = self.link.network, self.incoming.pieces
         if count > 1 and network.fragmenting and network.scheduler.random.random() < network.fragmenting:
             count = 1 + int(network.scheduler.random.random() * (count - 1))
         data = pieces[0][1]
-        if len(data) == count:  # as most do
+        if len(data) == count:  # Most pieces are taken whole.
             pieces.popleft()
         else:
             data = self._cut_off(count)
@@ -167,7 +167,7 @@ class VirtualStream:
         return count
 
     def _cut_off(self, count: int) -> memoryview:
-        """The next ``count`` bytes that are in progress."""
+        """Return the next ``count`` bytes in transit."""
         pieces, taken = self.incoming.pieces, list[memoryview]()
         while count:
             arrival, data = pieces.popleft()
@@ -255,7 +255,7 @@ class VirtualStream:
             self.end()
 
     def end(self) -> None:
-        """Send the end of the stream, and wake those who read here, too."""
+        """Send the end of the stream, and wake the readers of this end."""
         if not self.shut:
             self.shut = True
             self._scheduler.wake_all(self.incoming.readers)
@@ -270,7 +270,7 @@ class VirtualStream:
             self.give_up()
 
     def give_up(self) -> None:
-        """What the system does with it at its process' end."""
+        """Close the stream, as the system does when its process ends."""
         if self.closed:
             return
         unread = any(arrival <= self._scheduler.now for arrival, _ in self.incoming.pieces)
@@ -286,7 +286,7 @@ class VirtualStream:
 
 
 class VirtualListener:
-    """`world.streams.Listener`."""
+    """The simulated `world.streams.Listener`."""
 
     def __init__(self, network: Network, process: Process, address: tuple[str, int]) -> None:
         self._network, self.process, self.address = network, process, address
@@ -311,7 +311,7 @@ class VirtualListener:
             self.give_up()
 
     def give_up(self) -> None:
-        """What the system does with it at its process' end."""
+        """Close the listener, as the system does when its process ends."""
         if not self.closed:
             self.closed = True
             self._network.listeners.pop(self.address, None)
@@ -324,27 +324,28 @@ class Network:
     """All connections of a run.
 
     Args:
-        scheduler: of the run.
-        on_send: asked at each write, by its stream: None, or the share of it that arrives before the connection is cut.
+        scheduler: scheduler of the run.
+        on_send: called at each write with its stream; returns None, or the share that arrives before a cut.
     """
 
     def __init__(self, scheduler: Scheduler, on_send: Callable[[VirtualStream], float | None]) -> None:
         self.scheduler = scheduler
         self.on_send = on_send
         self.latency = 0.001
-        #: Bytes that may be in progress in one direction, and how often a read gives only some of what there is.
+        #: Bytes that may be in transit in one direction, and how often a read returns only a part of the available
+        #: bytes.
         self.capacity = 1 << 20
         self.fragmenting = 0.1
         self.listeners: dict[tuple[str, int], VirtualListener] = {}
-        #: In the order in which they were made.
+        #: The connections in the order in which they were made.
         self.streams: dict[VirtualStream, None] = {}
-        #: Pairs of hosts between which nothing comes through.
+        #: Pairs of hosts that cannot reach each other.
         self.partitioned: list[tuple[str, str]] = []
         self._links = 0
         self._port = 50_000
 
     def listen(self, process: Process, host: str, port: int) -> VirtualListener:
-        """A new listener of ``process``."""
+        """Return a new listener of ``process``."""
         if port == 0:
             self._port += 1
             port = self._port
@@ -355,7 +356,7 @@ class Network:
         return listener
 
     def connect(self, process: Process, address: tuple[str, int], timeout: float, scope: str) -> VirtualStream:
-        """A new connection of ``process``."""
+        """Return a new connection of ``process``."""
         scheduler = self.scheduler
         scheduler.wait(None, self.latency)
         listener = self.listeners.get(address)
@@ -379,11 +380,11 @@ class Network:
         return near
 
     def separated(self, one: str, other: str) -> bool:
-        """Whether nothing comes through between two hosts."""
+        """Return whether two hosts cannot reach each other."""
         return (one, other) in self.partitioned or (other, one) in self.partitioned
 
     def part(self, one: str, other: str, seconds: float) -> None:
-        """Nothing comes through between two hosts for so many seconds."""
+        """Separate two hosts for a number of seconds."""
         pair = (one, other)
         self.partitioned.append(pair)
         for stream in list(self.streams):
@@ -392,6 +393,6 @@ class Network:
         self.scheduler.later(seconds, lambda: self.partitioned.remove(pair))
 
     def wake(self, stream: VirtualStream) -> None:
-        """Something happened to its connection."""
+        """Wake the tasks that wait for this connection."""
         self.scheduler.wake_all(stream.incoming.readers)
         self.scheduler.wake_all(stream.outgoing.writers)

@@ -1,4 +1,4 @@
-"""Rules with an optimizer at the server, computed once more in float64 from what workers sent."""
+"""Rules with an optimizer at the server, computed independently in float64 from what workers sent."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 
 #: Rules that are computed here.
 OUTER = ("delay_adaptive", "delayed_nesterov", "diloco", "fadas", "fedbuff", "fedopt", "mla", "ringmaster")
-#: Those of them that hold movements back.
+#: Those that buffer movements.
 BUFFERED = ("fadas", "fedbuff")
 
 
 class Outer:
-    """What a server keeps next to the center, and its steps.
+    """The state of a server's optimizer, and its steps.
 
     Args:
         rule: one of `OUTER`.
-        workers: of the job.
-        vectors: those of the center, in the rule's order.
-        counters: the rule's.
+        workers: number of workers of the job.
+        vectors: vectors of the center, in the rule's order.
+        counters: counters of the rule.
     """
 
     def __init__(self, rule: Any, workers: int, vectors: Sequence[np.ndarray], counters: Mapping[str, int]) -> None:
@@ -30,7 +30,7 @@ class Outer:
         self.counters = dict(counters)
 
     def move(self, center: np.ndarray, delta: np.ndarray, clock: int, staleness: int) -> Any:
-        """The center behind a commit of ``delta`` that finds the clock at ``clock``."""
+        """Return the center after a commit of ``delta`` that is applied at ``clock``."""
         match self._rule.name:
             case "fadas" | "fedbuff":
                 return self._hold(center, delta, clock, clock - staleness)
@@ -47,7 +47,7 @@ class Outer:
         raise LookupError(f"a rule must have its formula here. Received: {self._rule.name}")
 
     def _hold(self, center: np.ndarray, delta: np.ndarray, clock: int, began: int) -> Any:
-        """The center behind a movement that the buffer takes."""
+        """Return the center after a movement that the buffer takes."""
         size, count = self._rule.buffer or self._workers, self.counters.get("count", 0)
         late = max(0, ceil((clock - count - began) / size))
         if self._rule.name == "fedbuff":
@@ -59,7 +59,7 @@ class Outer:
         return self.drain(center) if count + 1 == size else center
 
     def drain(self, center: np.ndarray) -> Any:
-        """The center behind a step with what the buffer holds, if it holds anything."""
+        """Return the center after a step with the contents of the buffer, if there are any."""
         if self._rule.name not in BUFFERED or not self.counters.get("count", 0):
             return center
         mean, worst = self.vectors[0] / (self._rule.buffer or self._workers), self.counters.get("worst", 0)
@@ -101,7 +101,7 @@ class Outer:
         return rate * (delta / n + (1 - c * n + c) * beta * m)
 
     def end_round(self, center: np.ndarray, mean: np.ndarray) -> Any:
-        """The center behind a round of which ``mean`` is the mean movement."""
+        """Return the center after a round with the mean movement ``mean``."""
         match self._rule.name:
             case "diloco":
                 return center + self._with_momentum(mean)

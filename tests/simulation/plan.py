@@ -1,4 +1,4 @@
-"""What a run is: a job, and the faults that strike it, drawn from a seed."""
+"""The plan of a run: a job and its faults, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkeras.ps.rules.base import AUTO, BY_SPEED
 from distkeras.ps.transport.deadlines import Deadlines
 from simulation.outer import BUFFERED
 
-#: Kinds of faults, with the range of what they are drawn with: seconds, or a share of a write.
+#: Kinds of faults with the range of their amount: seconds, or a share of a write.
 KINDS: dict[str, tuple[float, float]] = {
     "cut": (0.0, 1.0),
     "half cut": (0.02, 4.0),
@@ -53,9 +53,10 @@ KINDS: dict[str, tuple[float, float]] = {
     "nan": (0.0, 0.0),
     "speculate": (0.0, 0.0),
 }
-#: Moments of a micro-batch, in their order, with the kinds of faults that strike there: Spark has handed it over; its
-#: tasks begin; a first commit of it is applied; all of its partitions have ended; a snapshot that covers it is half
-#: written; its tasks have returned; its records are checked; Spark has noted that it is done.
+#: Moments of a micro-batch in their order, with the kinds of faults that occur there: Spark has handed it over; its
+#: tasks
+#: start; its first commit is applied; all of its partitions have ended; a snapshot that covers it is half written; its
+#: tasks have returned; its records are checked; Spark has recorded that it is done.
 PHASES: dict[str, tuple[str, ...]] = {
     "offered": ("kill server", "kill driver"),
     "begun": ("kill worker", "kill server", "kill driver"),
@@ -66,7 +67,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "checked": ("kill server", "kill driver"),
     "noted": ("kill server", "kill driver", "power cut"),
 }
-#: Kinds that end a server, with how many.
+#: Kinds that end a server, with the number of deaths.
 DEATHS = {
     "kill server": 1,
     "kill sender": 1,
@@ -79,13 +80,13 @@ DEATHS = {
     "stop at start": 1,
     "impostor": 1,
 }
-#: Kinds that stop a worker.
+#: Kinds that suspend a worker.
 _STOP_WORKERS = ("stop worker", "stop and rival")
-#: Kinds that need a checkpoint for the job to go on.
+#: Kinds after which only a job with a checkpoint can continue.
 NEED_CHECKPOINT = (*DEATHS, "second driver")
 
 
-#: Short ones, but in the proportions that real ones have.
+#: Deadlines that are short, but in the proportions of the real ones.
 DEADLINES = Deadlines(
     connect=10.0,
     handshake=5.0,
@@ -104,11 +105,11 @@ DEADLINES = Deadlines(
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens at a send.
+    """A fault that occurs at a send.
 
     Args:
         kind: one of `KINDS`.
-        at: the number of the send, counted from 1 in its scope.
+        at: number of the send, counted from 1 in its scope.
         scope: "" for any connection, "driver", or "w" and a partition's number; or one of `PHASES`, which are counted
             in place of sends.
         amount: seconds, or the share of the write that arrives.
@@ -128,14 +129,14 @@ class Fault:
 
 
 class Layout(NamedTuple):
-    """Which partition has which mini-batches.
+    """The mini-batches of each partition.
 
     Args:
-        number: of this layout, in a run.
-        batches: mini-batches an epoch of each partition.
-        micro_batch: the number of the stream's micro-batch that the rows are; -1: they are no stream's.
-        first: the element of its first mini-batch.
-        rows: what its rows are: the number of the first one.
+        number: number of this layout in a run.
+        batches: mini-batches of each partition in an epoch.
+        micro_batch: number of the stream's micro-batch that has the rows; -1 if the job trains no stream.
+        first: element of its first mini-batch.
+        rows: number of its first row, which identifies the rows.
     """
 
     number: int
@@ -145,61 +146,61 @@ class Layout(NamedTuple):
     rows: int = 0
 
     def element(self, worker: int, epoch: int, batch: int) -> int:
-        """The element of the center that counts a mini-batch; the same one in each layout of a run's data."""
+        """Return the element of the center that counts a mini-batch; it is the same in each layout of the data."""
         return self.first + epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
 
     def checksum(self, worker: int, batch: int) -> int:
-        """Of the rows of a partition up to a mini-batch: what a server keeps of them."""
+        """Return the checksum of a partition's rows up to a mini-batch, as a server keeps it."""
         firsts = self.rows + sum(self.batches[:worker])
         numbers = range(firsts, firsts + batch + 1)
         return checksum_of(sum(_WEIGHT * (number + 1) for number in numbers), numbers.stop)
 
     def row_sum(self) -> int:
-        """Of all rows, however they are distributed."""
+        """Return the checksum of all rows, however they are distributed."""
         return sum_of([checksum_of(sum(_WEIGHT * (number + 1) for number in range(sum(self.batches))), 0)])
 
 
-#: By how much the numbers of a life's rows differ from those of the life before, where they do.
+#: The difference between the numbers of a life's rows and those of the previous life, if they differ.
 _OTHER_ROWS = 10_000
-#: Of the hash of a mini-batch's rows: its number, from 1 on, times this.
+#: The factor in the hash of a mini-batch's rows, which is its number (from 1) times this.
 _WEIGHT = 1_000_003
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run.
+    """The plan of one run.
 
     Args:
-        seed: of every choice while it runs.
-        workers, epochs: of the job.
-        batches: mini-batches an epoch of each partition.
-        rule, hyper_parameters, learning_rate: what the job trains with.
+        seed: seed of every choice while it runs.
+        workers, epochs: numbers of workers and epochs of the job.
+        batches: mini-batches of each partition in an epoch.
+        rule, hyper_parameters, learning_rate: rule and rate of the job.
         overlap, wire_format, tls: how the job's workers exchange vectors with the server.
         compute: seconds of a step; ``long`` of them take several leases.
-        every, keep: of the checkpoint; ``every`` 0: there is none.
-        latency, fragmenting, capacity, yielding, disk: of the surroundings.
-        skipped: commits with a NaN that are left out before one of them ends the job.
-        bound: iterations that a worker may be ahead of the slowest; None: no bound.
-        enough: the clock at which the driver ends the job early; 0: it does not.
-        resized: mini-batches of each partition where another driver goes on; empty: as before.
-        raised: epochs by which the job of another driver is longer than that of the first one.
-        stream: mini-batches of each partition in each micro-batch; empty: the job trains no stream.
-        altered: the stream sends each driver other rows.
-        statistics: elements of the moving statistics.
-        rounding: mini-batches move their elements by different amounts, which a coarse wire format rounds.
-        gap: the server measures the gap of each commit.
-        whole: tags cover the long vectors, too.
-        cluster: the server is a task in the cluster, and not the driver's process.
-        lists: the driver asks for the table of workers now and then.
-        keeps: states of the workers' optimizers are kept.
-        tables: tables travel by rows, next to the center's vector.
-        neighbors: as many workers, the first ones, are on the server's host, and share memory with it; all of them
-            offer to, unless there are none.
-        relays: how many groups the workers are in, whose relays send their commits; 0: each worker sends its own.
-        hosts: how many hosts the workers of a rule with peers are on, in turns; 0: the rule says which are a node.
+        every, keep: settings of the checkpoint; there is none if ``every`` is 0.
+        latency, fragmenting, capacity, yielding, disk: settings of the surroundings.
+        skipped: commits with a NaN that are skipped before another one ends the job.
+        bound: iterations that a worker may be ahead of the slowest; None if there is no bound.
+        enough: clock at which the driver ends the job early; 0 if it does not.
+        resized: mini-batches of each partition when another driver continues; empty if they do not change.
+        raised: epochs that are added to the job when another driver continues.
+        stream: mini-batches of each partition in each micro-batch; empty if the job trains no stream.
+        altered: whether the stream sends each driver other rows.
+        statistics: number of elements of the moving statistics.
+        rounding: whether mini-batches move their elements by different amounts, which a coarse wire format rounds.
+        gap: whether the server measures the gap of each commit.
+        whole: whether tags also cover the long vectors.
+        cluster: whether the server is a task in the cluster instead of the driver's child process.
+        lists: whether the driver requests the table of workers at intervals.
+        keeps: whether states of the workers' optimizers are kept.
+        tables: whether tables travel by rows, next to the center's vector.
+        neighbors: number of the first workers that are on the server's host and share memory with it; all workers
+            offer to, unless it is 0.
+        relays: number of groups of workers, whose relays send their commits; 0 if each worker sends its own.
+        hosts: number of hosts of the workers of a rule with peers, in turns; 0 if the rule defines the nodes.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
-        deadlines: of every wait.
-        faults: in no order.
+        deadlines: deadlines of every wait.
+        faults: faults in any order.
     """
 
     seed: int
@@ -244,46 +245,46 @@ class Plan:
     faults: tuple[Fault, ...] = ()
 
     def layout(self, life: int) -> Layout:
-        """How the data is distributed by the driver of a number, 0 the first one."""
+        """Return the layout of the driver with this number, from 0."""
         return Layout(1, self.resized) if life and self.resized else Layout(0, self.batches)
 
     def micro_batch(self, number: int, life: int = 0) -> Layout:
-        """The rows of a micro-batch as the driver of a number is sent them."""
+        """Return the rows of a micro-batch as the driver with this number receives them."""
         before = sum(map(sum, self.stream[:number]))
         rows = before + (_OTHER_ROWS * life if self.altered else 0)
         return Layout(0, self.stream[number], number, self.epochs * before, rows)
 
     @property
     def total(self) -> int:
-        """The mini-batches of an epoch; of one of each micro-batch."""
+        """Return the number of mini-batches of an epoch; for a stream, of one epoch of each micro-batch."""
         return sum(map(sum, self.stream)) if self.stream else sum(self.batches)
 
     def epochs_of(self, life: int) -> int:
-        """The epochs of the job that the driver of a number trains."""
+        """Return the number of epochs of the job that the driver with this number trains."""
         return self.epochs + (self.raised if life else 0)
 
     @property
     def most_epochs(self) -> int:
-        """The epochs of the longest job."""
+        """Return the number of epochs of the longest job."""
         return self.epochs + self.raised
 
     def make_rule(self) -> Rule:
-        """The update rule."""
+        """Return the update rule."""
         return rules.make(self.rule, **self.hyper_parameters)
 
     @property
     def sums(self) -> bool:
-        """Whether the center counts how often each mini-batch was applied."""
+        """Return whether the center counts how often each mini-batch was applied."""
         return self.rule in ("downpour", "asgd")
 
     @property
     def shows(self) -> bool:
-        """Whether it shows which ones were, once their round is over."""
+        """Return whether the center shows which mini-batches were applied, when their round is over."""
         return self.sums or self.rule == "ssgd"
 
 
 def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
-    """The plan of ``seed``."""
+    """Draw the plan of ``seed``."""
     chance = random.Random(seed)
     workers = chance.choice((1, 2, 2, 3, 3))
     epochs = chance.choice((1, 1, 2))
@@ -305,11 +306,11 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     )
     struck = {fault.kind for fault in faults}
     damage = struck & {"snapshot rot", "log rot"}
-    # A worker that is held back waits for windows of others: long ones outlast its deadline.
+    # A worker that is held back waits for windows of others, and long windows outlast its deadline.
     paced = rule in _PACED and not long
     resized = _dealt(chance, batches) if every and not damage and chance.random() < 0.25 else ()
     paced = paced and not resized
-    tls = chance.random() < 0.02  # its records' sizes are left to chance: nothing may depend on them
+    tls = chance.random() < 0.02  # The sizes of its records are random, since nothing may depend on them.
     plan = Plan(
         seed=seed,
         workers=workers,
@@ -343,19 +344,19 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
 
 
 def _with_peers(plan: Plan, kinds: tuple[str, ...]) -> Plan:
-    """``plan``, in which workers have relays or exchange with each other, sometimes."""
+    """Draw whether the workers of ``plan`` have relays or exchange with each other; return the new plan."""
     plan = _with_relays(plan, random.Random(f"the relays of {plan.seed}"))
     chance = random.Random(f"the members of {plan.seed}")
     return _as_members(plan, chance, kinds) if chance.random() < _MEMBERS else plan
 
 
 def draw_members(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
-    """The plan of ``seed``, if all jobs had members."""
+    """Draw the plan of ``seed`` as if all jobs had members."""
     return _as_members(draw(seed, kinds=kinds), random.Random(f"all members of {seed}"), kinds)
 
 
 def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
-    """``plan`` as a stream of some micro-batches, sometimes, with faults at their phases."""
+    """Draw whether ``plan`` is a stream of micro-batches with faults in their phases; return the new plan."""
     if chance.random() >= _STREAMS:
         return plan
     stream = tuple(
@@ -370,7 +371,7 @@ def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Pla
         amount = low + (high - low) * chance.random() ** 2
         place = int(chance.random() * plan.workers)
         faults.append(Fault(kind, 1 + int(chance.random() * (len(stream) + 1)), phase, amount, place))
-    # Spark lets one query at a time have a checkpoint.
+    # Spark allows only one query at a time for a checkpoint.
     others = [fault for fault in plan.faults if fault.kind not in ("second driver", "speculate")]
     damage = any(fault.kind in ("snapshot rot", "log rot") for fault in others)
     return replace(
@@ -389,7 +390,7 @@ def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Pla
 
 
 def _with_relays(plan: Plan, chance: random.Random) -> Plan:
-    """``plan`` with relays in place of the options that they do not go with, sometimes, where its rule takes them."""
+    """Draw whether ``plan`` has relays, if its rule allows them, instead of the options that exclude them."""
     rule = plan.make_rule()
     if plan.tls or not rule.traits.sums or not isinstance(rule.window, int) or chance.random() >= _RELAYS:
         return plan
@@ -398,7 +399,7 @@ def _with_relays(plan: Plan, chance: random.Random) -> Plan:
 
 
 def _as_members(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
-    """Return a job of DASO, in the surroundings of ``plan``, with faults of its own."""
+    """Return a job of DASO in the surroundings of ``plan``, with its own faults."""
     nodes, devices = chance.choice(((1, 2), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)))
     hosts, warm_up, cool_down = chance.choice((0, nodes)), chance.choice((0, 1)), chance.choice((0, 1))
     interval = chance.choice((1, 2, 3, 4))
@@ -434,9 +435,9 @@ def _as_members(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Pl
 
 
 def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  # noqa: C901 - an `if` an option
-    """``plan`` with another rule, sometimes, and with the options that go with its rule.
+    """Draw another rule for some of the plans, and options that fit the rule; return the new plan.
 
-    They have a stream of chance of their own: an option that is added to it leaves jobs and faults as they were.
+    They are drawn from a separate random generator, so that a new option does not change jobs and faults.
     """
     if chance.random() < _OTHER_RULES:
         plan = _with_other_rule(plan, chance)
@@ -455,7 +456,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         drawn[name] = chance.random() < 0.1
     if plan.every and not damage and chance.random() < 0.2:
         drawn["raised"] = chance.choice((1, 2))
-        if not plan.resized and chance.random() < 0.6:  # one partition ends long before the others
+        if not plan.resized and chance.random() < 0.6:  # One partition ends long before the others.
             drawn["batches"] = (min(1, plan.batches[0]), *plan.batches[1:])
         faults = list(plan.faults)
         at = 10 + int(150 * chance.random())
@@ -466,7 +467,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
                 at -= 1
         drawn["faults"] = _survivable(faults, standstills=True)
     if plan.every and not damage and chance.random() < 0.06:
-        # It ends early, and its server dies: the next server must learn of the early end, too.
+        # The job ends early and its server dies, and the next server must also receive the early end.
         drawn |= {"enough": chance.choice((1, 2)), "compute": 3.0}
         drawn["faults"] = (Fault("kill server", 15 + int(60 * chance.random())),)
     plan = replace(plan, **drawn)
@@ -481,16 +482,17 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
 
 
 def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
-    """``plan`` with faults for what its rule does seldom, sometimes: refusals, and buffers that are drained."""
+    """Draw faults for rare actions of the plan's rule: refusals, and buffers that are drained."""
     if len(plan.batches) == 1 or chance.random() >= _RARE:
         return plan
-    if plan.rule == "ringmaster":  # answers that are lost, of a worker whose commits are refused
+    if plan.rule == "ringmaster":  # These faults lose answers to a worker whose commits are refused.
         limits = {"threshold": 1, "patience": chance.choice((1, 2, None))}
         place = int(chance.random() * plan.workers)
         ats = [8 + int(30 * chance.random()) for _ in range(4)]
         faults = tuple(Fault("half cut", at, f"w{place}", 0.02 + chance.random(), place) for at in ats)
         return replace(plan, hyper_parameters=plan.hyper_parameters | limits, faults=faults)
-    if plan.rule in BUFFERED and plan.every and not damage:  # a buffer of as many as there are workers, and then others
+    # The buffer holds as many movements as there are workers, and then the number of workers changes.
+    if plan.rule in BUFFERED and plan.every and not damage:
         faults = (Fault("kill driver", 20 + int(80 * chance.random()), amount=chance.random()),)
         resized = plan.resized or _dealt(chance, plan.batches)
         rule = plan.hyper_parameters | {"buffer": None}
@@ -505,7 +507,7 @@ def _may_have_tables(plan: Plan) -> bool:
 
 
 def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
-    """``plan`` with a server in the cluster, of which a second attempt may be run next to the first one."""
+    """Return ``plan`` with a server in the cluster, a second attempt of which may run next to the first one."""
     faults = list(plan.faults)
     for _ in range(chance.choice((0, 1, 1, 2))):
         faults.append(Fault("speculate", 1 + int(80 * chance.random())))
@@ -513,7 +515,7 @@ def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
 
 
 def _goes(require: Callable[[], object]) -> bool:
-    """Whether ``require`` raises no `ConfigurationError`."""
+    """Return whether ``require`` raises no `ConfigurationError`."""
     try:
         require()
     except ConfigurationError:
@@ -522,7 +524,7 @@ def _goes(require: Callable[[], object]) -> bool:
 
 
 def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
-    """``plan`` with one of all the other rules: also without a formula, what is restored must be what was saved."""
+    """Return ``plan`` with any other rule; even without a formula, what is restored must equal what was saved."""
     drawn = {rule for rule, *_ in _RULES}
     name = chance.choice([name for name in rules.center_rules() if name not in drawn] + 3 * list(_OFTEN))
     hyper_parameters: dict[str, Any] = {}
@@ -556,13 +558,13 @@ def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
 
 
 def _dealt(chance: random.Random, batches: tuple[int, ...]) -> tuple[int, ...]:
-    """As many mini-batches in another number of partitions."""
+    """Distribute the same number of mini-batches over another number of partitions."""
     rows, workers = sum(batches), chance.choice([workers for workers in (1, 2, 3, 4) if workers != len(batches)])
     cuts = sorted(int(chance.random() * (rows + 1)) for _ in range(workers - 1))
     return tuple(end - start for start, end in zip([0, *cuts], [*cuts, rows], strict=True))
 
 
-#: Faults that are worse together, on one partition and soon after each other.
+#: Faults that are harder in combination, on one partition and soon after each other.
 _TOGETHER = (
     ("stop and rival",),
     ("stop and rival", "kill worker"),
@@ -608,10 +610,10 @@ def _combined_faults(chance: random.Random, kinds: tuple[str, ...], workers: int
 
 
 def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
-    """As many of ``faults`` as a job must survive: five deaths of a server in a row end it, or long stops."""
+    """Return the ``faults`` that a job must survive; five deaths of a server in a row, or long suspensions, end it."""
     deaths, stopped, kept = 0, 0.0, list[Fault]()
     for fault in faults:
-        # It is killed then, if there is a checkpoint; one at its start has had another killed before it.
+        # The server is then killed if there is a checkpoint; one at its start follows another one that was killed.
         still = fault.kind in ("stop server", "stop at start") and fault.amount > 15.0
         deaths += DEATHS.get(fault.kind, 0) + int(still)
         stopped += fault.amount if fault.kind in _STOP_WORKERS else 0.0
@@ -624,26 +626,26 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
-#: How many of the jobs train a stream, and how many of those are sent other rows again.
+#: The share of the jobs that train a stream, and of those that receive other rows again.
 _STREAMS, _ALTERED = 1 / 12, 0.15
-#: How many of the jobs have windows that follow the workers' speeds, where their rule takes them.
+#: The share of the jobs whose windows follow the workers' speeds, if their rule allows it.
 _BY_SPEED = 0.2
-#: How many of the jobs have faults for what their rule does seldom.
+#: The share of the jobs with faults for rare actions of their rule.
 _RARE = 0.4
-#: How many of the jobs with a checkpoint have their server in the cluster.
+#: The share of the jobs with a checkpoint whose server is in the cluster.
 _CLUSTER = 0.1
-#: How many of the jobs have tables, where they may.
+#: The share of the jobs with tables, where they are allowed.
 _TABLES = 0.5
-#: How many of the jobs have workers on the server's host.
+#: The share of the jobs with workers on the server's host.
 _NEIGHBORS = 0.4
-#: How many of the jobs have relays, where they may.
+#: The share of the jobs with relays, where they are allowed.
 _RELAYS = 0.4
-#: How many of the jobs have workers that exchange with each other, and what those have of other jobs.
+#: The share of the jobs whose workers exchange with each other, and what those have in common with other jobs.
 _MEMBERS = 1 / 12
 _OF_MEMBERS = ("every", "keep", "latency", "capacity", "yielding", "disk", "statistics", "rounding", "whole", "lists")
-#: How many of the jobs have a rule that is none of the following.
+#: The share of the jobs with a rule that is not listed below.
 _OTHER_RULES = 0.3
-#: Those of them for which the center does what it does for few others, and the only one of its family.
+#: Those rules whose center acts in a way that few others have, and the only rule of a family.
 _OFTEN = ("averaging", "ringmaster", *BUFFERED)
 #: Rules whose workers may be held back.
 _PACED = ("downpour", "asgd", "dana_zero")
@@ -659,7 +661,7 @@ _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
 )
 
 
-#: Schedules of the server's learning rate; some runs have a constant one instead.
+#: Schedules of the server's learning rate; some runs have a constant rate instead.
 _SCHEDULES: tuple[dict[str, Any], ...] = (
     {"schedule": "step", "boundaries": (3, 9), "factor": 0.5},
     {"schedule": "warm_up", "length": 6, "divisor": 4.0, "boundaries": (9,), "factor": 0.5},

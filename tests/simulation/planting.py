@@ -1,4 +1,4 @@
-"""Faults that are planted in the code under simulation, and taken out again."""
+"""Faults that are planted in the code under simulation and removed again."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-#: What is replaced: an object, the name of its attribute, and what stands there instead.
+#: A replacement: an object, the name of its attribute, and the replaced value.
 Patch = tuple[Any, str, Any]
 
 MUTATIONS: dict[str, Callable[[], list[Patch]]] = {}
 
 
 def mutation(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    """Adds one to `MUTATIONS`, by the name of the function that makes it."""
+    """Add a fault to `MUTATIONS` under the name of the function that makes it."""
     MUTATIONS[make.__name__.strip("_").replace("_", "-")] = make
     return make
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The code with one of `MUTATIONS`."""
+    """Run the context with one of `MUTATIONS`."""
     patches = [mock.patch.object(*patch) for patch in MUTATIONS[name]()]
     for patch in patches:
         patch.start()
@@ -33,4 +33,4 @@ def planted(name: str) -> Iterator[None]:
 
 
 def nothing(*arguments: Any, **options: Any) -> None:
-    """In place of a check."""
+    """Do nothing, in place of a check."""

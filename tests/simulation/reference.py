@@ -1,8 +1,8 @@
-"""What a center must be: computed once more from what workers sent, and compared with what a snapshot gave back.
+"""The expected center, computed independently from what workers sent, and compared with a restored snapshot.
 
-There are two accounts. `Formula` replays the ledger's commits over float64 vectors, for rules whose formula it has: the
-center, each worker's momentum, and the moving statistics. `Standing` is all that a center's next steps depend on, for
-any rule, as it was behind each commit; a server that goes on from a snapshot must stand where another one stood.
+There are two methods. `Formula` replays the ledger's commits over float64 vectors, for rules whose formula it has: the
+center, each worker's momentum, and the moving statistics. `Standing` is the state that a center's next steps depend on,
+for any rule, after each commit; a server that continues from a snapshot must have a state that another one had.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from simulation.plan import Plan
 from simulation.scheduler import Finding
 from simulation.speed_watch import Times
 
-#: Rules whose server adds what it is sent; subtracts it times eta; does so at the end of a round; keeps a momentum.
+#: Rules whose server adds what it receives; subtracts it times eta; does so at the end of a round; keeps a momentum.
 _ADDING = ("downpour", "zealous_downpour", "agn", "aeasgd", "eamsgd")
 _SUBTRACTING = ("asgd",)
 _MEAN = ("ssgd",)
 _MOMENTUM = ("dana_zero", "multi_asgd")
-#: Those whose center is the mean of what workers had at the end of a round.
+#: Rules whose center is the mean of the workers' parameters at the end of a round.
 _AVERAGE = ("averaging", "daso")
-#: By how much of a number (and of 1) float32 arithmetic may be off after all commits of a run.
+#: The error, relative to a number (and to 1), that float32 arithmetic may have after all commits of a run.
 _TOLERANCE = 1e-4
-#: By how much of a number (and of 1) that may be off which a coarse wire format gives a worker.
+#: The error, relative to a number (and to 1), of what a worker receives in a coarse wire format.
 _COARSE = 0.02
-#: What of a lease the next steps depend on.
+#: The fields of a lease that the next steps depend on.
 _OF_LEASE = ("sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
 _OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
@@ -42,9 +42,9 @@ class Sent(NamedTuple):
     Args:
         parts: the vectors, as the server reads them.
         statistics: the moving statistics.
-        began: the clock that its window began from, as far as its worker knows.
-        first: of its loop.
-        times: of its window, as its worker knows them.
+        began: clock at which its window began, according to its worker.
+        first: whether it is the first commit of its loop.
+        times: times of its window, according to its worker.
     """
 
     parts: list[np.ndarray]
@@ -55,15 +55,15 @@ class Sent(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """All that a center's next steps depend on; what a worker was sent last is in no snapshot.
+    """The state that a center's next steps depend on, except what was last sent to a worker, which no snapshot has.
 
     Args:
         center, statistics: the vectors.
-        model: what the rule keeps in addition to the center.
-        workers: what it keeps for each worker.
-        total, contributed: of the present round; the former is empty where nothing was contributed.
+        model: state of the rule in addition to the center.
+        workers: state of the rule for each worker.
+        total, contributed: contributions of the present round; the former is empty if there are none.
         numbers: clock, counters, round, progress of the scheduler, and sums of the log.
-        leases: what each partition's lease says, where it says more than that it was given.
+        leases: the lease of each partition, if it says more than that it was granted.
         finished: the partitions whose data has ended.
     """
 
@@ -115,11 +115,11 @@ def standing_of(center: Center) -> Standing:
 
 
 def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # noqa: C901 - one thing after another
-    """In what a restored center differs from the one that was saved; "": in nothing.
+    """Describe the difference between a restored center and the saved one; return "" if there is none.
 
     Args:
-        was, now: where each stands.
-        again: partitions that had ended and have more data now: what the rule kept for them was given up.
+        was, now: the two states.
+        again: partitions that had ended and have more data now, so that the rule's state for them was discarded.
     """
     if was.finished - again != now.finished:
         return f"finished {sorted(now.finished)} for {sorted(was.finished - again)}"
@@ -142,7 +142,7 @@ def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # n
 
 
 def with_other_workers(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Center and moving statistics behind the end of a round or a buffer whose workers do not come back."""
+    """Return center and moving statistics after the end of a round or buffer whose workers do not return."""
     if plan.rule in BUFFERED:
         outer = Outer(plan.make_rule(), len(plan.batches), was.model, was.numbers["counters"])
         return outer.drain(was.center.astype(np.float64)), was.statistics
@@ -174,14 +174,14 @@ def with_other_workers(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarra
 
 
 class Formula:
-    """A center that is computed from the ledger's commits; it begins where a server's own center is.
+    """A center that is computed from the ledger's commits; it starts from a server's own center.
 
     The vectors and counters that an outer optimizer keeps are computed as well.
 
     Args:
-        plan: of the run.
-        center: the server's, as it comes up.
-        exact: every partition goes on where it was; else they are others, and none has joined.
+        plan: plan of the run.
+        center: center of the server when it comes up.
+        exact: whether every partition continues where it was; otherwise they are new, and none has joined.
     """
 
     def __init__(self, plan: Plan, center: Center, *, exact: bool) -> None:
@@ -209,7 +209,7 @@ class Formula:
         self._skipped, self._began = current.skipped, current.began
 
     def see(self, leases: Mapping[int, PartitionLease], clock: int) -> None:
-        """Who has joined, and whose data has ended, since the last call."""
+        """Record which workers have joined, and whose data has ended, since the last call."""
         for worker, lease in leases.items():
             if not lease.finished and lease.attempt != NO_ATTEMPT:
                 self._here.add(worker)
@@ -223,7 +223,7 @@ class Formula:
             self._center = self._outer.drain(self._center)
 
     def apply(self, commits: Sequence[tuple[Any, Sent]]) -> None:
-        """The ledger's next commit, or the commits of a group, with their rows."""
+        """Apply the ledger's next commit, or the commits of a group, with their rows."""
         if len(commits) == 1:
             self._apply_one(*commits[0])
             return
@@ -290,10 +290,10 @@ class Formula:
         self._arrived, self._skipped = set(), 0
 
     def check(self, center: Center) -> None:
-        """Compares it with the server's own.
+        """Compare the computed center with the server's own.
 
         Raises:
-            Finding: they differ.
+            Finding: If they differ.
         """
         if self._statistics.size:
             _require_close("statistics", "the moving statistics", self._statistics, center.moving_statistics)
@@ -318,7 +318,7 @@ class Formula:
             _require_close("momentum", "the sum of the momenta", total, center.model[0])
 
     def view(self, clock: int) -> np.ndarray | None:
-        """What a worker is sent now; None: not known."""
+        """Return what a worker receives now, or None if it is not known."""
         if self._rule == "dana_zero":
             assert self._rate is not None
             total = sum(self._velocities.values(), np.zeros_like(self._center))
@@ -327,7 +327,7 @@ class Formula:
 
 
 def close(expected: np.ndarray, found: np.ndarray, *, coarse: bool = False) -> bool:
-    """Whether two vectors are the same but for rounding; ``coarse``: by a wire format."""
+    """Return whether two vectors are equal except for rounding, including that of a wire format if ``coarse``."""
     if (expected == found).all():
         return True
     off = np.abs(expected - found)

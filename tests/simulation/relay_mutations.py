@@ -1,4 +1,4 @@
-"""Faults in the commits of groups, and in what their workers make of a lost relay."""
+"""Faults planted in the commits of groups, and in the reaction of workers to a lost relay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulation.planting import Patch, mutation
 
 @mutation
 def _a_sum_counts_for_its_sender_alone() -> list[Patch]:
-    """The movements of the other workers are in the payload, and their mini-batches in no ledger."""
+    """The movements of the other workers are in the payload, but the ledger does not have their mini-batches."""
     join = companions.join
 
     def alone(own: Commit, others: Any, parts: Any) -> Commit:
@@ -30,7 +30,7 @@ def _a_sum_counts_for_its_sender_alone() -> list[Patch]:
 
 @mutation
 def _a_lost_relay_has_done_its_work() -> list[Patch]:
-    """A worker whose relay is lost takes its movement for applied."""
+    """A worker whose relay is lost assumes that its movement was applied."""
     hand = RelayGroup._hand  # noqa: SLF001 - a fault within
 
     def trusting(self: RelayGroup, client: Any, commit: Commit, link: Any) -> CenterReply:

@@ -1,4 +1,4 @@
-"""Faults in what rules hold back at the server, and in what they refuse."""
+"""Faults planted in what rules buffer at the server, and in what they refuse."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from simulation.planting import Patch, mutation, nothing
 
 @mutation
 def _buffers_are_not_drained() -> list[Patch]:
-    """Movements that fill no buffer are lost with it."""
+    """Movements in a buffer that is not full are lost."""
     return [(Center, "_drain", nothing)]
 
 
 @mutation
 def _buffers_are_drained_twice() -> list[Patch]:
-    """What is in a buffer stays there when it is drained."""
+    """The contents of a buffer remain in it after it was drained."""
     drain = Center._drain  # noqa: SLF001 - a fault within
 
     def twice(self: Center, workers: int) -> None:
@@ -37,7 +37,7 @@ def _buffers_are_drained_twice() -> list[Patch]:
 
 @mutation
 def _a_drained_buffer_is_divided_by_what_it_holds() -> list[Patch]:
-    """The last movements weigh more than all others."""
+    """The movements in a drained buffer weigh more than all others."""
 
     def divided(begin: Any) -> Any:
         def begin_drain(self: Any, workers: int, counters: dict[str, int]) -> Any:
@@ -52,7 +52,7 @@ def _a_drained_buffer_is_divided_by_what_it_holds() -> list[Patch]:
 
 @mutation
 def _a_buffer_is_drained_for_the_workers_that_come() -> list[Patch]:
-    """Where another number of workers goes on, the former ones' movements weigh as much as theirs."""
+    """If the number of workers changes, movements of the former workers are weighted by the new number."""
     begin = Center.begin_with_other_workers
     return [(Center, "begin_with_other_workers", lambda self, count, _: begin(self, count, self.workers))]
 
@@ -73,7 +73,7 @@ def _a_refused_commit_counts_its_mini_batches() -> list[Patch]:
 
 @mutation
 def _a_lost_refusal_is_taken_for_an_applied_commit() -> list[Patch]:
-    """A worker whose answer was lost goes on behind mini-batches that were refused."""
+    """A worker whose answer was lost continues after mini-batches that were refused."""
     join = WorkerClient._join  # noqa: SLF001 - a fault within
 
     def forgetful(self: WorkerClient) -> Any:
@@ -86,7 +86,7 @@ def _a_lost_refusal_is_taken_for_an_applied_commit() -> list[Patch]:
 
 @mutation
 def _a_refused_worker_need_not_pull() -> list[Patch]:
-    """The payload that was refused could come again as the next commit."""
+    """The payload that was refused may be sent again as the next commit."""
 
     def refuse(self: PartitionLease, commit: Any, now: float) -> None:
         self.sequence, self.active_at, self.skipped = commit.sequence, now, False
@@ -97,7 +97,7 @@ def _a_refused_worker_need_not_pull() -> list[Patch]:
 
 @mutation
 def _residuals_of_a_refused_commit_are_lost() -> list[Patch]:
-    """With int8, what earlier commits had rounded off goes with the payload that is refused."""
+    """With int8, the residuals in a refused payload are lost."""
     return [(WorkerFormat, "restore_residuals", nothing)]
 
 

@@ -1,17 +1,17 @@
-"""Tasks of which one runs at a time: a baton goes from one to the next as a seed says, and time passes when all wait.
+"""Tasks of which one runs at a time: a seed decides which one is next, and time passes when all wait.
 
-Each task is a greenlet, a stack of its own within one thread: to hand the baton on costs as much as a call, where
-threads cost turns of the system's scheduler.
+Each task is a greenlet, a stack of its own within one thread. Switching tasks costs as much as a call, whereas
+switching threads needs the system's scheduler.
 
 Rules:
 
-1. The task that holds the baton runs; it hands it on only within `Scheduler.wait`, `Scheduler.pass_on` and at its end.
+1. The current task runs until it calls `Scheduler.wait` or `Scheduler.pass_on`, or ends.
 2. Nothing here depends on real time, on addresses of objects or on the order of a set: the same seed gives the same
-   sequence of hand-overs, whose digest is `Scheduler.digest`.
-3. A killed task raises `Killed` at its next blocking call and at every later one, so that no ``finally`` talks after
-   death. A stopped process' tasks wait until it goes on, even if they are woken.
-4. Checks of the run take place after each step of a process that is `Process.watched`: they look at what is theirs.
-5. An exception that a task lets out ends the whole run: it is a finding, or a mistake of the simulation.
+   sequence of switches, whose digest is `Scheduler.digest`.
+3. A killed task raises `Killed` at its next blocking call and at every later one, so that no ``finally`` acts after
+   death. The tasks of a suspended process wait until it is resumed, even if they are woken.
+4. The run is checked after each step of a process that is `Process.watched`.
+5. An uncaught exception of a task ends the whole run: it is a finding, or an error of the simulation.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from heapq import heappop, heappush
 
 from greenlet import getcurrent, greenlet
 
-#: Hand-overs after which a run is taken for one that never ends.
+#: The number of switches after which a run is considered endless.
 _MOST_STEPS = 200_000
 _MASK = (1 << 61) - 1
 
 
 class Killed(BaseException):
-    """The task's process is dead, or the run is over."""
+    """The error that the task's process is dead or the run is over."""
 
 
 class Finding(Exception):
-    """A promise was broken.
+    """The error that a promise was broken.
 
     Args:
-        kind: a short name, by which two runs are known to break the same one.
-        text: what was expected and what came.
+        kind: short name of the promise, by which runs are compared.
+        text: what was expected and what was received.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -47,11 +47,11 @@ class Finding(Exception):
 
 
 class Process:
-    """What lives and dies together.
+    """A process, whose tasks are killed together.
 
     Args:
-        name: for people.
-        host: the machine that it runs on.
+        name: name for messages.
+        host: machine of the process.
     """
 
     def __init__(self, name: str, host: str) -> None:
@@ -60,15 +60,15 @@ class Process:
         #: Whether `Scheduler.on_step` is called after its steps.
         self.watched = False
         self.stopped = False
-        #: When it went on after it was stopped last.
+        #: The time at which the process was last resumed.
         self.continued = -math.inf
         self.exit_code: int | None = None
         self.tasks: list[Task] = []
-        #: Those that something woke while the process was stopped.
+        #: The tasks that were woken while the process was suspended.
         self.held: list[Task] = []
-        #: Called once, when it has ended.
+        #: Called once when the process has ended.
         self.at_end: list[Callable[[], None]] = []
-        #: Who waits for its end.
+        #: The tasks that wait for its end.
         self.waiters: list[Task] = []
 
 
@@ -82,23 +82,23 @@ class Task:
 
     def __init__(self, process: Process, target: Callable[[], object], name: str, number: int) -> None:
         self.process, self.target, self.name, self.number = process, target, name, number
-        #: None before it was given the baton for the first time.
+        #: The greenlet; None before the task runs for the first time.
         self.stack: greenlet | None = None
         self.dead = self.ended = False
-        #: Rises with each wait: tells a timer of an earlier one.
+        #: The number of waits so far, which distinguishes timers of earlier ones.
         self.generation = 0
-        #: Where it waits; None: nowhere but for time, or it does not wait.
+        #: The queue in which the task waits; None if it waits only for time or does not wait.
         self.queue: list[Task] | None = None
         self.woken = False
         self.joiners: list[Task] = []
 
 
 class Scheduler:
-    """One run.
+    """The scheduler of one run.
 
     Args:
-        seed: of every choice.
-        on_step: called with a watched process before each hand-over by one of its tasks.
+        seed: seed of every choice.
+        on_step: called with a watched process before each switch from one of its tasks.
         on_time: called when time has passed.
     """
 
@@ -111,41 +111,41 @@ class Scheduler:
         self.random = random.Random(seed)
         self._draw = self.random.random
         self.on_step, self.on_time = on_step, on_time
-        #: Takes what a story is made of.
+        #: Called with each line of the story.
         self.tell: Callable[[str], None] = lambda text: None
         self.now = 0.0
         self.digest = 0
         self.steps = 0
         self.finding: BaseException | None = None
-        #: How often a task that could go on hands the baton on all the same.
+        #: The probability that a task that could continue yields nevertheless.
         self.yielding = 0.1
         self.current: Task
         self._choosing = False
-        #: Whether the run has ended, and all that is left unwinds.
+        #: Whether the run has ended, so that the remaining tasks unwind.
         self.over = False
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Task | None, int, Callable[[], None] | None]] = []
         self._order = 0
         self._tasks: list[Task] = []
         self._main = getcurrent()
-        #: The task that goes on when one has ended; None: no task is left.
+        #: The task that runs after one has ended; None if no task is left.
         self._following: Task | None = None
 
-    # ---- from outside
+    # ---- calls from outside
 
     def run(self, process: Process, main: Callable[[], object]) -> None:
-        """Runs ``main`` in a task of ``process``, and what that starts, until it returns; raises what was found."""
+        """Run ``main`` in a task of ``process``, and the tasks that it starts, until it returns; raise a finding."""
         self.start(process, main, "main")
         self._following = self._ready.pop()
-        while self._following is not None:  # a task that ends comes back here
-            self._pass_baton(self._following)
+        while self._following is not None:  # A task that ends returns to this point.
+            self._run_next(self._following)
         if self.finding is not None:
             raise self.finding
 
-    # ---- what tasks do
+    # ---- calls of tasks
 
     def start(self, process: Process, target: Callable[[], object], name: str) -> Task:
-        """A new task, which can run from now on."""
+        """Start a new task, which can run from now on."""
         task = Task(process, target, name, len(self._tasks))
         self._tasks.append(task)
         process.tasks.append(task)
@@ -153,7 +153,7 @@ class Scheduler:
         return task
 
     def require_alive(self) -> Task:
-        """The current task; raises `Killed` if it is dead."""
+        """Return the current task; raise `Killed` if it is dead."""
         task = self.current
         if task.dead or self.over:
             raise Killed
@@ -161,7 +161,7 @@ class Scheduler:
 
     @property
     def silent(self) -> bool:
-        """Whether what the current task does must have no effect: it is dead."""
+        """Return whether the current task is dead, so that its actions must have no effect."""
         return self.over or (self.current.dead and not self._choosing)
 
     def wait(self, queue: list[Task] | None, timeout: float | None) -> bool:
@@ -177,21 +177,21 @@ class Scheduler:
             self._order += 1
             time = self.now + timeout if timeout > 0.0 else self.now
             heappush(self._timers, (time, self._order, task, task.generation, None))
-        self._hand_over(task)
+        self._switch_from(task)
         return task.woken
 
     def pass_on(self, *, always: bool = False) -> None:
-        """Lets others go first, sometimes."""
+        """Let other tasks run first, with some probability."""
         task = self.current
         if task.dead or self.over:
             raise Killed
         if always or self._draw() < self.yielding:
             task.generation += 1
             self._make_ready(task)
-            self._hand_over(task)
+            self._switch_from(task)
 
     def wake(self, task: Task) -> None:
-        """Ends the wait of ``task``."""
+        """End the wait of ``task``."""
         if task.queue is not None:
             task.queue.remove(task)
             task.queue = None
@@ -200,28 +200,28 @@ class Scheduler:
         self._make_ready(task)
 
     def wake_all(self, queue: list[Task]) -> None:
-        """Ends all waits in ``queue``."""
+        """End all waits in ``queue``."""
         while queue:
             self.wake(queue[-1])
 
     def wake_one(self, queue: list[Task]) -> None:
-        """Ends one of them."""
+        """End one of the waits in ``queue``."""
         if queue:
             self.wake(queue[int(self.random.random() * len(queue))])
 
     def wake_at(self, queue: list[Task], time: float) -> None:
-        """Ends the waits of those who are in ``queue`` now when it is ``time``, unless they end before."""
+        """End the waits that are in ``queue`` now at ``time``, unless they end before."""
         for task in queue:
             self._at(time, task, None)
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Let the task that has the baton in so many seconds run ``call()``, which must not wait."""
+        """Call ``call()``, which must not wait, in the task that is current after ``seconds``."""
         self._at(self.now + seconds, None, call)
 
     # ---- processes
 
     def kill(self, process: Process, exit_code: int = -9) -> None:
-        """Ends ``process``; the current task may be one of its."""
+        """Kill ``process``; the current task may be one of its tasks."""
         if not process.alive:
             return
         process.alive, process.exit_code = False, exit_code
@@ -246,7 +246,7 @@ class Scheduler:
             self._ready.append(task)
 
     def stop(self, process: Process, seconds: float) -> None:
-        """As SIGSTOP, and SIGCONT so many seconds later."""
+        """Suspend a process as SIGSTOP does, and resume it after ``seconds`` as SIGCONT does."""
         if not process.alive or process.stopped:
             return
         process.stopped = True
@@ -254,24 +254,24 @@ class Scheduler:
         for task in moved:
             self._ready.remove(task)
         process.held.extend(moved)
-        self.later(seconds, lambda: self._go_on(process))
+        self.later(seconds, lambda: self._resume(process))
 
-    def _go_on(self, process: Process) -> None:
+    def _resume(self, process: Process) -> None:
         process.stopped, process.continued = False, self.now
         held, process.held = process.held, []
         for task in held:
             self._make_ready(task)
 
-    # ---- the baton
+    # ---- switches of tasks
 
     def fail(self, finding: BaseException) -> None:
-        """Ends the run with ``finding``; the first one counts."""
+        """End the run with ``finding``; only the first one counts."""
         if self.finding is None:
             self.finding = finding
         self.over = True
 
     def people(self) -> str:
-        """Who is there, for the text of a finding."""
+        """Return the living tasks, for the text of a finding."""
         return ", ".join(
             f"{task.process.name}/{task.name}" + (" (stopped)" if task.process.stopped else "")
             for task in self._tasks
@@ -289,7 +289,7 @@ class Scheduler:
             self._ready.append(task)
 
     def _enter(self, task: Task) -> None:
-        """The body of a task, which has just been given the baton."""
+        """Run the body of a task, which has just become the current one."""
         try:
             if not (task.dead or self.over):
                 task.target()
@@ -306,7 +306,7 @@ class Scheduler:
             self.over = True
         self._following = self._choose()
 
-    def _pass_baton(self, task: Task) -> None:
+    def _run_next(self, task: Task) -> None:
         self.current = task
         if task.stack is None:
             task.stack = greenlet(self._enter, self._main)
@@ -314,17 +314,17 @@ class Scheduler:
         else:
             task.stack.switch()
 
-    def _hand_over(self, task: Task) -> None:
-        """``task``, which is the current one and waits or is ready, gives the baton away until it is chosen again."""
+    def _switch_from(self, task: Task) -> None:
+        """Switch from ``task``, which is the current one and waits or is ready, until it is chosen again."""
         following = self._choose()
         assert following is not None, "a task that waits has not ended"
         if following is not task:
-            self._pass_baton(following)
+            self._run_next(following)
         if task.dead or self.over:
             raise Killed
 
     def _choose(self) -> Task | None:
-        """Who is next; None where every task has ended."""
+        """Return the next task; None if every task has ended."""
         self._choosing = True
         try:
             if self.current.process.watched and not self.over:

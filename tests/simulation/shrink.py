@@ -1,4 +1,4 @@
-"""A run that breaks a promise, made as small as it still does."""
+"""The reduction of a run that breaks a promise to a smaller one that still does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from simulation.plan import Fault, Plan
 from simulation.simulation import Outcome, simulate
 
-#: Runs that are made at most.
+#: The largest number of runs.
 _MOST_RUNS = 300
 
 
 def shrink(plan: Plan, kind: str) -> tuple[Plan, int]:
-    """The smallest plan found whose finding is of ``kind``, and how many runs that took."""
+    """Return the smallest plan whose finding is of ``kind``, and how many runs the search took."""
     runs, going = 0, True
     while going:
         going = False
@@ -32,7 +32,7 @@ def _broken(outcome: Outcome, kind: str) -> bool:
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Plans with less in them, the least first."""
+    """Yield reduced plans, the smallest first."""
     for number in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:number] + plan.faults[number + 1 :])
     if plan.epochs > 1:
@@ -73,7 +73,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def _fewer_batches(plan: Plan) -> Iterator[Plan]:
-    """``plan`` with a micro-batch less, or with a mini-batch less somewhere."""
+    """Yield ``plan`` with one micro-batch less, or with one mini-batch less of a partition."""
     if plan.stream:
         if len(plan.stream) > 1:
             yield replace(plan, stream=plan.stream[:-1])
@@ -88,14 +88,14 @@ def _fewer_batches(plan: Plan) -> Iterator[Plan]:
 
 
 def _one_less(batches: tuple[int, ...], least: int = 0) -> Iterator[tuple[int, ...]]:
-    """As many mini-batches but for one, of each partition that has more than the least."""
+    """Yield the mini-batches with one less for each partition that has more than the minimum."""
     for worker, count in enumerate(batches):
         if count > least:
             yield (*batches[:worker], count - 1, *batches[worker + 1 :])
 
 
 def _faults_for(plan: Plan, workers: int) -> tuple[Fault, ...]:
-    """The faults that strike one of so many partitions."""
+    """Return the faults that concern one of ``workers`` partitions."""
     return tuple(fault for fault in plan.faults if fault.place < workers and fault.scope != f"w{workers}")
 
 

@@ -1,4 +1,4 @@
-"""One run: a plan, from its first process to its last, and what is checked at its end."""
+"""One run of a plan, from its first process to its last, and the checks at its end."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from simulation.scheduler import Finding, Process, Scheduler, Task
 from simulation.watch import Watch
 from simulation.world import Surroundings, VirtualChild
 
-#: Seconds that a server may outlive its driver: to take a last snapshot, and what it stood still.
+#: Seconds that a server may outlive its driver, to save a last snapshot and to make up for suspensions.
 _END_SECONDS = 130.0 + KINDS["stop server"][1]
-#: Drivers of a run, one after the other or side by side.
+#: The largest number of drivers of a run, in sequence or at the same time.
 _MOST_DRIVERS = 8
-#: How many servers that do not serve yet a fault may kill; and how often a driver starts its first server.
+#: How many servers a fault may kill before they serve, and how often a driver starts its first server.
 _DEATHS = {"kill server": 1, "impostor": 1, "kill server twice": 2, "kill next server": 1, "crash in disk": 1}
 _STARTS = 3
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
     Args:
-        finding: the promise that it broke; None: none.
-        error: why the job did not end successfully, where a fault excuses it; "" : it ended successfully.
-        digest: of the sequence of its steps.
-        steps, sends, seconds: how many, and how long it took in virtual time.
-        injected: the faults that were in time to strike.
-        phases: those of a stream's micro-batches that were passed.
-        story: what happened, where that was asked for.
+        finding: the promise that it broke; None if it broke none.
+        error: the error that ended the job, if a fault excuses it; "" if the job ended successfully.
+        digest: digest of the sequence of its steps.
+        steps, sends, seconds: numbers of steps and sends, and its duration in virtual time.
+        injected: the faults that were injected before the job ended.
+        phases: the phases of a stream's micro-batches that were passed.
+        story: lines about the events, if requested.
     """
 
     finding: Finding | None
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def simulate(plan: Plan, *, story: bool = False) -> Outcome:
-    """Runs ``plan``, with the story of it where asked for."""
+    """Run ``plan``, and record its story if requested."""
     logging.disable(logging.CRITICAL)
     run = _Run(plan, story=story)
     finding: Finding | None = None
@@ -120,27 +120,28 @@ class _Run:
         self.error = ""
         self._nans = 0
         self._patience = 300.0 + 3 * plan.deadlines.lease
-        if plan.long:  # a window of long steps, and once more where a server's end makes it vain
+        if plan.long:  # This allows a window of long steps, and its repetition if a server's end discards it.
             self._patience += 18 * plan.deadlines.lease
         stops = sum(fault.kind in ("stop server", "stop at start") for fault in plan.faults)
-        # One that stops while its driver publishes is given a reply's time, and then killed; so is the next one.
+        # A server that is suspended while its driver publishes is killed after the time of a reply; so is the next
+        # one.
         self._patience += max(0, stops - 1) * (plan.deadlines.reply + plan.deadlines.standstill + 10.0)
         self.drivers: list[Driver] = []
         self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
         self.striker = Striker(self.surroundings, self.drivers, self._expect_driver)
-        #: Drivers that are to come, and those that wait for their outcome.
+        #: The drivers that are expected, and those that wait for their outcome.
         self._expected = 0
         self._news: list[Task] = []
 
     def tell(self, text: str) -> None:
-        """Something happened that a story is made of."""
+        """Add an event to the story."""
         if self.story is not None:
             self.story.append(f"{self.scheduler.now:10.3f} s  {text}")
 
     # ---- the job
 
     def main(self) -> None:
-        """Lives of the driver, until one ends by itself."""
+        """Run lives of the driver until one of them ends by itself."""
         self._start_driver()
         while self._expected or any(driver.process.alive for driver in self.drivers):
             self.scheduler.wait(self._news, None)
@@ -155,7 +156,7 @@ class _Run:
                 self._require_excuse(driver.error, [owner for owner in owners if owner is not driver])
 
     def _check_nothing_is_left(self) -> None:
-        """Servers end with their drivers, within what they are given for a last snapshot."""
+        """Check that servers end with their drivers, within the time for a last snapshot."""
         deadline = self.scheduler.now + _END_SECONDS
         for child in self.surroundings.servers:
             while child.process.alive:
@@ -180,11 +181,11 @@ class _Run:
         self.scheduler.start(process, live, "main")
 
     def _may_begin_again(self, driver: Driver) -> bool:
-        """Whether a driver found no room to begin, and said so: nothing was done yet.
+        """Return whether a driver failed to start its job and reported that; nothing was done yet.
 
-        In the cluster that may be for other reasons, too: its first servers died before they could claim anything, or
-        came up too late. Next to another driver, only a store that crawls makes them come up too late. A server next to
-        the driver is started three times: three faults may strike all of them, and a claim of another driver ends one.
+        In the cluster there are other reasons as well: its first servers died before they claimed anything, or came up
+        too late. With another driver present, only a slow store makes them come up too late. A server next to the driver
+        is started three times: three faults may kill all of them, and a claim of another driver ends one.
         """
         if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
             return False
@@ -197,7 +198,7 @@ class _Run:
         return in_vain or all_died or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:
-        """A cluster manager starts another one."""
+        """Start another driver after ``seconds``, as a cluster manager does."""
 
         def come() -> None:
             self._expected -= 1
@@ -207,7 +208,7 @@ class _Run:
         self.scheduler.later(seconds, come)
 
     def _check_end(self, driver: Driver) -> None:
-        """What a job that ended successfully has: each mini-batch once, but for what faults excuse."""
+        """Check that a successful job has trained each mini-batch once, except where faults excuse it."""
         assert driver.commits is not None
         assert driver.center is not None
         rows = driver.commits
@@ -231,12 +232,12 @@ class _Run:
         self._check_result(driver, driver.center, rows)
 
     def _covers(self, covered: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
-        """Whether a partition's records are as they must be."""
-        if "log" in self.striker.rotten:  # some may be lost, which is reported
+        """Return whether the records of a partition are correct."""
+        if "log" in self.striker.rotten:  # Some records may be lost, which is reported.
             return sorted(set(covered) & set(due)) == covered
         if self.watch.ends_early:
             return due[: len(covered)] == covered
-        if self.watch.damaged and covered != due:  # as the job's own look at its ledger finds
+        if self.watch.damaged and covered != due:  # The job's own check of its ledger finds this.
             self.error = "LedgerError"
             return due[: len(covered)] == covered
         return covered == due
@@ -256,17 +257,17 @@ class _Run:
             raise Finding("result", f"each mini-batch must count once. Received: {center.tolist()}")
 
     def _require_excuse(self, error: DistkerasError, others: list[Driver]) -> None:
-        """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
-        # The latter where tasks tell it first; in the cluster, who comes too late finds the other one's server.
+        """Check that a job failed because its server died without a checkpoint, or another driver has taken it over."""
+        # In the latter case, tasks may report it first; in the cluster, a late driver finds the other one's server.
         lost = (OwnershipLostError, WorkerError, *((DeadlineError, ServerLostError) if self.plan.cluster else ()))
         if others and isinstance(error, lost):
             return
         kinds = {fault.kind for fault in self.injected}
-        # One worker that is gone again and again may be away for longer than the others wait for it.
+        # A worker that is absent repeatedly may be away for longer than the others wait for it.
         away = sum(fault.kind in ("vanish", "stop worker", "part") for fault in self.injected)
-        # A driver that cannot be reached again and again may be away for longer than the workers wait for it.
+        # A driver that is unreachable repeatedly may be away for longer than the workers wait for it.
         cut_off = sum(fault.kind == "part" for fault in self.injected)
-        # Workers of groups begin together, and one that computes for several leases comes late to the next server.
+        # Workers of groups start together, and one that computes for several leases reaches the next server late.
         late = self.plan.relays and self.plan.long
         begins = "to run at once" in error.message or "to announce" in error.message
         excused = (
@@ -277,7 +278,7 @@ class _Run:
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
             or ("for the driver to" in error.message and cut_off >= 2)
             or (late and isinstance(error, DeadlineError) and begins)
-            or (late and isinstance(error, WorkerError) and self.plan.cluster)  # whose tasks say it
+            or (late and isinstance(error, WorkerError) and self.plan.cluster)  # The tasks of the job report it.
         )
         if excused:
             self.error = type(error).__name__
@@ -286,7 +287,7 @@ class _Run:
 
     def _require_progress(self) -> None:
         if not self._expected and not any(driver.process.alive for driver in self.drivers):
-            return  # the job is over; a server that stands still has yet to find that out
+            return  # The job is over; a suspended server will detect that when it is resumed.
         patience = self._patience + self.disk.full_until
         if self.scheduler.now - self.watch.progressed > patience:
             raise Finding(
@@ -296,7 +297,7 @@ class _Run:
     # ---- faults
 
     def _on_phase(self, phase: str) -> None:
-        """A stream passes one of `PHASES`, for the first time in the micro-batch that a server has."""
+        """Record that a stream passes one of `PHASES` for the first time in the server's micro-batch."""
         self.sends[phase] = number = self.sends.get(phase, 0) + 1
         self.tell(f"phase {phase!r} {number}")
         fault = self._due.get((phase, number))
@@ -324,7 +325,7 @@ class _Run:
 
 
 def _serve(child: VirtualChild) -> int:
-    """The body of ``python -m distkeras.ps child``."""
+    """Run the body of ``python -m distkeras.ps child``."""
 
     def request() -> StartRequest:
         line = child.input_line()
@@ -337,5 +338,5 @@ def _serve(child: VirtualChild) -> int:
 
     try:
         return serve(request, tell, child.wait_until_over, child.world, child.require_driver)
-    except DistkerasError:  # its traceback goes to standard error
+    except DistkerasError:  # The traceback of the process goes to standard error.
         return 1
