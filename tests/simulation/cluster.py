@@ -51,14 +51,14 @@ class ServerAttempt:
         surroundings.child_of[self.process] = self
         #: The server, once it serves.
         self.server: Any = None
-        self.told: StartReport | None = None
+        self.report: StartReport | None = None
         world = _AttemptWorld(surroundings, self)
 
         def main() -> None:
             scheduler = surroundings.scheduler
             scheduler.wait(None, surroundings.startup)
             try:
-                self.told = action.serve(world, self.process.host, number)
+                self.report = action.serve(world, self.process.host, number)
             except DistkerasError:
                 scheduler.kill(self.process, 1)
             else:
@@ -126,7 +126,7 @@ class ServerAction:
         if self._over() or not self._driver.alive:
             return
         if attempt.process.exit_code == 0:
-            self._rows = [] if attempt.told is None else [{"kind": REPORT, "text": attempt.told.to_json()}]
+            self._rows = [] if attempt.report is None else [{"kind": REPORT, "text": attempt.report.to_json()}]
             self._end_all()
         else:
             self._failures += 1
@@ -278,7 +278,7 @@ class VirtualClusterServer(ClusterServer):
     ) -> None:
         self._surroundings, self._world = surroundings, world
         task = ServerTask(request, b"".join(encode(publication)), tables)
-        super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # all that is asked of it
+        super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # no other attribute is used
         self._driver = self._connect(self._look_while_asking)
 
     def _connect(self, look: Callable[[], None]) -> Any:

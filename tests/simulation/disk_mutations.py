@@ -154,14 +154,14 @@ def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
 
 @mutation
 def _what_is_gone_on_from_counts() -> list[Patch]:
-    """A snapshot is used even if the server that saved it was no longer the owner."""
+    """The commits of a restored snapshot count as durable even if the server that saved it was not the owner."""
     begin = Checkpointer.__init__
 
-    def told(self: Checkpointer, checkpoint: Any, directory: Any, center: Center, *arguments: Any) -> None:
+    def all_durable(self: Checkpointer, checkpoint: Any, directory: Any, center: Center, *arguments: Any) -> None:
         begin(self, checkpoint, directory, center, *arguments)
         self.durable = {worker: lease.sequence for worker, lease in center.leases.items()}
 
-    return [(Checkpointer, "__init__", told)]
+    return [(Checkpointer, "__init__", all_durable)]
 
 
 @mutation

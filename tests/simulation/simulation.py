@@ -184,8 +184,8 @@ class _Run:
         """Return whether a driver failed to start its job and reported that; nothing was done yet.
 
         In the cluster there are other reasons as well: its first servers died before they claimed anything, or came up
-        too late. With another driver present, only a slow store makes them come up too late. A server next to the driver
-        is started three times: three faults may kill all of them, and a claim of another driver ends one.
+        too late. With another driver present, only a slow store makes them come up too late. A server next to the
+        driver is started three times: three faults may kill all of them, and a claim of another driver ends one.
         """
         if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
             return False

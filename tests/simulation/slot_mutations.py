@@ -1,4 +1,4 @@
-"""Faults in memory that workers share with their server, and with each other."""
+"""Faults planted in memory that workers share with their server and with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulation.planting import Patch, mutation
 
 @mutation
 def _a_reply_is_sent_before_its_slot_is_written() -> list[Patch]:
-    """Its frame says where the center is, and the center is there a little later."""
+    """A frame states where the center is, but the center is written a little later."""
     slot_of = SharedSlots.slot_of
 
     def early(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
@@ -34,7 +34,7 @@ def _a_reply_is_sent_before_its_slot_is_written() -> list[Patch]:
 
 @mutation
 def _replies_take_no_turns() -> list[Patch]:
-    """A center is written over the one that the worker still reads."""
+    """A center overwrites the one that the worker still reads."""
     slot_of = SharedSlots.slot_of
 
     def same(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
@@ -46,7 +46,7 @@ def _replies_take_no_turns() -> list[Patch]:
 
 @mutation
 def _payloads_take_no_turns() -> list[Patch]:
-    """A payload is written over the one that its server may still have to read."""
+    """A payload overwrites one that its server may still have to read."""
     payload = SharedSlots.payload
     first: dict[SharedSlots, Any] = {}
 
@@ -58,7 +58,7 @@ def _payloads_take_no_turns() -> list[Patch]:
 
 @mutation
 def _a_payload_is_the_one_before() -> list[Patch]:
-    """A server finds in a slot what its worker had written there the time before."""
+    """A server finds the worker's previous payload in a slot."""
     read = SharedSlots.read
 
     def late(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
@@ -74,7 +74,7 @@ def _a_payload_is_the_one_before() -> list[Patch]:
 
 @mutation
 def _vectors_of_members_take_no_turns() -> list[Patch]:
-    """A member writes over a vector that the other one may still have to read."""
+    """A member overwrites a vector that the other member may still have to read."""
     slot_of = SharedSlots.slot_of
 
     def same(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
@@ -86,7 +86,7 @@ def _vectors_of_members_take_no_turns() -> list[Patch]:
 
 @mutation
 def _a_member_is_sent_half_a_vector() -> list[Patch]:
-    """A frame names a slot that is not written to its end."""
+    """A frame names a slot that is only written in part."""
     slot_of = SharedSlots.slot_of
 
     def half(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
@@ -100,7 +100,7 @@ def _a_member_is_sent_half_a_vector() -> list[Patch]:
 
 @mutation
 def _rows_of_a_reply_are_those_of_the_window_before() -> list[Patch]:
-    """A worker finds in a slot of rows what its server had written there the time before."""
+    """A worker finds the rows of the server's previous reply in a slot."""
     read = SharedSlots.read
 
     def late(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
@@ -116,7 +116,7 @@ def _rows_of_a_reply_are_those_of_the_window_before() -> list[Patch]:
 
 @mutation
 def _rows_are_looked_for_at_the_end_of_their_slot() -> list[Patch]:
-    """A server takes what an earlier and longer commit has left there."""
+    """A server reads rows that an earlier and longer commit has left at the end of a slot."""
     read = SharedSlots.read
 
     def end(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:

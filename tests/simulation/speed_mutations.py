@@ -1,4 +1,4 @@
-"""Faults in windows that follow the workers' speeds."""
+"""Faults planted in windows that follow the workers' speeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _windows_follow_the_slowest() -> list[Patch]:
 
 @mutation
 def _a_worker_that_has_left_is_the_fastest() -> list[Patch]:
-    """Those that remain have short windows, each of them."""
+    """The remaining workers all have short windows, relative to a worker that has left."""
 
     def next_window(self: Center, worker: int) -> int:
         longest = self.rule.window_by_speed
@@ -40,7 +40,7 @@ def _a_worker_that_has_left_is_the_fastest() -> list[Patch]:
 
 @mutation
 def _a_successor_has_its_predecessors_speed() -> list[Patch]:
-    """An attempt on another machine is taken for as fast as the one before it."""
+    """An attempt on another machine is assumed to be as fast as the previous one."""
     join = Leases.join
 
     def remembering(self: Leases, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
@@ -55,14 +55,14 @@ def _a_successor_has_its_predecessors_speed() -> list[Patch]:
 
 @mutation
 def _a_speed_is_measured_from_the_first_center() -> list[Patch]:
-    """Each window of a worker seems to take longer than the one before it."""
+    """Each window of a worker seems to take longer than the previous one."""
     release = PartitionLease.release
     return [(PartitionLease, "release", lambda self, clock, at: release(self, clock, self.released_at or at))]
 
 
 @mutation
 def _a_speed_counts_from_the_commit_before() -> list[Patch]:
-    """What is measured begins with the commit before, and not with its answer: waits for others count."""
+    """A measurement begins with the previous commit instead of its answer, so that waits for others count."""
     release, measure = PartitionLease.release, PartitionLease.measure
 
     def measured(self: PartitionLease, steps: int, arrived: float) -> None:
@@ -77,7 +77,7 @@ def _a_speed_counts_from_the_commit_before() -> list[Patch]:
 
 @mutation
 def _a_commit_that_is_left_out_is_measured() -> list[Patch]:
-    """The steps of a window that does not count make its worker fast or slow."""
+    """The steps of a skipped window count in the speed of its worker."""
     skip = Center.skip
 
     def measuring(self: Center, commit: Any) -> bool:
@@ -89,5 +89,5 @@ def _a_commit_that_is_left_out_is_measured() -> list[Patch]:
 
 @mutation
 def _workers_keep_the_longest_window() -> list[Patch]:
-    """What a reply says of the next window is not listened to."""
+    """A worker ignores the next window that a reply names."""
     return [(loop._Worker, "_take_window", nothing)]  # noqa: SLF001 - a fault within

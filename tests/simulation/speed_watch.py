@@ -1,4 +1,4 @@
-"""Checks of windows that follow the workers' speeds, which hold under any fault."""
+"""Checks, under any fault, of windows that follow the workers' speeds."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import NamedTuple
 from distkeras.ps.center.center import Center
 from simulation.scheduler import Finding, Process
 
-#: By how much of itself a quotient may be off.
+#: The allowed relative error of a quotient.
 _ROUNDED = Fraction(1, 10**8)
-#: Seconds that a window has at least lasted.
+#: The least duration of a window, in seconds.
 _SHORTEST = 1e-9
 
 
 class Times(NamedTuple):
-    """When a worker had what, as it knows itself: what its server measures lies in between. Seconds.
+    """Times of a window in seconds, by the worker's clock; what the server measures lies in between.
 
     Args:
-        asked: when it asked for what its window begins from.
-        had: when it had that.
-        sent: when it sent the window's commit first.
+        requested: when the worker requested the center that its window begins with.
+        had: when it received that center.
+        sent: when it first sent the window's commit.
     """
 
-    asked: float
+    requested: float
     had: float
     sent: float
 
 
 class SpeedWatch:
-    """Knows how fast each attempt was, and which windows its server may give it.
+    """A record of each attempt's speed and of the windows that its server may give it.
 
     Args:
-        longest: the window of the fastest worker; None: windows do not follow speeds.
+        longest: the window of the fastest worker; None if windows do not follow speeds.
     """
 
     def __init__(self, longest: int | None) -> None:
         self._longest = longest
-        #: By center and partition, the attempt that was measured last, and its speed.
+        #: The attempt that was measured last and its speed, by center and partition.
         self._measured: dict[tuple[Center, int], tuple[int, float | None]] = {}
-        #: By driver, incarnation and partition: the windows that were right at each clock.
+        #: The valid windows at each clock, by driver, incarnation and partition.
         self._windows: dict[tuple[Process, int, int], dict[int, set[int]]] = {}
 
     def see_commit(self, center: Center, worker: int, steps: int, times: Times, now: float) -> None:
-        """A commit is applied: its worker's speed is that of its latest window."""
+        """Check, when a commit is applied, that its worker's speed is that of its latest window."""
         if self._longest is None:
             return
         lease = center.leases[worker]
-        low = steps / max(now - times.asked, _SHORTEST)
+        low = steps / max(now - times.requested, _SHORTEST)
         high = steps / max(times.sent - times.had, _SHORTEST)
         if lease.speed is None or not low * (1 - 1e-9) <= lease.speed <= high * (1 + 1e-9):
             raise Finding(
@@ -57,7 +57,7 @@ class SpeedWatch:
         self._measured[center, worker] = (lease.attempt, lease.speed)
 
     def see(self, center: Center, driver: Process) -> None:
-        """Speeds are those that were measured, of present attempts; and what they make of the windows."""
+        """Check that speeds are the measured ones of present attempts, and record the windows that follow from them."""
         if self._longest is None:
             return
         speeds: dict[int, Fraction] = {}
@@ -82,12 +82,12 @@ class SpeedWatch:
                 windows.setdefault(center.clock, set()).update(right)
 
     def check_announced(self, driver: Process, incarnation: int, worker: int, clock: int, window: int) -> None:
-        """What a reply at a clock has said of the next window was right then."""
+        """Check that the next window that a reply has announced was valid at the reply's clock."""
         right = {0}
         if self._longest is not None:
             known = self._windows.get((driver, incarnation, worker), {}).get(clock)
             if known is None:
-                return  # its server has died since, before it was looked at
+                return  # The server has died since, before it was checked.
             right = known
         if window not in right:
             text = f"partition {worker} must have a window of {sorted(right)} steps after clock {clock}"
@@ -95,12 +95,12 @@ class SpeedWatch:
 
 
 class AccountOfWindows:
-    """Knows how long the windows of an attempt must be, and when they began.
+    """A record of the expected lengths and start times of an attempt's windows.
 
     Args:
-        follows: whether they follow speeds.
-        pulls_first: the rule's trait.
-        now: when the attempt began, seconds.
+        follows: whether windows follow speeds.
+        pulls_first: trait of the rule.
+        now: start time of the attempt, in seconds.
     """
 
     def __init__(self, *, follows: bool, pulls_first: bool, now: float) -> None:
@@ -108,42 +108,44 @@ class AccountOfWindows:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """A loop begins, with a pull."""
+        """Record the start of a loop, with a pull."""
         self._times = Times(now, now, now)
-        #: The number of the commit that was sent last, and the times of its window.
+        #: The number of the last commit, and the times of its window.
         self._sent = (0, self._times)
         self._begun = False
         self._announced: list[int] = []
-        #: Steps of the window that was refused last; 0: none was, or it is applied.
+        #: Steps of the window that was refused last; 0 if none was, or if it was applied since.
         self._refused = 0
 
-    def sent(self, asked: float, now: float, window: int) -> None:
-        """The center came, which was asked for at ``asked``; the answer says how long a window is."""
+    def sent(self, requested: float, now: float, window: int) -> None:
+        """Record a center that was requested at ``requested``, and the window that the answer names."""
         if not (self._pulls_first and self._begun):
-            asked = self._times.asked if self._pulls_first else asked
-            self._times, self._begun = Times(asked, now, now), True
+            requested = self._times.requested if self._pulls_first else requested
+            self._times, self._begun = Times(requested, now, now), True
             self._announced.append(window)
 
     def commits(self, steps: int, *, epoch_end: bool, overlapped: bool) -> None:
-        """The worker has computed a window."""
+        """Check that the worker has computed a window of the expected length."""
         announced = self._announced[-2 if overlapped and len(self._announced) > 1 else -1]
         expected = self._refused or announced
         if self._follows and steps != expected and not (epoch_end and steps < expected):
             raise Finding("window", f"a window must have {expected} steps. Received: {steps}")
 
     def sends(self, sequence: int, now: float) -> Times:
-        """Commit ``sequence`` is sent, for the first time or again; returns the times of its window."""
+        """Record that commit ``sequence`` is sent, for the first time or again; return the times of its window."""
         if self._sent[0] != sequence:
             self._sent = sequence, self._times._replace(sent=now)
         return self._sent[1]
 
     def refused(self, steps: int) -> None:
-        """The window is to be computed again."""
+        """Record that the window is to be computed again."""
         self._refused = steps
 
-    def applied(self, asked: float, now: float, window: int) -> None:
-        """It is applied; of a rule that pulls before it commits, this answer says how long the next one is."""
+    def applied(self, requested: float, now: float, window: int) -> None:
+        """Record that the window is applied; for a rule that pulls before it commits, the answer names the next
+        window.
+        """
         self._refused = 0
         if self._pulls_first:
-            self._times = Times(asked, now, now)
+            self._times = Times(requested, now, now)
             self._announced.append(window or self._announced[-1])

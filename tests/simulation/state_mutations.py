@@ -1,4 +1,4 @@
-"""Faults in what a center keeps, in what of it a snapshot gives back, and in what wire formats round off."""
+"""Faults planted in the state of a center, in what a snapshot restores, and in the rounding of wire formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simulation.planting import Patch, mutation, nothing
 
 @mutation
 def _iterations_are_not_restored() -> list[Patch]:
-    """After a restart, bounded staleness takes all workers for equally far."""
+    """After a restart, bounded staleness assumes that all workers have made equal progress."""
 
     def restore(self: BoundedStaleness, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
         Scheduler.restore(self, {}, seen=seen, active=active)
@@ -39,7 +39,7 @@ def _iterations_are_not_restored() -> list[Patch]:
 
 @mutation
 def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
-    """What workers had contributed to the average of a round that a restart interrupts counts as nothing."""
+    """After a restart within a round, contributions to the average of moving statistics are lost."""
     restore = snapshots._restore_round  # noqa: SLF001 - a fault within
 
     def forgetful(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
@@ -50,7 +50,7 @@ def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
 
 @mutation
 def _drafts_of_newer_owners_are_removed() -> list[Patch]:
-    """A server that begins to save removes all that is half-written, another server's snapshot, too."""
+    """A server that starts to save removes all incomplete files, including another server's snapshot."""
 
     def sweep(self: SnapshotDirectory) -> None:
         drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
@@ -61,13 +61,13 @@ def _drafts_of_newer_owners_are_removed() -> list[Patch]:
 
 @mutation
 def _residuals_outlive_their_steps() -> list[Patch]:
-    """With int8, a worker that begins again adds what its forgotten steps had rounded off."""
+    """With int8, a restarted worker adds the residuals of its discarded steps."""
     return [(WorkerClient, "forget_residuals", nothing)]
 
 
 @mutation
 def _residuals_are_not_kept() -> list[Patch]:
-    """What int8 rounds off a commit is lost."""
+    """The residuals of a commit in int8 are lost."""
     encode = WorkerFormat.encode
 
     def forgetful(
@@ -81,7 +81,7 @@ def _residuals_are_not_kept() -> list[Patch]:
 
 @mutation
 def _changes_are_of_what_was_meant() -> list[Patch]:
-    """With int8, the server takes a worker for having what it was meant to have: rounding adds up."""
+    """With int8, the server assumes that a worker has the unrounded center, so that rounding errors add up."""
 
     def encode_change(self: Int8, vector: np.ndarray, known: np.ndarray, out: np.ndarray) -> None:
         self.encode(vector - known, out)
@@ -92,13 +92,13 @@ def _changes_are_of_what_was_meant() -> list[Patch]:
 
 @mutation
 def _a_window_begins_when_its_worker_joins() -> list[Patch]:
-    """Of a rule that pulls before it commits, every commit is as stale as the job is old."""
+    """For a rule that pulls before it commits, every commit is as stale as the job is old."""
     return [(PartitionLease, "begin_window", nothing)]
 
 
 @mutation
 def _an_overlapped_commit_counts_from_the_latest_reply() -> list[Patch]:
-    """Rules that divide by staleness divide by too little."""
+    """Rules that divide by staleness divide by too small a number."""
 
     def staleness(self: PartitionLease, commit: Any, clock: int) -> int:
         assert self.released is not None
@@ -109,7 +109,7 @@ def _an_overlapped_commit_counts_from_the_latest_reply() -> list[Patch]:
 
 @mutation
 def _the_gap_is_to_the_center_before_the_last() -> list[Patch]:
-    """What a worker was sent is kept when it commits, not when it is sent."""
+    """The center for a worker's gap is recorded when the worker commits, instead of when it is sent."""
     keep = PartitionLease.keep_sent
 
     def once(self: PartitionLease, version: Any, *, within_window: bool) -> None:
@@ -121,7 +121,7 @@ def _the_gap_is_to_the_center_before_the_last() -> list[Patch]:
 
 @mutation
 def _moving_statistics_are_averaged_by_workers() -> list[Patch]:
-    """Those of a worker that has taken one step weigh as much as those of another's three."""
+    """The moving statistics of a worker with one step weigh as much as those of one with three steps."""
     blend = Center._blend_moving_statistics  # noqa: SLF001 - a fault within
 
     def equal(self: Center, commits: Any) -> None:
@@ -141,25 +141,25 @@ def _steps_are_not_restored() -> list[Patch]:
 
 @mutation
 def _momenta_of_workers_are_not_restored() -> list[Patch]:
-    """After a restart, DANA's sum of momenta is that of momenta which are gone."""
+    """After a restart, DANA's sum of momenta is that of momenta that are lost."""
     return [(checkpointer, "capture", _capture_with(lambda name: name.startswith("worker/")))]
 
 
 @mutation
 def _what_a_rule_keeps_is_not_restored() -> list[Patch]:
-    """After a restart, a server's own momentum begins with nothing."""
+    """After a restart, a server's own momentum starts at zero."""
     return [(checkpointer, "capture", _capture_with(lambda name: name.startswith("model/")))]
 
 
 @mutation
 def _an_unfinished_round_is_not_restored() -> list[Patch]:
-    """After a restart, those who had arrived in a round have contributed nothing to it."""
+    """After a restart, the workers that had contributed to a round have contributed nothing."""
     return [(checkpointer, "capture", _capture_with(lambda name: name == "round"))]
 
 
 @mutation
 def _other_workers_begin_without_the_unfinished_round() -> list[Patch]:
-    """After a resume with another number of workers, those who had arrived in a round have contributed nothing."""
+    """After a resume with another number of workers, earlier contributions to a round are lost."""
     begin = Center.begin_with_other_workers
 
     def forgetful(self: Center, contributions: int, workers: int) -> None:
@@ -182,7 +182,7 @@ def _other_workers_begin_with_the_first_rate() -> list[Patch]:
 
 
 def _capture_with(zeroed: Any) -> Any:
-    """`snapshots.capture` with zeros in place of some arrays."""
+    """Return `snapshots.capture` with zeros in place of some arrays."""
     capture = snapshots.capture
 
     def forgetful(center: Center) -> snapshots.State:
@@ -195,13 +195,13 @@ def _capture_with(zeroed: Any) -> Any:
 
 @mutation
 def _who_leaves_keeps_its_momentum() -> list[Patch]:
-    """Others are sent ahead by the momentum of a worker that is gone."""
+    """The parameters sent to others are moved by the momentum of a worker that has left."""
     return [(DanaZero, "leave", nothing)]
 
 
 @mutation
 def _one_more_than_the_bound() -> list[Patch]:
-    """Stale synchronous is staler than it says."""
+    """Stale synchronous training allows one iteration more than its bound."""
     ready = BoundedStaleness.ready
 
     def lenient(self: BoundedStaleness, worker: int) -> bool:
@@ -216,13 +216,13 @@ def _one_more_than_the_bound() -> list[Patch]:
 
 @mutation
 def _those_who_ended_hold_up_the_others() -> list[Patch]:
-    """A worker without data is waited for."""
+    """Others wait for a worker whose data has ended."""
     return [(BoundedStaleness, "finished", nothing)]
 
 
 @mutation
 def _a_schedule_begins_with_each_server() -> list[Patch]:
-    """After a restart the learning rate is that of a job which has just begun."""
+    """After a restart, the learning rate is that of a job that has just started."""
     rate = Center.rate
 
     def begun(self: Center, clock: int) -> float:
@@ -234,7 +234,7 @@ def _a_schedule_begins_with_each_server() -> list[Patch]:
 
 @mutation
 def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
-    """A snapshot's log ends a commit before its center."""
+    """A snapshot's log lacks the last commit of its center."""
     save = SnapshotDirectory.save_log
 
     def short(self: SnapshotDirectory, rows: Any, files: Any, *, replaced: int = 0) -> Any:
@@ -247,7 +247,7 @@ def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
 
 @mutation
 def _a_restart_forgets_the_epochs() -> list[Patch]:
-    """A server that dies before it has saved anything of a longer job goes on with the shorter one."""
+    """A server that dies before it has saved a snapshot of a longer job continues with the shorter one."""
     again = StartRequest.again
 
     def forgetful(self: StartRequest, epoch: int, after: int, port: int | None = None) -> StartRequest:
@@ -259,7 +259,7 @@ def _a_restart_forgets_the_epochs() -> list[Patch]:
 
 @mutation
 def _partitions_that_have_ended_stay_so() -> list[Patch]:
-    """A job that is resumed with more epochs has none for those who had ended."""
+    """In a job that is resumed with more epochs, partitions that had ended have none."""
     restore = snapshots.restore
 
     def forgetful(center: Center, state: Any, *, same_attempts: bool, epochs: int | None = None) -> bool:
@@ -270,13 +270,13 @@ def _partitions_that_have_ended_stay_so() -> list[Patch]:
 
 @mutation
 def _a_second_attempt_takes_the_job() -> list[Patch]:
-    """A server's task that Spark runs a second time does not look whether the first one serves."""
+    """The second attempt of a server's task does not check whether the first one serves."""
     return [(Standby, "rival", nothing)]
 
 
 @mutation
 def _any_announcement_is_believed() -> list[Patch]:
-    """Workers look for the server that was announced first."""
+    """Workers connect to the server that was announced first."""
 
     def lowest(store: Any) -> Any:
         names = [name for name in map(parsed, store.names()) if name is not None]
@@ -288,7 +288,7 @@ def _any_announcement_is_believed() -> list[Patch]:
 
 @mutation
 def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
-    """In the cluster, a driver does not learn that another one has taken over its job."""
+    """In the cluster, a driver does not detect that another one has taken over its job."""
 
     def until_over(server: Any, world: Any) -> None:
         while not server.over and not server.superseded:
@@ -299,7 +299,7 @@ def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
 
 @mutation
 def _the_end_is_sent_once() -> list[Patch]:
-    """A server that comes back goes on with a job that a callback has ended."""
+    """A server that reconnects continues a job that a callback has ended."""
 
     def end_early(self: Supervisor, reason: str) -> None:
         self.ask(lambda driver: driver.finish(reason))
@@ -322,13 +322,13 @@ def _the_first_address_is_the_server() -> list[Patch]:
 
 @mutation
 def _states_of_optimizers_are_not_in_snapshots() -> list[Patch]:
-    """After a restart, every optimizer begins with nothing."""
+    """After a restart, every optimizer starts with an empty state."""
     return [(OptimizerFiles, "save", lambda self, states, *, now: {})]
 
 
 @mutation
 def _a_successor_is_given_another_partitions_state() -> list[Patch]:
-    """The server gives the latest state of any partition to the first worker that asks."""
+    """The server sends the latest state of any partition to the first worker that requests one."""
     keep = PartitionLease.keep_optimizer
     latest: list[Any] = []
 
@@ -343,7 +343,7 @@ def _a_successor_is_given_another_partitions_state() -> list[Patch]:
 
 @mutation
 def _the_first_state_is_kept() -> list[Patch]:
-    """A successor is given the state of the oldest attempt."""
+    """A successor receives the state of the oldest attempt."""
     keep = PartitionLease.keep_optimizer
 
     def once(self: PartitionLease, message: Any, now: float) -> None:
@@ -361,7 +361,7 @@ def _a_state_is_sent_once() -> list[Patch]:
 
 @mutation
 def _a_state_is_that_of_a_later_commit() -> list[Patch]:
-    """With overlap, a state is read when the commit is answered: it has steps that do not count yet."""
+    """With overlap, a state is read when the commit is answered, so that it has steps that do not count yet."""
     send = OptimizerKeeper.send
 
     def late(self: OptimizerKeeper) -> Any:

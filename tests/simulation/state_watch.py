@@ -1,4 +1,4 @@
-"""Checks of the states of the workers' optimizers, which hold under any fault."""
+"""Checks, under any fault, of the states of the workers' optimizers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import OptimizerState
 from simulation.scheduler import Finding, Process
 
-#: A layout's number and a partition; a driver, an incarnation of its server, and a partition.
+#: Keys: a layout's number and a partition; a driver, an incarnation of its server, and a partition.
 Partition = tuple[int, int]
 Life = tuple[Process, int, int]
 
 
 class StateWatch:
-    """Knows every state that an attempt had, and what each server kept of them."""
+    """A record of every state that an attempt had, and of those that each server kept."""
 
     def __init__(self) -> None:
-        #: By partition, the states that its attempts had after a commit that was applied: of which commit.
+        #: The states that a partition's attempts had after an applied commit, with the number of that commit.
         self._had: dict[Partition, dict[bytes, int]] = {}
-        #: By life, all that a server has kept, the latest one last; None: it has dropped it.
+        #: The states that a server has kept in each life, with the latest one last; None if it has dropped one.
         self._kept: dict[Life, list[bytes | None]] = {}
-        #: By the ledger's length and latest row, what servers had kept of each partition.
+        #: The states that servers had kept of each partition, by the ledger's length and latest row.
         self._stood: dict[tuple[int, bytes], dict[int, set[bytes | None]]] = {}
 
     def had(self, partition: Partition, content: bytes, sequence: int) -> None:
-        """An attempt at ``partition`` has this state after commit ``sequence``."""
+        """Record that an attempt at ``partition`` has this state after commit ``sequence``."""
         self._had.setdefault(partition, {})[content] = sequence
 
     def see(self, center: Center, server: tuple[Process, int], ledger: tuple[int, bytes]) -> None:
-        """What a server has kept now."""
+        """Record what a server has kept now."""
         stood = self._stood.setdefault(ledger, {})
         for worker, lease in center.leases.items():
             content = None if lease.optimizer is None else lease.optimizer.state.content.tobytes()
@@ -37,11 +37,11 @@ class StateWatch:
             stood.setdefault(worker, set()).add(content)
 
     def count(self, life: Life) -> int:
-        """How many states a server has kept of a partition."""
+        """Return how many states a server has kept of a partition."""
         return len(self._kept.get(life, [None]))
 
     def require_kept(self, life: Life, content: bytes) -> None:
-        """The server has acknowledged a state."""
+        """Check that a server has kept the state that it acknowledged."""
         if content not in self._kept.get(life, ()):
             raise Finding("state", f"a state that is acknowledged must be kept. Received: none of partition {life[2]}")
 
@@ -54,13 +54,13 @@ class StateWatch:
         after: int,
         sequence: int,
     ) -> None:
-        """What a successor is given is the latest that its server has kept, and some attempt of its partition had it.
+        """Check that a successor receives the latest state that its server has kept, from an attempt of its partition.
 
         Args:
-            life: of its server and partition.
-            before: `count` when it asked.
-            partition: its own.
-            state: the answer, which says that it is that after commit ``after``.
+            life: life of its server and partition.
+            before: `count` at the time of the request.
+            partition: partition of the successor.
+            state: the answer, which is the state after commit ``after``.
             sequence: the latest commit of the partition.
         """
         content = None if state is None else state.content.tobytes()
@@ -78,7 +78,7 @@ class StateWatch:
             )
 
     def require_restored(self, center: Center, ledger: tuple[int, bytes]) -> None:
-        """A server that goes on from a snapshot has the states that were kept when that was taken."""
+        """Check that a server that continues from a snapshot has the states that were kept when it was taken."""
         stood = self._stood.get(ledger, {})
         for worker, lease in center.leases.items():
             content = None if lease.optimizer is None else lease.optimizer.state.content.tobytes()

@@ -1,4 +1,4 @@
-"""Faults planted in how the micro-batches of a stream begin, in what covers them, and in what goes on behind them."""
+"""Faults planted in how a stream's micro-batches begin, in what covers them, and in what follows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulation.planting import Patch, mutation, nothing
 
 @mutation
 def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
-    """A server that is started again knows what is learned, and not how far the stream has come."""
+    """A restarted server has the center of its snapshot, but not the position of the stream."""
     capture = snapshots.capture
 
     def forgetful(center: Center) -> snapshots.State:
@@ -31,7 +31,7 @@ def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
 
 @mutation
 def _a_snapshot_has_the_micro_batch_before() -> list[Patch]:
-    """A server that is started again takes the micro-batch that its snapshot covers for one that is to come."""
+    """A restarted server trains the micro-batch that its snapshot covers again."""
     capture = snapshots.capture
 
     def behind(center: Center) -> snapshots.State:
@@ -59,7 +59,7 @@ def _what_is_covered_begins_again() -> list[Patch]:
 
 @mutation
 def _a_micro_batch_begins_where_the_one_before_ended() -> list[Patch]:
-    """The partitions of a micro-batch go on behind as many rows as the one before had."""
+    """The partitions of a micro-batch start after as many rows as the previous one had."""
 
     def behind(center: Center, *arguments: Any) -> bool:
         at = {worker: (lease.epoch, lease.batch, lease.checksum) for worker, lease in center.leases.items()}
@@ -74,7 +74,7 @@ def _a_micro_batch_begins_where_the_one_before_ended() -> list[Patch]:
 
 @mutation
 def _spark_notes_a_micro_batch_before_its_snapshot() -> list[Patch]:
-    """The driver hands a micro-batch back to Spark once its rows are applied, and no snapshot covers them yet."""
+    """The driver returns a micro-batch to Spark when its rows are applied, although no snapshot covers them yet."""
     wait = Dispatcher._wait_until_saved  # noqa: SLF001 - a fault within
 
     def early(self: Dispatcher, peer: Any, worker: int) -> None:
@@ -86,7 +86,7 @@ def _spark_notes_a_micro_batch_before_its_snapshot() -> list[Patch]:
 
 @mutation
 def _an_attempt_of_an_earlier_micro_batch_gets_a_lease() -> list[Patch]:
-    """What an attempt has of the rows before counts as these."""
+    """The rows that an attempt has of the previous micro-batch count as those of this one."""
 
     def present(center: Center, number: int, worker: int) -> bool:
         return number <= number_of(center)
@@ -96,19 +96,19 @@ def _an_attempt_of_an_earlier_micro_batch_gets_a_lease() -> list[Patch]:
 
 @mutation
 def _an_early_attempt_does_not_wait() -> list[Patch]:
-    """After a restart, a worker goes on with the micro-batch before the one that it has rows of."""
+    """After a restart, a worker continues with the micro-batch before that of its rows."""
     return [(dispatcher, "require_present", lambda center, number, worker: True)]
 
 
 @mutation
 def _records_of_earlier_micro_batches_are_drained() -> list[Patch]:
-    """The driver is given the records of the micro-batches before, too."""
+    """The driver also receives the records of the previous micro-batches."""
     return [(dispatcher, "commits_before", lambda center: 0)]
 
 
 @mutation
 def _what_was_skipped_before_counts_as_present() -> list[Patch]:
-    """The records of a micro-batch begin too early by the commits that were skipped in those before."""
+    """The records of a micro-batch start too early, by the number of commits that were skipped before."""
 
     def forgetful(center: Center, *arguments: Any) -> bool:
         began = begin_micro_batch(center, *arguments)
@@ -121,19 +121,19 @@ def _what_was_skipped_before_counts_as_present() -> list[Patch]:
 
 @mutation
 def _other_rows_are_taken_for_the_same() -> list[Patch]:
-    """A micro-batch that is covered may come again with other rows."""
+    """A covered micro-batch may be sent again with other rows."""
     return [(task, "require_same_rows", nothing)]
 
 
 @mutation
 def _the_state_of_an_earlier_micro_batch_is_reused() -> list[Patch]:
-    """The optimizer of a partition goes on with a state that lacks the last steps of the micro-batch before."""
+    """The optimizer of a partition continues with a state that lacks the last steps of the previous micro-batch."""
     return [(OptimizerKeeper, "end", lambda self: iter(()))]
 
 
 @mutation
 def _a_pace_goes_on_over_micro_batches() -> list[Patch]:
-    """The next micro-batch begins with what the pace counted in this one: who has ended, and how far each is."""
+    """The scheduler keeps its counts for the next micro-batch: which workers have ended, and their progress."""
 
     def kept(center: Center, stream: str, number: int, scheduler: Any) -> bool:
         return begin_micro_batch(center, stream, number, center.scheduler)
@@ -143,7 +143,7 @@ def _a_pace_goes_on_over_micro_batches() -> list[Patch]:
 
 @mutation
 def _what_a_rule_kept_for_a_partition_stays() -> list[Patch]:
-    """A partition begins the next micro-batch with the momentum that it was relieved of as it ended the one before."""
+    """A partition starts the next micro-batch with the momentum that was discarded when it ended the previous one."""
 
     def kept(center: Center, *arguments: Any) -> bool:
         vectors = {worker: lease.vectors for worker, lease in center.leases.items()}

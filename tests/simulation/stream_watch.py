@@ -1,4 +1,4 @@
-"""Checks of a stream's micro-batches, which hold under any fault: each counts once, and none is left out."""
+"""Checks, under any fault, that each of a stream's micro-batches counts once and none is omitted."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from simulation.scheduler import Finding
 
 
 class StreamWatch:
-    """Knows which micro-batch each commit is of, and which of them Spark no longer sends.
+    """A record of the micro-batch of each commit, and of the micro-batches that Spark no longer sends.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         #: The micro-batch of each commit, by incarnation, partition, attempt and number.
         self._micro_batches: dict[tuple[int, ...], int] = {}
-        #: The last micro-batch that Spark has noted as done, and the clock behind it.
+        #: The last micro-batch that Spark has recorded as done, and the clock after it.
         self.noted, self._clock = -1, 0
 
     def sent(self, layout: Layout, commit: Commit) -> None:
-        """A worker sends a commit of the rows of ``layout``."""
+        """Record that a worker sends a commit of the rows of ``layout``."""
         who = commit.incarnation, commit.worker, commit.attempt, commit.sequence
         self._micro_batches[who] = layout.micro_batch
 
     def layout_of(self, row: Any) -> Layout:
-        """The rows that the commit of a record is of."""
+        """Return the layout of the rows that a record's commit was computed from."""
         who = tuple([int(row[name]) for name in ("incarnation", "worker", "attempt", "sequence")])
         return self._plan.micro_batch(self._micro_batches[who])
 
     def present_layout(self, center: Center) -> Layout:
-        """The rows that the leases of ``center`` are of."""
+        """Return the layout of the rows that the leases of ``center`` concern."""
         return self._plan.micro_batch(max(0, number_of(center)))
 
     def note(self, number: int, clock: int) -> None:
-        """Spark notes that a micro-batch is done, with the clock at ``clock``: it does not send it again."""
+        """Record that a micro-batch is done with the clock at ``clock``, so that Spark does not send it again."""
         if number != self.noted + 1:
             raise Finding("noted", f"micro-batch {self.noted + 1} must be noted next. Received: {number}")
         self.noted, self._clock = number, clock
 
     def require_covered(self, center: Center) -> None:
-        """A server that comes up has all that Spark does not send again, and no older clock."""
+        """Check that a server that comes up has all rows that Spark does not send again, and no older clock."""
         number = number_of(center)
         if self.noted >= 0 and (number < self.noted or (number == self.noted and not is_complete(center))):
             raise Finding(
@@ -60,7 +60,9 @@ class StreamWatch:
             raise Finding("clock", f"the clock must be {self._clock} at least. Received: {center.clock}")
 
     def check_begin(self, center: Center, before: Standing) -> None:
-        """A micro-batch begins behind the one before, all of whose rows count, and changes nothing of the center."""
+        """Check that a micro-batch begins after the previous one has counted completely, and does not change the
+        center.
+        """
         last = before.numbers["micro_batch"]
         number, due = number_of(center), 0 if last is None else last.number + 1
         if number != due:
@@ -76,9 +78,9 @@ class StreamWatch:
             raise Finding("micro-batch", f"partitions must begin with their first rows. Received: {at}")
 
     def require_states(self, center: Center) -> None:
-        """The optimizer of a partition goes on in the next micro-batch behind its last commit in this one.
+        """Check that a partition's optimizer continues in the next micro-batch after its last commit in this one.
 
-        That holds as long as no fault strikes: a worker may die between its last commit and its state.
+        This holds only without faults: a worker may die between its last commit and its state.
         """
         for worker, lease in center.leases.items():
             after = 0 if lease.optimizer is None else lease.optimizer.sequence

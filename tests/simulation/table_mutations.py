@@ -1,4 +1,4 @@
-"""Faults in rows that travel."""
+"""Faults planted in tables that travel by rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulation.planting import Patch, mutation
 
 @mutation
 def _a_pull_brings_the_rows_of_the_window_before() -> list[Patch]:
-    """Where a commit is applied and its reply is lost, the next window begins from the rows of the one before."""
+    """If a commit is applied but its reply is lost, the next window starts with the rows of the previous one."""
     commit, pull = WorkerClient.commit, WorkerClient._pull  # noqa: SLF001 - a fault within
     latest: dict[WorkerClient, CommitRecord] = {}
 
@@ -35,7 +35,7 @@ def _a_pull_brings_the_rows_of_the_window_before() -> list[Patch]:
 
 @mutation
 def _a_refused_window_has_the_next_ones_rows() -> list[Patch]:
-    """It is computed again from them, where they are as many."""
+    """A repeated window has the next window's rows, if there are equally many."""
     commit = WorkerClient.commit
 
     def committed(self: WorkerClient, record: CommitRecord) -> Any:
@@ -49,7 +49,7 @@ def _a_refused_window_has_the_next_ones_rows() -> list[Patch]:
 
 @mutation
 def _a_skipped_commit_moves_its_rows() -> list[Patch]:
-    """Only its part of the vector is left out."""
+    """Only the commit's part of the vector is skipped."""
     skip = Center.skip
 
     def moves(self: Center, commit: Any) -> bool:
@@ -65,7 +65,7 @@ def _a_skipped_commit_moves_its_rows() -> list[Patch]:
 
 @mutation
 def _a_refused_commit_moves_its_rows() -> list[Patch]:
-    """Only its part of the vector is refused."""
+    """Only the commit's part of the vector is refused."""
     commit = Center.commit
 
     def moves(self: Center, message: Any, *arguments: Any) -> bool:
@@ -80,7 +80,7 @@ def _a_refused_commit_moves_its_rows() -> list[Patch]:
 
 @mutation
 def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
-    """And its center is the one after it."""
+    """A reply has the rows before its commit, and the center after it."""
     commit, release = Center.commit, Center.release
     before: dict[Center, list[np.ndarray]] = {}
 
@@ -98,7 +98,7 @@ def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
 
 @mutation
 def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
-    """The tables behind the first one stay as they are."""
+    """The commits of rows change only the first table."""
     apply = Table.apply
 
     def first_only(self: Table, ids: Any, moved: Any, kernel: Any, clock: int) -> float | None:
@@ -109,13 +109,13 @@ def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
 
 @mutation
 def _what_moves_while_tables_are_read_is_missing() -> list[Patch]:
-    """The blocks of a table that were read before a commit are those of another clock than the center."""
+    """The blocks of a table that were read before a commit have another clock than the center."""
     return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]
 
 
 @mutation
 def _rows_that_a_driver_wants_are_as_they_were_initially() -> list[Patch]:
-    """Of a table that has touched rows alone, an evaluation sees rows of another clock than the center's."""
+    """If only touched rows of a table exist, an evaluation reads rows of another clock than the center's."""
     inspect = Center.inspect
 
     def initial(self: Center, moved: Any = ()) -> Any:
@@ -131,7 +131,7 @@ def _rows_that_a_driver_wants_are_as_they_were_initially() -> list[Patch]:
 
 @mutation
 def _rows_that_are_published_again_are_taken() -> list[Patch]:
-    """A server that goes on from a snapshot has the rows that the job began with."""
+    """A server that continues from a snapshot has the initial rows of the job."""
     publish = TableRequests.publish
 
     def taken(self: TableRequests, center: Center | None, message: Any) -> Any:

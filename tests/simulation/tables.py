@@ -1,4 +1,4 @@
-"""Tables of a run: what must be in their rows follows from the center's vector, at every clock."""
+"""Tables of a run: the center's vector determines the values of their rows at every clock."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FAR = 1 << 40
 
 
 def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
-    """The tables next to a center of ``size`` elements.
+    """Return the shapes of the tables that accompany a center of ``size`` elements.
 
     The first one has a row for each mini-batch, which moves its first number as it moves the center's element; the
-    second number stays. The second table has few rows, each of which many mini-batches move. Of the third one, which
-    half of the runs have, only touched rows exist; these are moved as the center's elements are.
+    second number does not change. The second table has few rows, each of which many mini-batches move. Half of the
+    runs have the third one, of which only touched rows exist; these move as the center's elements do.
     """
     window = plan.make_rule().window
     if not plan.tables:
@@ -39,7 +39,7 @@ def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
 
 
 def start_of(shapes: Sequence[TableShape]) -> list[tuple[TableShape, np.ndarray]]:
-    """The initial rows of the tables that are whole."""
+    """Return the initial rows of the tables of which all rows exist."""
     shapes = [shape for shape in shapes if not shape.partial]
     rows = [np.zeros((shape.rows, shape.width), np.float32) for shape in shapes]
     if rows:
@@ -61,7 +61,7 @@ class TableBatch(VirtualBatch):
 def cut_windows(
     batches: Iterator[VirtualBatch], element: Callable[[VirtualBatch], int], steps: int, tables: int
 ) -> Iterator[Window]:
-    """Windows of so many mini-batches, none across an epoch's end, and their rows."""
+    """Yield windows of so many mini-batches, none across the end of an epoch, with their rows."""
     group: list[VirtualBatch] = []
     for batch in batches:
         group.append(batch)
@@ -100,7 +100,7 @@ def rows_of(center: Center) -> list[np.ndarray]:
 
 
 def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> list[np.ndarray]:
-    """Return the same as a driver reads them."""
+    """Return the same rows as a driver reads them."""
     tables = list[np.ndarray]()
     for number, shape in enumerate(shapes):
         if not shape.partial:
@@ -113,7 +113,7 @@ def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> 
 
 
 def check_whole_center(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> None:
-    """Raise a finding unless what a driver reads while workers commit is of one clock."""
+    """Raise a finding unless a driver's reads during commits have one clock."""
     whole = [shape for shape in shapes if not shape.partial]
     far = np.arange(size) + _FAR
     wants = (NO_IDS,) * len(whole) + (far,) * (len(shapes) - len(whole))
@@ -127,7 +127,7 @@ def check_whole_center(driver: DriverClient, shapes: Sequence[TableShape], size:
 
 
 def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -> None:
-    """Raise a finding unless the rows say what the elements of ``center`` say."""
+    """Raise a finding unless the rows correspond to the elements of ``center``."""
     if not tables:
         return
     own, shared, *far = tables
@@ -143,7 +143,7 @@ def check_tables(tables: Sequence[np.ndarray], center: np.ndarray, where: str) -
 
 
 def check_reply(reply: CenterReply, wants: Sequence[Ids]) -> None:
-    """Raise a finding unless the rows of a reply are those that were wanted, at the clock of its center."""
+    """Raise a finding unless a reply has the requested rows at the clock of its center."""
     if not wants:
         return
     own = reply.rows[0].reshape(-1, 2)
@@ -162,5 +162,5 @@ def check_reply(reply: CenterReply, wants: Sequence[Ids]) -> None:
 
 
 def _totals(center: np.ndarray) -> np.ndarray:
-    """What the shared rows must be."""
+    """Return the expected values of the shared rows."""
     return np.array([center[row::_SHARED].sum() for row in range(_SHARED)])

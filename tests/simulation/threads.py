@@ -1,4 +1,4 @@
-"""Locks, conditions, flags and threads of a virtual world; each blocking call hands the baton on."""
+"""Locks, conditions, flags and threads of a virtual world; each blocking call may switch to another task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulation.scheduler import Process, Scheduler, Task
 
 
 class VirtualLock:
-    """As `threading.Lock`, or `threading.RLock` where ``reentrant``."""
+    """A simulated `threading.Lock`, or `threading.RLock` if ``reentrant``."""
 
     def __init__(self, scheduler: Scheduler, *, reentrant: bool = False) -> None:
         self._scheduler = scheduler
@@ -41,16 +41,16 @@ class VirtualLock:
             return
         self.count -= 1
         if self.count == 0:
-            self.give_away()
+            self.release_all()
 
-    def give_away(self) -> int:
-        """Lets go of it however often it was taken; returns how often."""
+    def release_all(self) -> int:
+        """Release the lock however often it was acquired; return how often."""
         count, self.count, self.owner = self.count, 0, None
         self._scheduler.wake_one(self._waiting)
         return count
 
-    def take_back(self, count: int) -> None:
-        """After `give_away`."""
+    def reacquire(self, count: int) -> None:
+        """Acquire the lock again as often as `release_all` released it."""
         while self.owner is not None:
             self._scheduler.wait(self._waiting, None)
         self.owner, self.count = self._scheduler.current, count
@@ -65,7 +65,7 @@ class VirtualLock:
 
 
 class VirtualCondition:
-    """As `threading.Condition`."""
+    """A simulated `threading.Condition`."""
 
     def __init__(self, scheduler: Scheduler, lock: VirtualLock) -> None:
         self._scheduler = scheduler
@@ -75,9 +75,9 @@ class VirtualCondition:
     def wait(self, timeout: float | None = None) -> bool:
         """See `world.Condition`."""
         self._scheduler.require_alive()
-        count = self._lock.give_away()
+        count = self._lock.release_all()
         woken = self._scheduler.wait(self._waiting, timeout)
-        self._lock.take_back(count)
+        self._lock.reacquire(count)
         return woken
 
     def notify_all(self) -> None:
@@ -95,7 +95,7 @@ class VirtualCondition:
 
 
 class VirtualFlag:
-    """As `threading.Event`."""
+    """A simulated `threading.Event`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -125,7 +125,7 @@ class VirtualFlag:
 
 
 class VirtualThread:
-    """As `threading.Thread`."""
+    """A simulated `threading.Thread`."""
 
     def __init__(self, scheduler: Scheduler, process: Process, target: Callable[[], object], name: str) -> None:
         self._scheduler, self._process, self._target = scheduler, process, target

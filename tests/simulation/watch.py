@@ -1,4 +1,4 @@
-"""What must hold after every step of a run, under all faults."""
+"""Checks of what must hold after every step of a run, under all faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simulation.stream_watch import StreamWatch
 from simulation.tables import check_tables, rows_of
 from simulation.world import Surroundings, VirtualChild
 
-#: Faults after which two processes still reach each other soon, and a disk answers.
+#: Faults under which two processes still reach each other soon, and a disk answers.
 _QUIET = {
     "kill server",
     "kill worker",
@@ -36,19 +36,19 @@ _QUIET = {
     "nan",
     "speculate",
 }
-#: Faults after which a checkpoint may lack states of optimizers that were kept.
+#: Faults under which a checkpoint may lack states of optimizers that were kept.
 _BAD_DISK = {"disk full", "disk slow", "store crawls", "snapshot rot", "log rot"}
-#: Seconds after which all workers must have learned that a job ends early; with a server in the cluster.
+#: Seconds until all workers must have learned that a job ends early; the second value is for a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
-#: Seconds from an attempt's look for another one to its own claim.
+#: Seconds from an attempt's check for another one to its own claim.
 _START_SECONDS = 10.0
-#: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
+#: The error of an element that a coarse wire format has rounded, or float32 arithmetic.
 _ROUNDED, _INEXACT = 0.02, 1e-4
 
 
 @dataclass
 class _Standing:
-    """How far a partition had come when it was looked at last, and who spoke for it."""
+    """The progress of a partition at the last check, and the attempt that had its lease."""
 
     position: tuple[int, int] = (0, 0)
     sequence: int = 0
@@ -59,12 +59,12 @@ class _Standing:
 
 @dataclass
 class _Life:
-    """A server's center as it was looked at last."""
+    """A server's center at the last check."""
 
     center: Center
     child: Any
     standings: dict[int, _Standing]
-    #: Of its ledger.
+    #: The number of rows of its ledger.
     rows: int
     #: Partitions whose data has ended.
     finished: int
@@ -73,30 +73,30 @@ class _Life:
     formula: Formula
     #: The latest row of its ledger, as bytes.
     latest: bytes
-    #: Where windows of rules that pull before they commit began, by partition.
+    #: The clocks at which windows of rules that pull before they commit began, by partition.
     began: dict[int, int]
-    #: When it was looked at first.
+    #: The time of the first check.
     since: float
-    #: What workers were to be sent at each clock: several, where partitions ended in between.
+    #: The centers that workers were to receive at each clock: several, if partitions ended in between.
     views: dict[int, list[np.ndarray]]
-    #: Where it stood when it was looked at last.
+    #: The state at the last check.
     standing: Standing
     #: The phases that its present micro-batch has passed.
     passed: set[str] = field(default_factory=set)
 
 
 def _name_of(text: str) -> Name | None:
-    """Return what a file of a checkpoint is called, a draft too."""
+    """Return the name of a checkpoint's file or draft."""
     return parsed(text.removesuffix(".part").removesuffix(".dks"))
 
 
 class Watch:
-    """Looks at the server that serves.
+    """Checks of the server of a run.
 
     Args:
-        plan: of the run.
-        surroundings: of the run.
-        tell: takes what a story is made of.
+        plan: plan of the run.
+        surroundings: surroundings of the run.
+        tell: called with each line of the story.
         on_phase: called at each of `plan.PHASES`, with its name.
     """
 
@@ -109,52 +109,53 @@ class Watch:
     ) -> None:
         self._plan, self._surroundings, self._tell, self.on_phase = plan, surroundings, tell, on_phase
         self._lives: dict[Center, _Life] = {}
-        #: When a commit was applied last.
+        #: The time at which a commit was last applied.
         self.progressed = 0.0
-        #: The commit that outlives the server by its promise, by the numbers of layout and partition; and who was let
-        #: go, of which micro-batch, of a job of so many epochs.
+        #: The commits that the server has promised to keep, by the numbers of layout and partition; and the workers
+        #: that were
+        #: let go, with their micro-batch and the number of epochs of the job.
         self.durable: dict[tuple[int, int], int] = {}
         self.let_go: dict[tuple[int, int], tuple[int, int]] = {}
-        #: Whether a driver has ended the job early; and when each one did.
+        #: Whether a driver has ended the job early, and when each driver did.
         self.ends_early = False
         self._ended_early: dict[Process, float] = {}
-        #: The kinds of faults that have struck.
+        #: The kinds of faults that were injected.
         self.struck: set[str] = set()
-        #: Whether a snapshot was damaged: then the one before it is gone on from.
+        #: Whether a snapshot was damaged, so that the previous one is used.
         self.damaged = False
-        #: The layout that the server of an incarnation deals out.
+        #: The layout that the server of an incarnation uses.
         self.layouts: dict[int, Layout] = {}
-        #: The epochs of the job of a driver.
+        #: The number of epochs of a driver's job.
         self.epochs: dict[Process, int] = {}
-        #: What workers have sent, by driver, incarnation, partition, attempt and number.
+        #: The commits of workers, by driver, incarnation, partition, attempt and number.
         self.sent: dict[tuple[Process, int, int, int, int], Sent] = {}
-        #: Of the workers' optimizers, of their speeds, and of a stream's micro-batches.
+        #: Checks of the workers' optimizers, of their speeds, and of a stream's micro-batches.
         self.states, self.speeds = StateWatch(), SpeedWatch(plan.make_rule().window_by_speed)
         self.streams = StreamWatch(plan)
-        #: What workers are to be sent, by driver and incarnation.
+        #: The centers that workers are to receive, by driver and incarnation.
         self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
-        #: Where centers stood, by how many rows their ledgers had, and the last of them.
+        #: The states of centers, by the number of rows of their ledgers and the last row.
         self._stood: dict[tuple[int, bytes], list[Standing]] = {}
         #: The claims of servers to the checkpoint.
         self._claims: dict[Process, Claim] = {}
-        #: By how much each mini-batch moves its element.
+        #: How far each mini-batch moves its element.
         elements = np.arange(self.size)
         self.amounts = (1.0 - 0.13 * (elements % 5) * plan.rounding).astype(np.float32)
         self._coarse = plan.wire_format != FORMATS[0]
         self._views_known = plan.rule == "dana_zero" or not plan.make_rule().traits.view
         self._traits = plan.make_rule().traits
-        #: What members must have after each step; None: workers do not exchange with each other.
+        #: The expected state of members after each step; None if workers do not exchange with each other.
         self.course = Course(plan, plan.layout(0).element, self.amounts) if self._traits.peers else None
-        #: Whether the leases say what the ledger counts: nothing is skipped, and all partitions stay as they were.
+        #: Whether the leases agree with the ledger: nothing is skipped, and all partitions are unchanged.
         self._plain = not plan.skipped and not plan.resized
 
     @property
     def size(self) -> int:
-        """Elements of the center: one a mini-batch, one at least."""
+        """Return the number of elements of the center: one for each mini-batch, and at least one."""
         return max(1, self._plan.most_epochs * self._plan.total)
 
     def serves(self, driver: Process, incarnation: int) -> bool:
-        """Whether the server of an incarnation lives."""
+        """Return whether the server of an incarnation is alive."""
         lives = self._lives.values()
         return any(
             life.driver is driver and life.center.incarnation == incarnation and life.child.process.alive
@@ -162,31 +163,31 @@ class Watch:
         )
 
     def end_early(self, driver: Process) -> None:
-        """Note that a driver has sent its server the early end of the job."""
+        """Record that a driver has sent its server the early end of the job."""
         self.ends_early = True
         self._ended_early[driver] = self._surroundings.scheduler.now
 
     def note_let_go(self, layout: Layout, worker: int, epochs: int) -> None:
-        """Note that the server has let a worker go, whose rows are all trained on."""
+        """Record that the server has let a worker go, all of whose rows are trained."""
         who = layout.number, worker
         self.let_go[who] = max((layout.micro_batch, epochs), self.let_go.get(who, (NO_MICRO_BATCH, 0)))
 
     def layout_of(self, row: Any) -> Layout:
-        """How the rows were distributed of which a record's commit is."""
+        """Return the layout of the rows that a record's commit was computed from."""
         return self.streams.layout_of(row) if self._plan.stream else self.layouts[int(row["incarnation"])]
 
     def promise(self, layout: Layout, worker: int, sequence: int) -> None:
-        """Note that the server has promised a worker that a commit outlives the server."""
+        """Record that the server has promised a worker that a commit survives the server."""
         who = layout.number, worker
         if sequence > self.durable.get(who, 0):
             self.durable[who] = sequence
             owner = self._owner()
-            # An older server may still promise what is in a snapshot that a newer one has found damaged.
+            # An older server may still promise commits of a snapshot that a newer one has found damaged.
             if owner is not None and not self.damaged:
                 self._require_has(owner, who)
 
     def _owner(self) -> Center | None:
-        """Return that of the server with the highest claim; None where that is not known: two may claim at one moment.
+        """Return the center of the server with the highest claim, or None if two servers claim at the same time.
 
         Attempts of one job leave room between their incarnations, so the claim of a later job may have a lower one.
         """
@@ -205,8 +206,8 @@ class Watch:
         if layout == self.layouts[center.incarnation].number:
             has = center.leases[worker].sequence if worker in center.leases else 0
         elif self._traits.refuses:
-            return  # its last commits may have been refused, and are in no record
-        else:  # other partitions go on; its commits are in the records
+            return  # Its last commits may have been refused, so that no record has them.
+        else:  # Other partitions continue the job; the records have its commits.
             has = max((int(row["sequence"]) for row in self._rows(center, *who)), default=0)
         if has < self.durable[who]:
             raise Finding(
@@ -216,13 +217,13 @@ class Watch:
             )
 
     def _rows(self, center: Center, layout: int, worker: int) -> list[Any]:
-        """The ledger's of one partition."""
+        """Return the ledger's rows of one partition."""
         return [
             row for row in center.log.commits(0) if row["worker"] == worker and self.layout_of(row).number == layout
         ]
 
     def step(self, process: Process) -> None:
-        """After each step of a server's process."""
+        """Check the center after each step of a server's process."""
         child = self._surroundings.child_of[process]
         if process.alive and child.server is not None:
             center = child.server.center
@@ -230,7 +231,7 @@ class Watch:
                 self.look_at(child, center)
 
     def look_at(self, child: VirtualChild, center: Center) -> None:
-        """Whether all that must hold of a center does."""
+        """Check everything that must hold of a center."""
         life = self._lives.get(center)
         if life is None:
             self._watch_server(child, center)
@@ -246,12 +247,12 @@ class Watch:
                 self._check_rows(center, life)
                 self._check_center(center)
             life.finished = finished
-            self._write_down(center, life)
+            self._record(center, life)
             self._note_phases(center, life)
         self.states.see(center, (life.driver, center.incarnation), (len(center.log), life.latest))
         self.speeds.see(center, life.driver)
         holders = child.server.dispatcher.connections
-        if holders != life.holders:  # each connection that gets a lease is one
+        if holders != life.holders:  # Each connection that acquires a lease is one join.
             life.holders = dict(holders)
             for worker, lease in center.leases.items():
                 standing = life.standings.setdefault(worker, _Standing())
@@ -267,7 +268,7 @@ class Watch:
             for worker, lease in center.leases.items()
         }
         driver, layout = child.driver, self._surroundings.layouts[child.driver]
-        # Of other partitions than before none has joined; a server that goes on with these has them all.
+        # No worker of a new layout has joined; a server that continues with this layout has all joins.
         exact = center.began == (0, 0) or bool(center.scheduler.active)
         count = len(center.log)
         life = self._lives[center] = _Life(
@@ -289,22 +290,22 @@ class Watch:
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
         self.progressed = self._surroundings.scheduler.now
         if center is not self._owner():
-            return  # it comes late, and will find the higher claim
+            return  # The server is late, and will find the higher claim.
         if self.damaged:
             self._forget(center)
         for who in self.durable:
             self._require_has(center, who)
-        if not self.ends_early:  # else there is data left
+        if not self.ends_early:  # Otherwise, there is data left.
             self._require_let_go(center, self.streams.present_layout(center) if self._plan.stream else layout, driver)
         if self._plan.stream and not self.damaged:
             self.streams.require_covered(center)
         self._check_center(center)
         self._require_restored(center, life)
         self.states.see(center, (driver, center.incarnation), (count, life.latest))
-        self._write_down(center, life)
+        self._record(center, life)
 
     def _require_let_go(self, center: Center, layout: Layout, driver: Process) -> None:
-        """Those who were let go have ended, unless more data has come since."""
+        """Check that workers that were let go have ended, unless more data has been added since."""
         epochs = self.epochs[driver]
         for (number, worker), (micro_batch, trained) in self.let_go.items():
             if number != layout.number or micro_batch < layout.micro_batch or not layout.batches[worker]:
@@ -315,7 +316,7 @@ class Watch:
                 raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
 
     def _begin_micro_batch(self, center: Center, life: _Life) -> None:
-        """The next micro-batch has begun since the last look."""
+        """Record that the next micro-batch has begun since the last check."""
         self.streams.check_begin(center, life.standing)
         life.formula.check(center)
         if not self.struck and not self._plan.skipped and self._plan.keeps and not self._traits.gradient:
@@ -327,10 +328,10 @@ class Watch:
         life.finished, life.holders, life.passed = 0, {}, set()
         self.progressed = self._surroundings.scheduler.now
         self._tell(f"micro-batch {number_of(center)} begins, from clock {center.clock}")
-        self._write_down(center, life)
+        self._record(center, life)
 
     def _note_phases(self, center: Center, life: _Life) -> None:
-        """Note how far the present micro-batch has come."""
+        """Record the progress of the present micro-batch."""
         if center.micro_batch is None:
             return
         phase = "complete" if is_complete(center) else "first commit"
@@ -339,7 +340,7 @@ class Watch:
             self.on_phase(phase)
 
     def _require_restored(self, center: Center, life: _Life) -> None:
-        """A server that goes on from a snapshot stands where one stood that had the same ledger."""
+        """Check that a server that continues from a snapshot has the state of one that had the same ledger."""
         count, log = len(center.log), center.log
         if log.missing or not (count or center.leases):
             return
@@ -349,11 +350,11 @@ class Watch:
             for was in stood:
                 expected, statistics = with_other_workers(was, self._plan)
                 began = was.numbers["clock"] if was.total.size else was.numbers["round"][2]
-                # A computed end of a round or of a buffer is inexact.
+                # The computed end of a round or a buffer is inexact.
                 equal = close if was.total.size or self._traits.drains else np.array_equal
                 same = equal(expected, now.center) and equal(statistics, now.statistics)
                 if same and now.numbers["round"][2] == began:
-                    return  # other partitions go on: there is no more that they share
+                    return  # With a new layout, they have nothing else in common.
             raise Finding("restored", f"a center must be restored as it was saved. Received: {now} for {stood}")
         if not self.struck & _BAD_DISK:
             self.states.require_restored(center, (count, life.latest))
@@ -368,8 +369,8 @@ class Watch:
         text = "; ".join(differences) or "a ledger that no server had"
         raise Finding("restored", f"a center must be restored as it was saved. Received: {text}")
 
-    def _write_down(self, center: Center, life: _Life) -> None:
-        """Where the center stands now, and what a worker is sent from now on."""
+    def _record(self, center: Center, life: _Life) -> None:
+        """Record the present state of the center, and what a worker receives from now on."""
         life.formula.check(center)
         standing = life.standing = standing_of(center)
         self._stood.setdefault((len(center.log), life.latest), []).append(standing)
@@ -378,7 +379,7 @@ class Watch:
             life.views.setdefault(center.clock, []).append(standing.center if view is None else view)
 
     def check_delivered(self, driver: Process, worker: int, reply: CenterReply, center: np.ndarray) -> None:
-        """What a worker was sent is what the server had at that clock."""
+        """Check that a worker received what the server had at that clock."""
         views = self._views.get((driver, reply.incarnation), {}).get(reply.clock)
         if views is None:
             return
@@ -390,7 +391,7 @@ class Watch:
             )
 
     def _check_claim(self, process: Process) -> None:
-        """An attempt at a server's task does not take the job from another one that serves it."""
+        """Check that an attempt of a server's task does not take the job from another one that serves it."""
         child = self._surroundings.child_of.get(process)
         if not self._plan.cluster or child is None or not self.struck <= _QUIET:
             return
@@ -399,13 +400,13 @@ class Watch:
                 continue
             life = None if other.server.center is None else self._lives.get(other.server.center)
             if life is None or self._surroundings.scheduler.now - life.since < _START_SECONDS:
-                continue  # both have looked before either had claimed: the later claim counts, and nothing is lost
+                continue  # Both have checked before either one claimed: the later claim counts, and nothing is lost.
             if not (other.server.superseded or other.server.corrupt or other.server.over):
                 text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
                 raise Finding("two servers", text)
 
     def wrote(self, text: str) -> None:
-        """The present process has written a file of the checkpoint's."""
+        """Record that the present process has written a file of the checkpoint."""
         name = _name_of(text)
         if name is not None and name.kind == "owner":
             process = self._surroundings.scheduler.current.process
@@ -415,7 +416,7 @@ class Watch:
             self._note_snapshot(self._surroundings.scheduler.current.process)
 
     def _note_snapshot(self, process: Process) -> None:
-        """A snapshot is half written: note it if it is the first one that covers a micro-batch."""
+        """Record a half-written snapshot if it is the first one that covers a micro-batch."""
         child = self._surroundings.child_of.get(process)
         center = None if child is None or child.server is None else child.server.center
         life = None if center is None else self._lives.get(center)
@@ -424,7 +425,7 @@ class Watch:
             self.on_phase("snapshot")
 
     def check_removal(self, text: str, writer: Process | None) -> None:
-        """No server removes, or writes over, what another one of a higher claim has written."""
+        """Check that no server removes or overwrites what a server with a higher claim has written."""
         process = self._surroundings.scheduler.current.process
         name, own = _name_of(text), self._claims.get(process)
         if name is None or own is None or writer is None or writer is process or name.claim < own:
@@ -432,7 +433,7 @@ class Watch:
         raise Finding("removed", f"{process.name} has claim {own} and must leave {text!r} alone. Received: its end")
 
     def _forget(self, center: Center) -> None:
-        """What the snapshot before a damaged one does not have may be lost."""
+        """Record that commits which the snapshot before a damaged one lacks may be lost."""
         for who in self.durable:
             lease = center.leases.get(who[1])
             self.durable[who] = min(self.durable[who], 0 if lease is None else lease.sequence)
@@ -440,7 +441,7 @@ class Watch:
         self.let_go = {who: trained for who, trained in self.let_go.items() if who[1] in finished}
 
     def _check_rows(self, center: Center, life: _Life) -> None:
-        """The latest rows continue their partitions, and the leases stand behind them."""
+        """Check that the latest rows continue their partitions, and that the leases agree with them."""
         known = [(life.standings.setdefault(worker, _Standing()), lease) for worker, lease in center.leases.items()]
         moved = sum(lease.sequence != standing.sequence and not lease.refusals for standing, lease in known)
         rows = center.log.commits(len(center.log) - moved)
@@ -487,8 +488,8 @@ class Watch:
             self._apply(life, sents)
 
     def _apply(self, life: _Life, sents: list[tuple[Any, Sent]]) -> None:
-        """The formula takes the commits that the center has applied since the last look."""
-        if self._traits.peers:  # each for itself
+        """Apply to the formula the commits that the center has applied since the last check."""
+        if self._traits.peers:  # Each commit is applied alone.
             for row, sent in sorted(sents, key=lambda one: int(one[0]["clock"])):
                 life.formula.apply([(row, sent)])
             return
@@ -498,7 +499,7 @@ class Watch:
         life.formula.apply(sents)
 
     def _check_refused(self, center: Center, life: _Life, worker: int, lease: PartitionLease) -> None:
-        """A commit was refused because it was too stale and not too often; its mini-batches remain."""
+        """Check that a commit was refused because it was too stale and not too often; its mini-batches remain."""
         standing = life.standings[worker]
         found = (lease.epoch, lease.batch), lease.sequence, lease.refusals, lease.released
         expected = standing.position, standing.sequence + 1, standing.refusals + 1, None
@@ -511,7 +512,9 @@ class Watch:
         self._tell(f"commit {lease.sequence} of partition {worker} is refused, with staleness {staleness}")
 
     def _check_sent(self, center: Center, life: _Life, worker: int, row: Any, first: Any) -> Sent:
-        """A commit is what its worker sent, from where its window began; ``first`` is the first row of the same sum."""
+        """Check that a commit is what its worker sent, with its window's start; ``first`` is the first row of the same
+        sum.
+        """
         who = life.driver, center.incarnation, worker, int(row["attempt"]), int(row["sequence"])
         sent = self.sent.pop(who, None)
         if sent is None:
@@ -520,7 +523,7 @@ class Watch:
         began = sent.began if sent.first else life.began.get(worker, sent.began)
         if not self._traits.pull_first:
             began = sent.began
-        # Of a rule that pulls before it commits, the first pull counts: its reply may have been lost.
+        # For a rule that pulls before it commits, the first pull counts, because its reply may have been lost.
         early = (self._traits.pull_first and sent.first) or clock < center.clock - 1
         right = clock - staleness <= began if early else clock - staleness == began
         if not right:
@@ -544,7 +547,7 @@ class Watch:
         return sent
 
     def _check_verdict(self, center: Center, standing: _Standing, staleness: int, *, refused: bool) -> None:
-        """What is stale is refused, and as often in a row as the rule says, and nothing else is."""
+        """Check that stale commits are refused as often in a row as the rule says, and that no others are."""
         limits = self._plan.hyper_parameters
         often = limits["patience"] is not None and standing.refusals >= limits["patience"]
         if refused != (staleness >= (limits["threshold"] or 2 * center.workers) and not often):
@@ -553,11 +556,11 @@ class Watch:
             raise Finding("refused", f"{text} {verdicts[0]}. Received: it is {verdicts[1]}")
 
     def _check_end(self, center: Center, life: _Life) -> None:
-        """A job that ends early ends, also where its server was started again."""
-        told = self._ended_early.get(life.driver)
-        if told is None or center.stopping is not None or not self.struck <= _QUIET:
+        """Check that a job that ends early ends, even if its server was restarted."""
+        ended_at = self._ended_early.get(life.driver)
+        if ended_at is None or center.stopping is not None or not self.struck <= _QUIET:
             return
-        since = self._surroundings.scheduler.now - max(told, life.since)
+        since = self._surroundings.scheduler.now - max(ended_at, life.since)
         if since > (_TOLD_IN_CLUSTER if self._plan.cluster else _TOLD):
             raise Finding("goes on", f"a job that ends early must do so soon. Received: a commit after {since:.0f} s")
 
@@ -573,12 +576,14 @@ class Watch:
             )
 
     def _check_bound(self, center: Center, scheduler: BoundedStaleness, worker: int) -> None:
-        """No worker begins a window further ahead than the bound, and what the scheduler counts is true."""
+        """Check that no worker starts a window further ahead than the bound, and that the scheduler's counts are
+        right.
+        """
         if self.ends_early:
-            return  # no worker waits for those that have not joined
+            return  # No worker waits for workers that have not joined.
         leases = center.leases
         windows = {other: lease.sequence for other, lease in leases.items()}
-        if self._traits.refuses or self._plan.stream:  # a refused commit has a number, and is no window
+        if self._traits.refuses or self._plan.stream:  # A refused commit has a number, but is not a window.
             if center.log.missing:
                 return
             rows = center.log.commits()
@@ -600,7 +605,7 @@ class Watch:
             raise Finding("bound", f"the windows of all partitions must be counted. Received: {counted}")
 
     def _check_center(self, center: Center) -> None:
-        """Its elements say what was applied."""
+        """Check that the center's elements correspond to the applied commits."""
         if self._plan.tables:
             check_tables(rows_of(center), center.current.array, f"at clock {center.clock}")
         if not self._plan.shows:
@@ -608,7 +613,7 @@ class Watch:
         expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))
         if self._plan.sums:
             right = self.adds_up(expected, center.current.array)
-        else:  # what the present round has is not in it yet
+        else:  # The center does not contain the contributions of the present round yet.
             right = not np.any(center.current.array[expected == 0.0])
         if not right:
             raise Finding(
@@ -618,13 +623,13 @@ class Watch:
             )
 
     def adds_up(self, counts: np.ndarray, center: np.ndarray) -> bool:
-        """Whether ``center`` is what mini-batches make of it that count so often."""
+        """Return whether ``center`` is the result of mini-batches that count so often."""
         if self._plan.rounding:
             return bool(np.all(np.abs(counts * self.amounts - center) <= (_ROUNDED if self._coarse else _INEXACT)))
         return np.array_equal(counts, center)
 
     def _by_leases(self, center: Center) -> np.ndarray:
-        """How often each mini-batch counts, where the leases say so."""
+        """Return how often each mini-batch counts according to the leases."""
         counts, layout = np.zeros(self.size, np.float32), self.layouts[center.incarnation]
         if self._plan.stream:
             layout = self.streams.present_layout(center)
@@ -636,7 +641,7 @@ class Watch:
         return counts
 
     def by_ledger(self, rows: np.ndarray) -> np.ndarray:
-        """How often each mini-batch counts."""
+        """Return how often each mini-batch counts according to the ledger."""
         counts = np.zeros(self.size, np.float32)
         for row in rows:
             if not row["skipped"]:
@@ -649,7 +654,7 @@ class Watch:
         return counts
 
     def _check_takeover(self, worker: int, standing: _Standing) -> None:
-        """Raise a finding if a worker lost a partition while it was there and its messages arrived."""
+        """Raise a finding if a worker lost a partition while it was connected and its messages arrived."""
         peer = standing.peer
         if peer is None or standing.attempt == NO_ATTEMPT or peer.hung_up():
             return

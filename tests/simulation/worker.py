@@ -1,4 +1,4 @@
-"""One attempt at a partition: the real client and loop around a model that counts its mini-batches."""
+"""One attempt at a partition: the real client and loop, with a model that counts its mini-batches."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ from simulation.tables import TableBatch, check_reply, cut_windows, shapes_of
 from simulation.watch import Watch
 from simulation.world import VirtualWorld
 
-#: Errors that end a task without a report: Spark tries it again.
+#: Errors that end a task without a report, so that Spark retries it.
 _UNREPORTED = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
 
 
 class WatchedClient(WorkerClient):
-    """Writes down what it sends, what it is sent, and what the server says outlives it.
+    """A client that records what it sends and receives, and which commits the server promises to keep.
 
     Args:
-        plan, watch: of the run.
-        driver, layout: of its job.
+        plan, watch: plan and watch of the run.
+        driver, layout: driver and layout of its job.
         address, options: see `WorkerClient`.
     """
 
@@ -78,14 +78,14 @@ class WatchedClient(WorkerClient):
         self._account_of_state = AccountOfState(self.world.monotonic())
         traits = plan.make_rule().traits
         self._overlaps, self._keeps = plan.overlap, plan.keeps and not (traits.gradient or traits.peers)
-        #: The clocks that windows began from, and the number of the loop's first commit.
+        #: The clocks at which windows began, and the number of the loop's first commit.
         self._began: list[int] = []
         self._first = 0
         follows = plan.make_rule().window_by_speed is not None
         self._windows = AccountOfWindows(follows=follows, pulls_first=self._pulls_first, now=self._now)
 
     def begin(self) -> None:
-        """A loop begins, with a pull: nothing that was computed before it counts."""
+        """Record the start of a loop, with a pull; nothing that was computed before counts."""
         self._began.clear()
         self._first = 0
         self._account.begin()
@@ -94,16 +94,16 @@ class WatchedClient(WorkerClient):
 
     def request(self, message: Message, expected: Any, timeout: float | None = None) -> Any:
         """See `Client`."""
-        asked = self._now
-        if isinstance(message, Commit) and not message.grouped:  # those in a sum are written down one by one
-            self.write_down(message)
+        requested = self._now
+        if isinstance(message, Commit) and not message.grouped:  # The commits of a sum are recorded one by one.
+            self.record_sent(message)
         answer = super().request(message, expected, timeout)
         if isinstance(answer, CenterReply) and isinstance(message, (Commit, Pull)):
             check_reply(answer, message.wants)
         if isinstance(answer, CenterReply) and not (self._pulls_first and self._began):
             self._began.append(answer.clock)
         if isinstance(answer, CenterReply):
-            self._windows.sent(asked, self._now, answer.window)
+            self._windows.sent(requested, self._now, answer.window)
         applied = isinstance(message, Commit) and isinstance(answer, Ack) and not answer.skipped
         if applied or isinstance(answer, CenterReply):
             announced = answer.incarnation, self.worker, answer.clock, answer.window
@@ -112,13 +112,13 @@ class WatchedClient(WorkerClient):
             self._watch.promise(self._layout, self.worker, getattr(answer, "durable", 0))
         return answer
 
-    def see_reply_of_relay(self, asked: float, answer: CenterReply) -> None:
-        """A relay has handed the center down."""
+    def see_reply_of_relay(self, requested: float, answer: CenterReply) -> None:
+        """Record that a relay has passed the center on."""
         self._began.append(answer.clock)
-        self._windows.sent(asked, self._now, answer.window)
+        self._windows.sent(requested, self._now, answer.window)
 
-    def write_down(self, commit: Commit) -> None:
-        """Note what is sent now, or handed to a relay."""
+    def record_sent(self, commit: Commit) -> None:
+        """Record a commit that is sent now, or passed to a relay."""
         self._first = self._first or commit.sequence
         parts = self._account.read if commit.packed else [part.copy() for part in commit.parts]
         before = commit.overlapped and len(self._began) > 1
@@ -129,7 +129,7 @@ class WatchedClient(WorkerClient):
         self._watch.streams.sent(self._layout, commit)
 
     def payload(self, parts: int) -> tuple[np.ndarray, ...]:
-        """See `WorkerClient`; from now on it is written to, and makes no sense until that is done."""
+        """Return the payload, as `WorkerClient` does; it is written from now on, and is invalid until that is done."""
         buffers = super().payload(parts)
         for buffer in buffers:
             buffer.fill(np.nan)
@@ -137,16 +137,16 @@ class WatchedClient(WorkerClient):
 
     def commit(self, record: CommitRecord) -> Reply:
         """See `WorkerClient`."""
-        self._account.due, asked = True, self._now
+        self._account.due, requested = True, self._now
         self._windows.commits(record.steps, epoch_end=record.epoch_end, overlapped=record.overlapped)
         if self._keeps and not self._overlaps:
             self._account_of_state.require_recent(self.interval.seconds)
         reply = super().commit(record)
-        if reply.refused:  # the optimizer has taken the steps, and no state is due after them
+        if reply.refused:  # The optimizer has taken the steps, and no state is due after them.
             self._account_of_state.steps += record.steps
             self._windows.refused(record.steps)
         else:
-            self._windows.applied(asked, self._now, reply.window)
+            self._windows.applied(requested, self._now, reply.window)
             self._account_of_state.applied(self.sequence, record.steps, self.world.monotonic())
         return reply
 
@@ -160,7 +160,8 @@ class WatchedClient(WorkerClient):
         self._account_of_state.require_steps(int(state.content.view(np.int64)[-2]))
         self._watch.states.had(self._partition, content, self.sequence)
         super().keep_optimizer(state, ahead=ahead)
-        if self._watch.serves(self._driver, self.incarnation):  # else it may have died before it was looked at
+        # Otherwise, the server may have died before it was checked.
+        if self._watch.serves(self._driver, self.incarnation):
             self._watch.states.require_kept(self._life, content)
         self._account_of_state.sent(self.sequence, self.world.monotonic())
 
@@ -196,36 +197,36 @@ class WatchedClient(WorkerClient):
 
 
 class WatchedGroup(RelayGroup):
-    """Writes down what it hands over, and what it is handed."""
+    """A group whose member records what it passes to the relay, and what it receives."""
 
     def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
         """See `RelayGroup`."""
         assert isinstance(client, WatchedClient)
-        client.write_down(commit)
+        client.record_sent(commit)
         return super().send(client, commit)
 
     def _hand(self, client: WorkerClient, commit: Commit, link: RelayLink) -> CenterReply:
         assert isinstance(client, WatchedClient)
-        asked = client.now
+        requested = client.now
         reply = super()._hand(client, commit, link)
-        client.see_reply_of_relay(asked, reply)
+        client.see_reply_of_relay(requested, reply)
         return reply
 
 
 class AccountedFormat(WorkerFormat):
-    """Keeps an account of what is rounded off: what is read and what is kept add up to what was meant."""
+    """A wire format that checks the residuals: decoded values and residuals must add up to the exact values."""
 
     def __init__(self, wire_format: str, size: int) -> None:
         super().__init__(wire_format, size)
-        #: What the server reads of the latest commit.
+        #: The server's values of the latest commit.
         self.read: list[np.ndarray] = []
         #: Whether a commit is to be encoded.
         self.due = False
-        #: For each part, what was meant less what was read since the loop began.
+        #: The exact values minus the decoded ones since the loop began, for each part.
         self._owed: list[np.ndarray] = []
 
     def begin(self) -> None:
-        """A loop begins: it owes nothing."""
+        """Record the start of a loop, which has no residuals."""
         self._owed = []
 
     def encode(self, parts: tuple[np.ndarray, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
@@ -244,7 +245,7 @@ class AccountedFormat(WorkerFormat):
                 off, most = np.abs(self._owed[number] - self._residuals[number]).max(), 1e-5 * (1.0 + abs(part).max())
             else:
                 off, most = np.abs(part - self.read[number]).max(), abs(part).max() / 256
-            if off > most:  # never so for a NaN, which the server leaves out
+            if off > most:  # This is not so for a NaN, which the server skips.
                 text = f"what is rounded off must be kept for the next commit, or be little. Received: {off:.3g} more"
                 raise Finding("residual", text)
         return encoded
@@ -258,38 +259,38 @@ class AccountedFormat(WorkerFormat):
 
 
 class AccountOfState:
-    """Knows what the state of an attempt's optimizer must be, and when it must be sent.
+    """A record of the expected state of an attempt's optimizer, and of when it must be sent.
 
     Args:
         now: when the attempt began, seconds.
     """
 
     def __init__(self, now: float) -> None:
-        #: Of the optimizer, those behind the state that it began with too; behind commits that are applied.
+        #: Steps of the optimizer, including those of its initial state; steps whose commits are applied.
         self.steps = 0
         self._sent = now
-        #: The latest commit of this loop that is applied, and when; and the one after which a state was sent.
+        #: The loop's latest commit that is applied, and its time; and the commit after which a state was sent.
         self._applied, self._applied_at, self._kept = 0, 0.0, 0
 
     def begin(self) -> None:
-        """A loop begins, with a new optimizer."""
+        """Record the start of a loop, with a new optimizer."""
         self.steps = self._applied = self._kept = 0
 
     def applied(self, sequence: int, steps: int, now: float) -> None:
-        """A commit of so many steps is applied."""
+        """Record that a commit of ``steps`` steps is applied."""
         self._applied, self._applied_at, self.steps = sequence, now, self.steps + steps
 
     def sent(self, sequence: int, now: float) -> None:
-        """The state after a commit is sent."""
+        """Record that the state after a commit is sent."""
         self._kept, self._sent = sequence, now
 
     def require_steps(self, steps: int) -> None:
-        """A state has all steps of the commits before it, and no other."""
+        """Check that a state has all steps of the commits before it, and no others."""
         if steps != self.steps:
             raise Finding("state", f"a state must have the {self.steps} steps that count. Received: {steps}")
 
     def require_recent(self, seconds: float) -> None:
-        """The next commit is sent: if a state was due after the one before, it was sent."""
+        """Check, when the next commit is sent, that a state that was due after the previous one was sent."""
         if self._applied > self._kept and self._applied_at >= self._sent + seconds:
             raise Finding(
                 "state", f"a state must be sent each {seconds:.3g} s. Received: none after commit {self._kept}"
@@ -297,15 +298,15 @@ class AccountOfState:
 
 
 class CountingReplica:
-    """A model with an element a mini-batch, which each of its steps moves by one.
+    """A model with one element for each mini-batch, which each of its steps moves by one.
 
     Args:
-        size: elements.
-        element: of a mini-batch.
-        compute: takes the time of a step; returns what it adds, for an element: its amount, or NaN.
-        statistics: elements of its moving statistics, which follow the numbers of the elements.
+        size: number of elements.
+        element: returns the element of a mini-batch.
+        compute: takes the time of a step, and returns what it adds to an element: its amount, or NaN.
+        statistics: number of elements of its moving statistics, which follow the numbers of the elements.
         owner: numbers of layout, partition and attempt.
-        loss: of each sample of an epoch, where gradients are asked for.
+        loss: returns the loss of each sample of an epoch, if gradients are requested.
     """
 
     def __init__(
@@ -322,7 +323,7 @@ class CountingReplica:
         self._element, self._compute, self._loss = element, compute, loss
         self._theta = np.zeros(size, np.float32)
         self._statistics = np.zeros(statistics, np.float32)
-        #: Who took the first of them, how many there were, and a number that each of them has changed.
+        #: The attempt that took the first of the steps, the number of steps, and a value that each of them changes.
         self._steps: list[int] = [*owner, 0, 0]
 
     def load(self, vector: np.ndarray) -> None:
@@ -361,7 +362,7 @@ class CountingReplica:
         self._steps[-2:] = [self._steps[-2] + 1, hash((self._steps[-1], element))]
 
     def read_optimizer(self) -> OptimizerState:
-        """The state of an optimizer that knows each of its steps."""
+        """Return the state of an optimizer that records each of its steps."""
         content = np.array(self._steps, np.int64).view(np.uint8)
         return OptimizerState("steps", content, zlib.crc32(content.data))
 
@@ -384,10 +385,10 @@ class CountingReplica:
 
 
 class TableReplica(CountingReplica):
-    """Moves the row of a mini-batch in each table as it moves the element.
+    """A replica that moves the row of a mini-batch in each table as it moves the element.
 
     Args:
-        places: where each table lies in the vector.
+        places: place of each table in the vector.
         arguments, options: see `CountingReplica`.
     """
 
@@ -416,13 +417,13 @@ def run_attempt(
     worker: int,
     attempt: int,
 ) -> None:
-    """What a task does with its partition.
+    """Train a partition, as a task does.
 
     Args:
-        plan, watch: of the run.
-        driver, layout: of its job.
-        world: the task's.
-        address: the server's.
+        plan, watch: plan and watch of the run.
+        driver, layout: driver and layout of its job.
+        world: world of the task.
+        address: address of the server.
         worker, attempt: numbers of partition and attempt.
 
     Raises:
@@ -482,7 +483,7 @@ def run_attempt(
 def _replica(
     plan: Plan, layout: Layout, watch: Watch, world: VirtualWorld, worker: int, attempt: int
 ) -> CountingReplica:
-    """A new model of an attempt."""
+    """Return a new model of an attempt."""
     places = spans(watch.size, shapes_of(plan, watch.size))
     kind = partial(TableReplica, places) if places else CountingReplica
     return kind(
@@ -523,7 +524,7 @@ def _client_options(settings: WorkerSettings, size: int, plan: Plan) -> dict[str
 def _table_windows(
     plan: Plan, layout: Layout, watch: Watch, client: WatchedClient, batches: Iterator[VirtualBatch]
 ) -> TableWindows | None:
-    """The windows of ``batches`` whose rows travel; None: the run has no tables."""
+    """Return the windows of ``batches`` whose rows travel, or None if the run has no tables."""
     shapes, window = shapes_of(plan, watch.size), plan.make_rule().window
     if not shapes:
         return None
@@ -535,14 +536,14 @@ def _table_windows(
 
 
 def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:
-    """What chooses a worker's window; None: it is the rule's."""
+    """Return the function that chooses a worker's window, or None if the rule does."""
     if settings.rule.window != AUTO:
         return None
     return AutoWindow(settings.rule, overlap=settings.overlap, now=world.monotonic)
 
 
 def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:
-    """The mini-batches of a partition, from where it stands, if its rows are those that were there before."""
+    """Return the mini-batches of a partition from its position, if its rows are unchanged."""
     count = layout.batches[worker]
     known = layout.checksum(worker, (count if welcome.epoch else welcome.batch) - 1)
     if (welcome.epoch, welcome.batch) != (0, 0) and welcome.checksum not in (-1, known):
@@ -550,12 +551,12 @@ def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iter
     for epoch in range(epochs):
         for index in range(count):
             if (epoch, index) >= (welcome.epoch, welcome.batch):
-                read = index if not epoch else count - 1  # from the second epoch on, all rows are known
+                read = index if not epoch else count - 1  # From the second epoch on, all rows are known.
                 yield VirtualBatch(index, epoch, index == count - 1, checksum=layout.checksum(worker, read))
 
 
 def _step(plan: Plan, world: VirtualWorld, worker: int) -> float:
-    """Takes the time of a step; returns what it adds: 1, or a NaN where a fault says so."""
+    """Take the time of a step; return what it adds: 1, or a NaN if a fault requires it."""
     draw, poisoned = world.surroundings.scheduler.random.random, world.surroundings.poisoned
     world.sleep(3.0 * plan.deadlines.lease if draw() < plan.long else plan.compute * (0.5 + draw()))
     if worker not in poisoned:

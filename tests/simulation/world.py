@@ -1,4 +1,4 @@
-"""What a process of a run is handed as its `World`."""
+"""The simulated `World` of a process of a run."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from simulation.threads import VirtualCondition, VirtualFlag, VirtualLock, Virtu
 
 #: Seconds since the epoch, and of the monotonic clock, when a run begins.
 _EPOCH, _BOOT = 1_700_000_000.0, 1000.0
-#: Lines that a pipe holds.
+#: The number of lines that a pipe holds.
 _LINES = 20
-#: Seconds that a server has to end once its driver is gone: the alarm of ``python -m distkeras.ps child``.
+#: Seconds that a server has to end when its driver is gone: the alarm of ``python -m distkeras.ps child``.
 _ALARM = 120.0
-#: How often there is no room for memory that is to be mapped.
+#: How often memory cannot be mapped for lack of space.
 _NO_ROOM = 0.15
 
 
 class Surroundings:
-    """What all processes of a run share.
+    """The state that all processes of a run share.
 
     Args:
-        scheduler, network, disk: of the run.
-        serve: the body of a server's process: given it and what it needs, returns the exit status.
+        scheduler, network, disk: scheduler, network and disk of the run.
+        serve: body of a server's process, called with its child and its needs; returns the exit status.
     """
 
     def __init__(
         self, scheduler: Scheduler, network: Network, disk: Disk, serve: Callable[[VirtualChild], int]
     ) -> None:
         self.scheduler, self.network, self.disk, self.serve = scheduler, network, disk, serve
-        #: Memory that a process shares, by its place, with the scope of that process.
+        #: Shared memory by its path, with the scope of the process that shares it.
         self.shared: dict[str, tuple[str, memoryview]] = {}
-        #: As many partitions, the first ones, are on the server's host.
+        #: The number of the first partitions that are on the server's host.
         self.neighbors = 0
-        #: By how many seconds a host's clock is wrong.
+        #: The error of each host's clock, in seconds.
         self.skews: dict[str, float] = {}
-        #: Every server's process, the latest one last.
+        #: The processes of all servers, with the latest one last.
         self.servers: list[Any] = []
         self.child_of: dict[Process, Any] = {}
-        #: The Spark job that runs a driver's server, where that is a task.
+        #: The Spark job that runs a driver's server, if that is a task.
         self.actions: dict[Process, Any] = {}
-        #: How many small tasks there were.
+        #: The number of small tasks so far.
         self.tasks = 0
         #: Seconds that the next servers take to come up.
         self.startup = 0.5
-        #: How each driver's process deals the data out.
+        #: The layout that each driver's process uses.
         self.layouts: dict[Process, Layout] = {}
-        #: Partitions whose next step makes a NaN; one may be there several times.
+        #: Partitions whose next step returns a NaN; a partition may occur several times.
         self.poisoned: list[int] = []
-        #: What strikes the next servers, each some time after it was started.
+        #: Faults for the next servers, each with a delay after the server's start.
         self.awaiting: list[tuple[float, Callable[[Process], None]]] = []
 
     def strike_awaiting(self, process: Process) -> None:
-        """A server's process begins: what waits for the next one strikes it."""
+        """Inject the faults that wait for the next server, when a server's process begins."""
         if self.awaiting:
             seconds, strike = self.awaiting.pop(0)
             self.scheduler.later(seconds, lambda: strike(process))
 
 
 class VirtualWorld(World):
-    """One process' world.
+    """The world of one process.
 
     Args:
-        surroundings: of the run.
-        process: whose it is.
-        scope: whom its connections belong to, for faults that strike one partition.
+        surroundings: surroundings of the run.
+        process: process of this world.
+        scope: owner of its connections, for faults that concern one partition.
     """
 
     def __init__(self, surroundings: Surroundings, process: Process, scope: str) -> None:
@@ -153,7 +153,7 @@ class VirtualWorld(World):
 
 
 class VirtualMemory:
-    """Memory that a process shares: `world.shared_memory.SharedMemory`."""
+    """Memory that a process shares, as a simulated `world.shared_memory.SharedMemory`."""
 
     def __init__(self, surroundings: Surroundings, process: Process, scope: str, size: int) -> None:
         self._shared = surroundings.shared
@@ -168,7 +168,7 @@ class VirtualMemory:
 
 
 class VirtualChild:
-    """A server's process: `world.processes.Child`."""
+    """A server's process, as a simulated `world.processes.Child`."""
 
     def __init__(self, surroundings: Surroundings, driver: Process) -> None:
         self.surroundings, self.driver = surroundings, driver
@@ -179,11 +179,11 @@ class VirtualChild:
         self.process.watched = True
         surroundings.child_of[self.process] = self
         self.world = VirtualWorld(surroundings, self.process, "server")
-        #: What the server's process serves, once it is up.
+        #: The server of the process, once it is up.
         self.server: Any = None
-        #: Its input, as far as it is not read.
+        #: The unread lines of its input.
         self.lines: list[bytes] = []
-        self._told: list[bytes] = []
+        self._output: list[bytes] = []
         self._news: list[Task] = []
         driver.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self.process.at_end.append(lambda: self._scheduler.wake_all(self._news))
@@ -194,10 +194,10 @@ class VirtualChild:
         self._scheduler.wait(None, self.surroundings.startup)
         self._scheduler.kill(self.process, self.surroundings.serve(self))
 
-    # ---- the process' own end
+    # ---- the process' own side
 
     def input_line(self) -> bytes | None:
-        """The next line of its input; None after the goodbye, or when its driver is gone."""
+        """Return the next line of its input, or None after the goodbye or when its driver is gone."""
         while not self.lines:
             if not self.driver.alive:
                 return None
@@ -206,26 +206,26 @@ class VirtualChild:
         return None if line == GOODBYE else line
 
     def require_driver(self) -> None:
-        """Whether its driver lives."""
+        """Raise a `ServerLostError` unless its driver is alive."""
         if not self.driver.alive:
             raise ServerLostError("the driver of this server has ended")
 
     def tell(self, line: bytes) -> None:
-        """Write a line to its output, and wait first while many lines there are unread."""
-        while len(self._told) >= _LINES:
+        """Write a line to its output; wait first while too many lines are unread."""
+        while len(self._output) >= _LINES:
             self._scheduler.wait(self._news, None)
-        self._told.append(line)
+        self._output.append(line)
         self._scheduler.wake_all(self._news)
 
     def wait_until_over(self, server: Any) -> int:
-        """Serves until its driver says goodbye, or is gone."""
+        """Serve until the driver says goodbye or is gone."""
         self.server = server
         while self.input_line() is not None:
             pass
         self._scheduler.later(_ALARM, lambda: self._scheduler.kill(self.process, -14))
         return 0
 
-    # ---- its driver's
+    # ---- the driver's side
 
     @property
     def exit_code(self) -> int | None:
@@ -243,11 +243,11 @@ class VirtualChild:
     def line(self, timeout: float) -> bytes:
         """See `Child`."""
         deadline = self._scheduler.now + timeout
-        while not self._told and self.process.alive:
+        while not self._output and self.process.alive:
             if self._scheduler.now >= deadline:
                 raise TimeoutError
             self._scheduler.wait(self._news, deadline - self._scheduler.now)
-        line = self._told.pop(0) if self._told else b""
+        line = self._output.pop(0) if self._output else b""
         self._scheduler.wake_all(self._news)
         return line
 
