@@ -1,1 +1,1 @@
-"""Benchmarks, one module a section: each figure is compared with its limit and with the plain way to do it."""
+"""Benchmarks, one module for each section: each figure is compared with its limit and with a plain implementation."""

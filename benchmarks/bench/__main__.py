@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # replaces this folder, which is a package
+# The path of the parent replaces that of this folder, which is a package.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.command import main  # noqa: E402 - found on the path that was set above
 

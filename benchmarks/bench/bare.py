@@ -68,7 +68,7 @@ class BareCenter:
             for start in range(0, self._size, BLOCK):
                 block = after[start : start + BLOCK]
                 np.add(before[start : start + BLOCK], block, out=block)
-            payload.connections = 2  # no other thread has it yet
+            payload.connections = 2  # No other thread has it yet.
             last, self._current = self._current, payload
         self._drop(last)
 
@@ -80,7 +80,7 @@ class BareCenter:
 
 
 class _Version:
-    """A vector, and the number of its users, while which it must not change."""
+    """A vector and the number of its users; it must not change while it has any."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

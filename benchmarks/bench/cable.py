@@ -32,7 +32,7 @@ _PATIENCE = 60.0
 
 
 class NoLinkError(RuntimeError):
-    """This machine or this user cannot create a shaped link; the text says why."""
+    """The error that this machine or this user cannot create a shaped link, and why."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Link:
 
 @contextmanager
 def shaped(gbps: int) -> Iterator[Link]:
-    """Yield a link of that rate in either direction; it is removed afterwards, also if this process is killed.
+    """Yield a link with that rate in both directions; it is removed afterwards, even if this process is killed.
 
     Raises:
-        NoLinkError: it cannot be created here.
+        NoLinkError: If it cannot be created here.
     """
     device = f"dk{secrets.token_hex(4)}"
     nets = 2 ** (30 - NETWORK.prefixlen)
@@ -66,7 +66,8 @@ def shaped(gbps: int) -> Iterator[Link]:
     with ExitStack() as stack:
         holder = stack.enter_context(_namespace())
         namespace = f"/proc/{holder}/ns/net"
-        stack.callback(_remove, device)  # before its creation: it is removed even if the next call fails
+        # This precedes its creation, so that the link is removed even if the next call fails.
+        stack.callback(_remove, device)
         _tool("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}f", "netns", str(holder))
         for end, address, within in ((device, near, ()), (f"{device}f", far, ("nsenter", f"--net={namespace}"))):
             _tool(*within, "ip", "address", "add", f"{address}/30", "dev", end)
@@ -90,7 +91,7 @@ def _namespace() -> Iterator[int]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise NoLinkError(f"{command[0]}: {error.strerror}") from None
-    with process:  # closes its standard input, which ends it, and waits for its end
+    with process:  # Closing its standard input ends the process.
         assert process.stdout is not None
         assert process.stderr is not None
         if not process.stdout.readline():
@@ -108,13 +109,13 @@ def _tool(*command: str) -> None:
 
 
 def _remove(device: str) -> None:
-    with suppress(NoLinkError):  # it was not created, or was removed with the namespace
+    with suppress(NoLinkError):  # The device was not created, or was removed with the namespace.
         _tool("ip", "link", "delete", device)
 
 
 def enter(namespace: str) -> None:
     """Move the calling thread, and threads that it starts later, into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns needs Python 3.12
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns needs Python 3.12.
     with Path(namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)

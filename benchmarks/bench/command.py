@@ -73,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     for row in run(options):
         rows.append(replace(row, processor=here["cpu"]))
         if options.json:
-            save(options.json, here, rows)  # after each row: an interrupted run keeps its results
+            # The file is saved after each row, so that an interrupted run keeps its results.
+            save(options.json, here, rows)
     sys.stdout.write(f"{describe(here)}\n\n{table(rows)}\n")
     if not options.compare:
         return 0

@@ -1,4 +1,4 @@
-"""From DataFrames to shuffled mini-batches on the executors."""
+"""The section "data": from DataFrames to shuffled mini-batches on the executors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _frames(spark: SparkSession, count: int, directory: str) -> dict[str, DataFr
 def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
     plan = partitioned(frame, _spec(), WORKERS)
     few = frame.limit(int(count * FEW)).cache()
-    asked = few.count()
+    row_count = few.count()
 
     def naive() -> float:
         size = BATCH
@@ -112,7 +112,7 @@ def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
 
         began = time.perf_counter()
         found = few.repartition(WORKERS).rdd.mapPartitions(batches).collect()
-        return _rate(sum(found), asked, began)
+        return _rate(sum(found), row_count, began)
 
     return Case(
         SECTION,
@@ -278,7 +278,7 @@ def _peak(path: str, directory: str, sender: Connection) -> None:
                 for _ in source:
                     pass
 
-    drain(1)  # libraries load some of their parts on first use
+    drain(1)  # Libraries load some of their parts on first use.
     before, most, over = _anonymous(), 0, threading.Event()
 
     def watch() -> None:

@@ -30,12 +30,12 @@ def _echo(sock: socket.socket, size: int) -> None:
 
 
 class EchoClient:
-    """Sends a vector to `server` or `bare.server`, and receives one.
+    """A client that sends a vector to `server` or `bare.server` and receives one.
 
     Args:
-        number: of the client.
-        address: the server's.
-        size: elements of the vector, float32.
+        number: number of the client.
+        address: address of the server.
+        size: number of elements of the vector, float32.
     """
 
     def __init__(self, number: int, address: Where, size: int) -> None:

@@ -81,7 +81,7 @@ def run(kind: str, folder: Path, seconds: float, faults: int) -> dict[str, Any]:
     """Run one training under faults, and return its figures.
 
     Raises:
-        RuntimeError: it failed; the text has its last output.
+        RuntimeError: If the training failed; the text has its last output.
     """
     done = subprocess.run(
         [sys.executable, _PROGRAM, kind, folder, str(seconds), str(faults), str(_SEED)],

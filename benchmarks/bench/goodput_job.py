@@ -100,7 +100,7 @@ def inject(kind: str, draw: random.Random) -> bool:
     if not targets:
         return False
     target = draw.choice(sorted(targets))
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
+    with contextlib.suppress(ProcessLookupError):  # The process has just ended.
         if kind == "suspend":
             os.kill(target, signal.SIGSTOP)
             threading.Timer(SUSPENDED, wake, (target,)).start()
@@ -250,7 +250,7 @@ def keras_child(folder: Path, saved: str) -> None:
     steps = -(-len(x) // BATCH)
     model = build(MODEL, RATES["keras"])
 
-    class WritesDown(library.callbacks.Callback):  # type: ignore[misc]  # Keras' classes have no types
+    class StepLogger(library.callbacks.Callback):  # type: ignore[misc]  # Keras' classes have no types
         def __init__(self) -> None:
             super().__init__()
             self.epoch = 0
@@ -265,7 +265,7 @@ def keras_child(folder: Path, saved: str) -> None:
     with (Path(saved) / "steps").open("a") as log:
         # Keras restarts the epoch in which the checkpoint was written, with the weights of the checkpoint.
         backup = library.callbacks.BackupAndRestore(str(Path(saved) / "backup"), save_freq=SAVED_STEPS)
-        model.fit(x, y, batch_size=BATCH, epochs=_FOREVER, verbose=0, callbacks=[backup, WritesDown()])
+        model.fit(x, y, batch_size=BATCH, epochs=_FOREVER, verbose=0, callbacks=[backup, StepLogger()])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A model for each of many small groups: side by side or not, `keras.Model.fit` in `applyInPandas`, a loop of jobs."""
+"""A model for each of many small groups, trained side by side, in `applyInPandas`, or in a loop of jobs."""
 
 from __future__ import annotations
 

@@ -141,11 +141,11 @@ def _rates(
     """Return a function that measures a side: the mean steps a second of one worker.
 
     Args:
-        stack: owns the processes.
-        link: between the hosts, if there are two.
-        hosts: the number of hosts.
-        model: of `_SIZES`.
-        batches: of a run.
+        stack: owner of the processes.
+        link: link between the hosts, if there are two.
+        hosts: number of hosts.
+        model: a key of `_SIZES`.
+        batches: number of mini-batches of a run.
         sides: the arguments of `_trainee`, by side. The additional side "alone" exchanges nothing.
     """
     workers = hosts * _DEVICES
@@ -156,7 +156,7 @@ def _rates(
     fleet = stack.enter_context(Fleet(workers, connect))
 
     def rate(side: str) -> float:
-        fleet.run(side, 0.0, count=1)  # an exchange is in progress at the start and at the end of the timed run
+        fleet.run(side, 0.0, count=1)  # An exchange is in progress at the start and at the end of the timed run.
         cycles = batches // _CYCLING.interval
         return fleet.run(side, 0.0, count=cycles).rate * _CYCLING.interval / workers
 
@@ -166,7 +166,7 @@ def _rates(
 def _trainee(
     number: int, *, link: Link, model: str, rule: Rule = _ALONE, address: Address | None = None, shared: bool = True
 ) -> PacedTrainee:
-    """Return the worker of a number: the first ones are on the first host."""
+    """Return the worker with this number; the first workers are on the first host."""
     far = number >= _DEVICES
     member = partial(PacedMember, host=link.far if far else link.host, shared=shared)
     kind = member if isinstance(rule, Daso) else PacedTrainee
@@ -178,9 +178,9 @@ class PacedMember(PacedTrainee):
     """A worker that exchanges with others.
 
     Args:
-        number: of the worker.
-        host: its address for other workers.
-        shared: share memory with the workers of its host.
+        number: number of the worker.
+        host: address of the worker for other workers.
+        shared: whether it shares memory with the workers of its host.
         options: see `PacedTrainee`.
     """
 
@@ -209,7 +209,7 @@ class _PacedReplica(KerasReplica):
     """A replica whose gradients wait for requests: a member's loop reads mini-batches ahead.
 
     Args:
-        model: built and compiled.
+        model: the built and compiled model.
         wait_at: called with the number of each mini-batch before its gradient.
     """
 

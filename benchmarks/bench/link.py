@@ -80,7 +80,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
         fleet = stack.enter_context(Fleet(WORKERS, connect))
 
         def rate(side: str) -> float:
-            fleet.run(side, _ONCE)  # an exchange is in progress at the start and at the end of the timed run
+            fleet.run(side, _ONCE)  # An exchange is in progress at the start and at the end of the timed run.
             return fleet.run(side, seconds).rate
 
         for side in connect:
@@ -101,14 +101,14 @@ def serving_center(link: Link, rule: Rule, workers: int, size: int = _SIZE) -> I
 
 
 class PacedTrainee:
-    """A worker that trains on the same rows again and again, ``pace`` mini-batches for each request.
+    """A worker that trains on the same rows repeatedly, ``pace`` mini-batches for each request.
 
     Args:
-        number: of the worker.
-        namespace: the network namespace of its end of the link; None: that of this process.
-        address: of its server; None: it exchanges nothing.
-        overlap: continue training while an exchange is in progress.
-        rule: its update rule.
+        number: number of the worker.
+        namespace: network namespace of its end of the link; None for that of this process.
+        address: address of its server; None if it exchanges nothing.
+        overlap: whether training continues while an exchange is in progress.
+        rule: name of its update rule.
         model: its model, a key of `workload.HIDDEN`.
         pace: a multiple of the rule's window.
     """

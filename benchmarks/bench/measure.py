@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-#: One timed run: a rate in the case's unit, higher is better.
+#: One timed run, which returns a rate in the case's unit; higher is better.
 Run = Callable[[], float]
 #: Rounds of a case, and with --quick.
 ROUNDS, QUICK_ROUNDS = 5, 3
@@ -23,12 +23,12 @@ MEANINGLESS = 0.25
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure, set up and warm.
+    """A measurement that is set up and warm.
 
     Args:
         section: the section of the case.
         name: what is measured, unique within the section.
-        unit: of the rates, such as "exchanges/s".
+        unit: unit of the rates, such as "exchanges/s".
         ours: one timed run of the project's code.
         limit: one timed run of a program that no implementation can beat; None if there is none.
         naive: one timed run of the plain way to do it.
@@ -37,10 +37,10 @@ class Case:
         turns: the number of runs of each side within a round, in turns; its rate is their mean. It is for runs that are
             short compared with the time over which a shared machine's speed changes.
         note: further text of the row; a callable is called after the last round.
-        missing: what this machine lacks to measure the case; empty: nothing.
-        echo: of an exchange: one timed run of a server that only sends back what it received.
-        once: a run takes minutes and repeats its work itself: there is one round, which has no spread.
-        rounds: the most rounds, for runs that take long.
+        missing: what this machine lacks to measure the case; empty if it lacks nothing.
+        echo: for an exchange, one timed run of a server that only sends back what it received.
+        once: whether there is one round, without a spread, because a run takes minutes and repeats its work itself.
+        rounds: maximum number of rounds, for runs that take long.
     """
 
     section: str
@@ -70,10 +70,10 @@ class Row:
     Args:
         section, case, unit, target_limit, target_naive, note: see `Case`.
         ours, limit, naive, echo: rates; None if the case has no such side, or could not be measured.
-        ratio_to_limit, ratio_to_naive, ratio_to_echo: ours over theirs, taken within each round; None if there is
-            none, or it was refused.
+        ratio_to_limit, ratio_to_naive, ratio_to_echo: our rate over theirs, computed within each round; None if there
+            is none, or it was refused.
         spread_to_limit, spread_to_naive, spread_to_echo: interquartile range of the rounds' ratios over their median.
-        runs: rounds; 0 if it could not be measured.
+        runs: number of rounds; 0 if it could not be measured.
         refused: why a ratio is missing; empty if none is.
         processor: the processor on which it was measured.
     """
@@ -109,11 +109,11 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     """Run every side of ``case`` in each round, each turn in another order; run none if something is missing.
 
     Args:
-        case: set up and warm.
-        runs: rounds, at least 1.
+        case: the case, set up and warm.
+        runs: number of rounds, at least 1.
 
     Raises:
-        ValueError: a side gave a rate that is not positive.
+        ValueError: If the rate of a side is not positive.
     """
     sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive, "echo": case.echo}
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
@@ -175,8 +175,8 @@ def measured(factories: list[Factory], runs: int, only: str = "") -> Iterator[Ro
     """Yield the rows of all cases, one after the other, each measured within the context of its factory.
 
     Args:
-        factories: of the cases.
-        runs: rounds of each; below `ROUNDS`, each is a single turn.
+        factories: the factories of the cases.
+        runs: rounds of each case; below `ROUNDS`, each is a single turn.
         only: measure only cases whose name contains it.
     """
     for factory in factories:

@@ -64,12 +64,12 @@ def server(shapes: Shapes) -> Callable[[socket.socket], None]:
 
 
 class NaiveClient:
-    """Commits a list of arrays, then pulls the center.
+    """A client that commits a list of arrays and then pulls the center.
 
     Args:
-        number: of the client.
-        address: the server's.
-        shapes: of the arrays.
+        number: number of the client.
+        address: address of the server.
+        shapes: shapes of the arrays.
     """
 
     def __init__(self, number: int, address: Where, shapes: Shapes) -> None:

@@ -1,4 +1,4 @@
-"""Predictions, and the preparation of their rows, from DataFrame to DataFrame."""
+"""The section "predict": predictions, and the preparation of their rows, from DataFrame to DataFrame."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from distkeras.ps.world.streams import SOCKET_BUFFER
 
-_SPAWN = get_context("spawn")  # a fork would lose TensorFlow's threads
+_SPAWN = get_context("spawn")  # A fork would lose TensorFlow's threads.
 _PROCESSES = 8
 #: Seconds for a process to start, or to answer after the end of its run.
 _PATIENCE = 120.0
@@ -31,7 +31,7 @@ Where = tuple[str, int]
 
 
 class Exchanges(NamedTuple):
-    """The results of clients: exchanges, and exchanges a second, of all of them together."""
+    """The results of all clients together: exchanges, and exchanges a second."""
 
     exchanges: int
     rate: float
@@ -65,7 +65,8 @@ def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "12
     """Yield a server process with a thread per connection.
 
     Args:
-        make: picklable; called in the new process, returns the function that each connection's thread calls.
+        make: picklable function; it is called in the new process and returns the function that each connection's
+            thread calls.
         host: address to bind.
     """
     ours, theirs = _SPAWN.Pipe()
@@ -75,7 +76,7 @@ def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "12
     try:
         yield Service(_answer(ours, 0.0), process.pid or 0)
     finally:
-        ours.close()  # ends the server, as the death of this process would
+        ours.close()  # Closing the pipe ends the server, as the death of this process would.
         process.join(_PATIENCE)
 
 
@@ -97,8 +98,8 @@ class Fleet:
     """Clients in separate processes, each connected to several servers: the same clients for every side of a case.
 
     Args:
-        clients: the number of clients.
-        sides: for each side, the function that creates its client of a given number; picklable.
+        clients: number of clients.
+        sides: for each side, the picklable function that creates its client with a given number.
     """
 
     def __init__(self, clients: int, sides: Mapping[str, Callable[[int], ExchangeClient]]) -> None:
@@ -123,7 +124,7 @@ class Fleet:
 
     def __exit__(self, *exc_info: object) -> None:
         for pipe, _ in self._members:
-            pipe.close()  # ends the process
+            pipe.close()  # Closing the pipe ends the process.
         for process in self._processes:
             process.join(_PATIENCE)
 
@@ -138,11 +139,11 @@ class Fleet:
         """Let all clients exchange at the same time, as fast as they can.
 
         Args:
-            side: the side whose server they use.
-            seconds: the duration; each client ends with its first exchange after it.
-            pause: seconds that a client sleeps before each exchange, in place of computing.
-            active: the number of clients that take part; None: all.
-            count: exchanges of each client, in place of ``seconds``: for clients that wait for each other.
+            side: side whose server they use.
+            seconds: duration; each client ends with its first exchange after it.
+            pause: seconds that a client sleeps before each exchange, instead of computing.
+            active: number of clients that take part; None for all.
+            count: number of exchanges of each client, instead of ``seconds``, for clients that wait for each other.
         """
         for pipe, first in self._members:
             share = len(range(first, self.clients if active is None else active, self._stride))
@@ -182,7 +183,7 @@ def _work(client: ExchangeClient, seconds: float, pause: float, most: int) -> Ex
 def _answer(pipe: Connection, seconds: float) -> Any:
     if not pipe.poll(seconds + _PATIENCE):
         raise TimeoutError(f"a process must answer within {_PATIENCE:g} s")
-    return pipe.recv()  # EOFError if the process ended without an answer; it has logged why
+    return pipe.recv()  # There is an EOFError if the process ended without an answer; it has logged the reason.
 
 
 def cpu_seconds(pid: int) -> float:

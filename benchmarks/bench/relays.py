@@ -18,7 +18,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 
-#: By the number of groups, the target: windows per second of the server's processor time, relative to no groups.
+#: The targets by the number of groups: windows per second of the server's processor time, relative to no groups.
 _TARGETS = {1: 4.0, 2: 2.5, 8: 0.8}
 #: Windows of each worker in a run.
 _WINDOWS = 10

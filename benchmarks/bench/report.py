@@ -52,14 +52,14 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    said = {}
+    values = {}
     for line in reversed(lines):
         name, _, value = line.partition(":")
-        said[name.strip()] = value.strip()
-    if "model name" not in said:
+        values[name.strip()] = value.strip()
+    if "model name" not in values:
         return platform.processor() or platform.machine()
-    numbers = [f"{word} {said[name]}" for name, word in _CPU_NUMBERS.items() if name in said]
-    return f"{said['model name']} ({', '.join(numbers)})" if numbers else said["model name"]
+    numbers = [f"{word} {values[name]}" for name, word in _CPU_NUMBERS.items() if name in values]
+    return f"{values['model name']} ({', '.join(numbers)})" if numbers else values["model name"]
 
 
 def describe(machine: dict[str, Any]) -> str:

@@ -40,15 +40,15 @@ def elements(shapes: Shapes) -> int:
 
 
 class WorkerExchange:
-    """A worker's client: commits a payload with its history, and receives the new center.
+    """A worker's client, which commits a payload with its history and receives the new center.
 
     Args:
-        number: of the client.
-        address: the server's.
-        size: elements of the center.
-        wire_format: of commits and replies.
+        number: number of the client.
+        address: address of the server.
+        size: number of elements of the center.
+        wire_format: wire format of commits and replies.
         shared: whether vectors are in memory that it shares with the server.
-        group: the number of the job's workers, if they are in groups; None: they are not.
+        group: number of the job's workers if they are in groups, or None.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerExchange:
             shared_parts=int(shared),
             group=None if group is None else RelayGroup(lambda: "127.0.0.1", "", group),
         )
-        self._client.join()  # no pull yet: with some rules it waits for all other workers
+        self._client.join()  # There is no pull yet, because with some rules it waits for all other workers.
         self._parts = self._client.payload(1)
         self._parts[0].fill(1e-3)
         self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
@@ -113,9 +113,9 @@ def rig(
     """Yield a warm `Rig`.
 
     Args:
-        shapes: of the model's arrays.
-        clients: the number of clients.
-        rule: of the project's server, with its defaults.
+        shapes: shapes of the model's arrays.
+        clients: number of clients.
+        rule: rule of the project's server, with its defaults.
         sides: "ours", and some of "shared", "limit", "echo" and "naive".
     """
     size = elements(shapes)

@@ -43,7 +43,7 @@ SECTION = "safety"
 RULE = make("agn", window=10)
 ROWS = 128
 TARGET = 0.97
-#: The sides that train with Adam: without sending its state, and with it.
+#: The sides that train with Adam, without and with sending its state.
 ADAM = ("adam", "keeping")
 #: The side whose frames have no tags.
 UNTAGGED = "untagged"
@@ -141,18 +141,18 @@ def _cases(rate: Callable[[str], float], every: int) -> list[Case]:
 
 @contextmanager
 def _tags(there: bool) -> Iterator[None]:
-    """A context in which new connections have tags, or none at both ends."""
+    """Return a context in which new connections have tags, or none at both ends."""
     with patch.object(Nonces, "seal", Nonces.seal if there else lambda *_: None):
         yield
 
 
 class Trainee:
-    """A worker that trains on the same rows again and again.
+    """A worker that trains on the same rows repeatedly.
 
     Args:
-        number: of the worker.
-        address: of its server.
-        side: the name of the server's side.
+        number: number of the worker.
+        address: address of its server.
+        side: name of the server's side.
     """
 
     def __init__(self, number: int, address: Address, side: str) -> None:
@@ -221,4 +221,4 @@ def _serve(pipe: Connection, careful: bool, tags: bool) -> None:
             patch.object(holder, name, lambda *_, **facts: None).start()
     with _tags(tags), ParameterServer(ServerSettings(RULE, workers=WORKERS), _KEY) as server:
         pipe.send(server.address)
-        pipe.poll(None)  # until the other end closes
+        pipe.poll(None)  # The call returns when the other end closes.

@@ -37,9 +37,9 @@ def _rates(rates: tuple[float, ...], count: int) -> Iterator[Case]:
     with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as folder:
         df, validation = _frames(spark, count, Path(folder))
         search = _Search(df, validation, rates, Path(folder))
-        search.halving(seed=0)  # warm
+        search.halving(seed=0)  # This run is a warm-up.
         search.found.clear()
-        seeds = iter(range(1, 1000))  # another order of the rates in each turn
+        seeds = iter(range(1, 1000))  # Each turn has another order of the rates.
         yield Case(
             SECTION,
             f"{len(rates)} learning rates, {EPOCHS} epochs, Fashion-MNIST",
@@ -68,11 +68,11 @@ def _frames(spark: Any, count: int, folder: Path) -> tuple[DataFrame, DataFrame]
 
 
 class _Search:
-    """Finds the best of some learning rates, and records the result and the work of each search."""
+    """Searches for the best of some learning rates, with a record of the result and the work of each search."""
 
     def __init__(self, df: DataFrame, validation: DataFrame, rates: tuple[float, ...], folder: Path) -> None:
         self._df, self._validation, self._rates, self._folder = df, validation, rates, folder
-        #: Of each search: its name, the best rate, epochs and jobs.
+        #: The name, the best rate, the epochs and the jobs of each search.
         self.found: list[tuple[str, float, int, int]] = []
 
     def halving(self, *, seed: int) -> float:

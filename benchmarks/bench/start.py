@@ -84,7 +84,7 @@ def peer_python(folder: Path) -> str:
 
 
 class Program(NamedTuple):
-    """A whole job: its kind, a key of `bench.whole_job.KINDS`, and the model, epochs and rule."""
+    """A whole job: its kind, which is a key of `bench.whole_job.KINDS`, and the model, epochs and rule."""
 
     kind: str
     model: str
@@ -93,11 +93,11 @@ class Program(NamedTuple):
 
 
 class Programs:
-    """Runs programs in turns: each of them once in every round, so that they are compared under the same conditions.
+    """Programs that run in turns, each once in every round, so that they are compared under the same conditions.
 
     Args:
-        folder: of the data.
-        pythons: the interpreters of kinds that do not use this one.
+        folder: folder of the data.
+        pythons: interpreters of kinds that do not use this one.
     """
 
     def __init__(self, folder: Path, pythons: Mapping[str, str]) -> None:
@@ -120,7 +120,7 @@ class Programs:
         """Run a program; return its times in seconds, and its accuracy.
 
         Raises:
-            RuntimeError: it failed; the text has its last output.
+            RuntimeError: If the program failed; the text has its last output.
         """
         python = next((self._pythons[peer] for peer in self._pythons if peer in program.kind), sys.executable)
         kind, *job = map(str, program)
@@ -153,11 +153,11 @@ class Programs:
             return ", ".join(f"{value:.{digits}f}" for value in values)
 
         def note() -> str:
-            told = f"naive: elephas; accuracies ({', '.join(present)}) {each('accuracy', 3)}"
+            text = f"naive: elephas; accuracies ({', '.join(present)}) {each('accuracy', 3)}"
             if limit is None:
-                return told
+                return text
             programs = each("program", 1, self.median(together, limit, "program"))
-            return f"limit: plain Keras; {told}; whole programs, in times of plain Keras' {programs}"
+            return f"limit: plain Keras; {text}; whole programs, in times of plain Keras' {programs}"
 
         return Case(
             SECTION,
@@ -187,7 +187,7 @@ class Programs:
         peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
         together = (*peers, *(Program(kind, model, epochs, rule) for kind in SESSIONS))
         job = _job(model, epochs, rule)
-        return [self.compared(f"{job}, {told}", together, target, kind) for kind, (told, target) in SESSIONS.items()]
+        return [self.compared(f"{job}, {text}", together, target, kind) for kind, (text, target) in SESSIONS.items()]
 
     def long_job(self, model: str, epochs: int, rule: str) -> Case:
         """Return the case of a long job, in which the start is a smaller part; compared only with the peer."""

@@ -48,7 +48,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
     ]
 
     def ours() -> float:
-        fresh = windows()  # TensorFlow has not taken over their memory yet
+        fresh = windows()  # TensorFlow has not taken over their memory yet.
         began = time.perf_counter()
         for window in fresh:
             replica.train(window)

@@ -54,7 +54,7 @@ def _micro_batch(count: int, turns: int) -> Iterator[Case]:
             pq.write_table(table, Path(folder, "arriving"))
             Path(folder, "arriving").rename(arriving / f"{number}.parquet")
             while (latest := training.lastProgress) is None or latest.batch < number:
-                training.awaitTermination(0.02)  # raises what ends the stream
+                training.awaitTermination(0.02)  # This raises the error that ended the stream.
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"a micro-batch must end within {PATIENCE:g} s")
             seconds.append(latest.seconds)

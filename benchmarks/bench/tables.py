@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SECTION = "tables"
-#: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window, and epochs, of which the first one
-#: is not measured.
+#: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window, and epochs; the first epoch is not
+#: measured.
 IDS, WIDTH, BATCH, WINDOW, EPOCHS = 4, 64, 512, 10, 20
 #: The optimizers, with a learning rate at which no training diverges.
 OPTIMIZERS = {"SGD": 0.01, "Adagrad": 0.01}
@@ -51,7 +51,7 @@ _LARGE, _ROUNDS = 1_000_000, 2
 _NOTE = f"epochs >= 2; DOWNPOUR, window {WINDOW}"
 #: For the server's arithmetic: rows of a commit and of its reply, and the number of different commits.
 _TOUCHED, _COMMITS = 5_000, 16
-#: Seconds from one poll of the workers' memory to the next.
+#: Seconds between two polls of the workers' memory.
 _LOOK = 0.05
 
 Frames = Callable[..., "DataFrame"]
@@ -197,7 +197,7 @@ def bare_seconds(rows: int, windows: int = 64) -> float:
         began = time.thread_time()
         touched, _ = np.unique(ids[number % _COMMITS], return_inverse=True)
         table[touched] += moved[: touched.size]
-        _ = table[touched]  # the rows of a reply
+        _ = table[touched]  # These are the rows of a reply.
         spent += (time.thread_time() - began) * (number >= 0)
     return spent / windows
 
@@ -240,7 +240,7 @@ def _snapshots(rows: int, count: int, every: int) -> Iterator[Case]:
 
         def ours() -> float:
             with tempfile.TemporaryDirectory(prefix="distkeras-bench-") as folder:
-                checkpoint = Checkpoint(folder, every, keep=1000)  # keeps the first snapshot to the end
+                checkpoint = Checkpoint(folder, every, keep=1000)  # This keeps the first snapshot to the end.
                 return steady(model_of(rows, "SGD"), 2, frame(touched), ["table"], checkpoint)
 
         yield Case(
@@ -293,7 +293,7 @@ def _arithmetic(rows: int, commits: int) -> Iterator[list[Case]]:
 def _plain(rows: int, optimizer: str, count: int, sender: Connection) -> None:
     """Send the samples a second of plain Keras."""
     model, (x, y) = model_of(rows, optimizer), data_of(rows, count)
-    model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0)  # traces the step
+    model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0)  # The first call traces the step.
     sender.send(fit_rate(model, x, y, BATCH))
 
 
@@ -372,7 +372,7 @@ def _workers_peak() -> int:
             if not any(part.endswith("daemon") for part in process.cmdline()):
                 continue
             lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        except (psutil.Error, OSError):  # it has ended
+        except (psutil.Error, OSError):  # The process has ended.
             continue
         peak = max([peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))])
     return peak
@@ -382,8 +382,8 @@ class RowsAtCenter:
     """A center with one table only, and commits of its rows.
 
     Args:
-        rule: the name of the update rule.
-        rows: of the table.
+        rule: name of the update rule.
+        rows: number of rows of the table.
     """
 
     def __init__(self, rule: str, rows: int) -> None:

@@ -33,11 +33,11 @@ class Job:
 
     Args:
         model: M or S.
-        rule: its name.
+        rule: name of the rule.
         window: mini-batches between two exchanges.
         batch: rows of a mini-batch.
-        epochs: of which the first one is not measured.
-        target_limit, target_naive: relative to independent processes, and to plain Keras.
+        epochs: number of epochs; the first one is not measured.
+        target_limit, target_naive: targets relative to independent processes, and to plain Keras.
     """
 
     model: str
@@ -86,7 +86,7 @@ def _train(count: int) -> Iterator[list[Case]]:
         plain = {(job.model, job.batch): build(job.model) for job in JOBS}
         for (_, batch), model in plain.items():
             fit_rate(model, x, y, batch)
-        _steady(WHOLE, frame)  # after this, the workers have loaded their modules
+        _steady(WHOLE, frame)  # After this job, the workers have loaded their modules.
         yield [
             *(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS),
             _watched(frame),
@@ -175,12 +175,12 @@ def _whole_job(frame: DataFrame) -> Case:
 
 
 class _Ceiling:
-    """Independent processes that train on rows in their own memory: a context manager.
+    """A context manager of independent processes that train on rows in their own memory.
 
     Args:
         model: M or S.
         batch: rows of a mini-batch.
-        steps: of one run of one process.
+        steps: number of steps of one process in one run.
     """
 
     def __init__(self, model: str, batch: int, steps: int) -> None:

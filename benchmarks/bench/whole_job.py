@@ -31,7 +31,7 @@ WINDOWS = {"agn": 3, "downpour": 10}
 WARM = 5
 #: Commits before a worker is killed.
 AFTER = 20
-#: Of a cross-validation: folds, and the factors on the learning rate.
+#: The number of folds and the factors on the learning rate of a cross-validation.
 FOLDS, FACTORS = 3, (0.25, 0.5, 1.0, 1.5)
 
 #: The trained model, and seconds by the name of the part.
@@ -142,7 +142,7 @@ def fit_elephas(spark: Any, built: Any, x: Any, y: Any, epochs: int) -> Any:
 
 
 def settings(epochs: int) -> dict[str, Any]:
-    """Return the arguments of every job of ours."""
+    """Return the arguments of every job of this project."""
     from distkeras import Monitoring
 
     monitoring = Monitoring(progress=False)
@@ -160,7 +160,7 @@ def fit(rows: Any, model: str, epochs: int, rule: str, **options: Any) -> tuple[
 def distkeras(
     folder: Path, model: str, epochs: int, rule: str, *, session: Callable[[], Any], times: int = 1
 ) -> Result:
-    """Run `Trainer` on Parquet; more than once: on cached rows."""
+    """Run `Trainer` on Parquet or, if it runs more than once, on cached rows."""
     rows = session().read.parquet(str(folder / "rows"))
     rows = rows.cache() if times > 1 else rows
     for _ in range(times):
@@ -228,7 +228,7 @@ def proportional_memory(pid: int) -> float:
         (line,) = (
             line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")
         )
-    except (OSError, ValueError):  # it has ended meanwhile
+    except (OSError, ValueError):  # The process has ended in the meantime.
         return 0.0
     return int(line.split()[1]) / 2**20
 
@@ -274,7 +274,7 @@ def python_daemons() -> dict[int, int]:
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # The process has ended in the meantime.
             continue
         if b"-m" in words and any(word.endswith(b"daemon") for word in words):
             daemons.add(int(folder.name))

@@ -106,7 +106,7 @@ def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
     history: Any = trainer.history.toPandas()
     stamps = history["timestamp"]
     begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
-    begin = max(begin, begin.fromtimestamp(since))  # both are in local time
+    begin = max(begin, begin.fromtimestamp(since))  # Both are in local time.
     end = stamps.groupby(history["worker"]).max().min()
     counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
     return float(counted / (end - begin).total_seconds())
@@ -116,7 +116,7 @@ def answer(pipe: Connection) -> Any:
     """Return the message of another process."""
     if not pipe.poll(PATIENCE):
         raise TimeoutError(f"a process must answer within {PATIENCE:g} s")
-    return pipe.recv()  # EOFError if the process ended without an answer; it has logged why
+    return pipe.recv()  # There is an EOFError if the process ended without an answer; it has logged the reason.
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def value(x: Any, y: Any) -> Any:
 
 def gradient(theta: np.ndarray) -> np.ndarray:
     """Return the gradient of `value`, shape ``(2,)``."""
-    x, y = theta  # numpy scalars: these overflow to infinity, where floats would raise
+    x, y = theta  # These are numpy scalars, which overflow to infinity where floats would raise.
     a, b, c = 1.5 - x + x * y, 2.25 - x + x * y**2, 2.625 - x + x * y**3
     return np.array(
         [
@@ -128,7 +128,7 @@ def stragglers(results: Results, folder: Path) -> str:
         moved = np.linalg.norm(path[LATE + 1] - path[LATE])
         if moved > 0.05:
             ax.annotate("", path[LATE + 1], path[LATE], arrowprops={"arrowstyle": "->", "color": "#D55E00", "lw": 2})
-        else:  # an arrow's head would be longer than the path
+        else:  # An arrow's head would be longer than the path.
             ax.plot(*path[LATE], "x", color="#D55E00", markersize=9, markeredgewidth=2, zorder=4)
         draw.finish(ax, "x", "y", f"{RULES[rule]}: the straggler moves the center by {moved:.3f}", legend=False)
     return draw.save(figure, folder, "straggler.png")

@@ -24,8 +24,8 @@ class Scale:
 
     Args:
         name: "tiny", "quick", "middle" or "full".
-        seeds: of the reported runs; learning rates are chosen with seed 0. The seeds of the middle scale were not used
-            before: its criteria were written after the quick scale's figures had been seen.
+        seeds: seeds of the reported runs; learning rates are chosen with seed 0. The seeds of the middle scale were
+            not used before: its criteria were written after the quick scale's figures had been seen.
         length: factor on all budgets of gradients and commits.
     """
 

@@ -44,7 +44,7 @@ CLAIMS = (
     SLOW_WORKER,
     MANY_WORKERS,
 )
-#: In the order in which they are run: claims that the first criteria decide least come first.
+#: The claims in the order in which they are run: those that the first criteria decide least come first.
 REVISED = {
     MOMENTUM.name: momentum.REVISED,
     ORDERED.name: ordered.REVISED,

@@ -28,10 +28,10 @@ AEASGD_WINDOWS, AEASGD_WORKERS, AEASGD_RATE, BUDGET = (1, 10, 30), 10, 0.05, 600
 
 def equilibrium(seed: int) -> dict[str, Any]:
     """Run synchronous EASGD on a plane: the distance before an exchange, against lambda ||g|| / ((n + 1) rho)."""
-    slope, eta, asked = np.random.default_rng(seed).normal(size=8), 1e-3, []
+    slope, eta, evaluated = np.random.default_rng(seed).normal(size=8), 1e-3, []
 
     def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
-        asked.append(theta.copy())
+        evaluated.append(theta.copy())
         return slope
 
     trace = simulate(
@@ -44,8 +44,8 @@ def equilibrium(seed: int) -> dict[str, Any]:
         keep_centers=True,
     )
     assert trace.centers is not None
-    center = trace.centers[-WORKERS - 1]  # as pulled before the last round
-    distance = float(np.linalg.norm(asked[-1] - eta * slope - center))
+    center = trace.centers[-WORKERS - 1]  # These are the parameters as pulled before the last round.
+    distance = float(np.linalg.norm(evaluated[-1] - eta * slope - center))
     return {"relative": distance / (WINDOW * float(np.linalg.norm(slope)) / ((WORKERS + 1) * RHO))}
 
 
@@ -53,7 +53,7 @@ def on_beale(stop: str | None, budget: int, seed: int, window: int = WINDOW) -> 
     """Run EASGD on Beale's function with a budget of gradients over all workers."""
     rule = rules.make("easgd", window=window, rho=RHO, early_stopping=stop)
     rounds = max(1, budget // (WORKERS * window))
-    while True:  # windows that end early need more rounds for as many gradients
+    while True:  # Windows that end early need more rounds for as many gradients.
         trace = simulate(
             rule,
             np.array(BEALE_START),

@@ -58,7 +58,7 @@ def prepared(rule: str, n: int, gradients: int, timing: str = "homogeneous") -> 
 
 @cache
 def baseline_rate(gradients: int) -> float:
-    """Return the rate tuned for a single worker with Nesterov's momentum: all rules run with it, as in the paper."""
+    """Return the rate tuned for a single worker with Nesterov's momentum; all rules run with it, as in the paper."""
     return best_rate(prepared("dana_zero", 1, gradients), RATES)
 
 

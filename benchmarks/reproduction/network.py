@@ -91,7 +91,7 @@ def gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarra
         The gradient, shape ``(SIZE,)``, the loss, and the accuracy in [0, 1].
     """
     hidden, logits = forward(theta, x)
-    places = _starts(len(y)) + y  # of the right classes, in the flat array
+    places = _starts(len(y)) + y  # These are the places of the right classes in the flat array.
     right = logits.ravel()[places]
     error = np.exp(logits, out=logits)
     total = error.sum(axis=1)

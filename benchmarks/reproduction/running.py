@@ -1,4 +1,4 @@
-"""Runs jobs in processes, and saves each result at once, so that an interruption loses little."""
+"""Functions that run jobs in processes and save each result immediately, so that an interruption loses little."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def run_all(jobs: Mapping[str, Job], processes: int, path: Path) -> dict[str, tu
     """Return every job's result and its seconds, in the order of the jobs; those in ``path`` are not run again."""
     started, done = time.monotonic(), kept(path)
     missing = {identity(job): (name, job) for name, job in jobs.items() if identity(job) not in done}
-    os.environ.update(dict.fromkeys(THREADS, "1"))  # spawned processes load numpy after this
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # Spawned processes load numpy after this.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool, path.open("a") as file:
         keys: dict[Future[Any], str] = {pool.submit(timed, job): key for key, (_, job) in missing.items()}
         for number, future in enumerate(as_completed(keys), 1):
             key, (result, seconds) = keys[future], future.result()
             done[key] = (result, seconds)
-            file.write(f"\n{json.dumps([key, result, round(seconds, 2)])}\n")  # the first newline ends a partial line
+            file.write(f"\n{json.dumps([key, result, round(seconds, 2)])}\n")  # The first newline ends a partial line.
             file.flush()
             print(f"{number} of {len(keys)}: {missing[key][0]}, {time.monotonic() - started:.0f} s", flush=True)
     return {name: done[identity(job)] for name, job in jobs.items()}

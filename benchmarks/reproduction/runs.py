@@ -81,7 +81,7 @@ class Run:
 def simulated(run: Run, seed: int) -> tuple[Trace, network.Batches]:
     """Return the trace of a run, and the gradients that it computed."""
     batches, rule = network.Batches(seed), rules.make(run.rule, **dict(run.options))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is a valid outcome
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # Divergence is a valid outcome.
         trace = simulate(
             rule,
             network.initial(seed),
@@ -126,15 +126,15 @@ def history(trace: Trace, batches: network.Batches) -> pd.DataFrame:
 
     The steps of a window share the time between the worker's two commits evenly. ``seconds`` are units of the timing.
     """
-    asked, parts = np.array(batches.worker), []
+    worker_of_gradient, parts = np.array(batches.worker), []
     loss, accuracy = np.array(batches.loss), np.array(batches.accuracy)
-    for worker in range(asked.max() + 1):
+    for worker in range(worker_of_gradient.max() + 1):
         own = trace.worker == worker
         steps = trace.steps[own]
         begun = np.concatenate([[0.0], trace.time[own]])
         spans = np.repeat(np.diff(begun) / steps, steps)
         times = np.repeat(begun[:-1], steps) + spans * np.concatenate([np.arange(1, step + 1) for step in [*steps, 0]])
-        places = np.flatnonzero(asked == worker)[: len(times)]
+        places = np.flatnonzero(worker_of_gradient == worker)[: len(times)]
         columns = {"worker": worker, "iteration": np.arange(len(times)), "seconds": times}
         parts.append(pd.DataFrame({**columns, "loss": loss[places], "accuracy": accuracy[places]}))
     frame = pd.concat(parts, ignore_index=True)

@@ -64,7 +64,7 @@ class Case:
 def run(case: Case) -> dict[str, Any]:
     """Return the test accuracy after the budget, and the time to the target in mean step times; infinite if never."""
     batches, timing = network.Batches(case.seed), Gamma(mean=1.0)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is a valid outcome
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # Divergence is a valid outcome.
         trace = simulate(
             rules.make("agn", window=case.window),
             network.initial(case.seed),

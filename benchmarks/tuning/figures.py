@@ -27,7 +27,7 @@ from tuning.cases import (
     mean,
 )
 
-#: In inches: at this width, the letters are readable on a phone.
+#: Width in inches, at which the letters are readable on a phone.
 _SIZE = (5.6, 3.7)
 
 

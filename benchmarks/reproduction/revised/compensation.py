@@ -63,9 +63,9 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
 
     def check(criterion: str, paper: str, pairs: list[tuple[str, str]], choice: str, first: int) -> Check:
         leads = {(a, b, n): lead(a, b, n, choice) for a, b in pairs for n in RATES}
-        said = [f"{DC_NAMES[a]}, M = {n}: {one.interval()}" for (a, b, n), one in leads.items()]
+        texts = [f"{DC_NAMES[a]}, M = {n}: {one.interval()}" for (a, b, n), one in leads.items()]
         verdicts = [one.above(0) for one in leads.values()]
-        return Check(criterion, paper, f"points: {'; '.join(said)}", every(verdicts), first)
+        return Check(criterion, paper, f"points: {'; '.join(texts)}", every(verdicts), first)
 
     lost = "the figure is lost in the scan"
     both = [(name, "asgd") for name in COMPENSATED]

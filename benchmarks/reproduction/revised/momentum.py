@@ -144,7 +144,7 @@ class _MomentumByRate:
 
     def _lead_check(self, choice: str, paper: str) -> Check:
         """Compare DANA with the others, for every N from `MANY` on."""
-        verdicts, said = [], []
+        verdicts, texts = [], []
         for n in (count for count in self.counts if count >= MANY):
             leads = {
                 (rule, other): self.of(rule, n, choice=choice) - self.of(other, n, choice=choice)
@@ -152,13 +152,13 @@ class _MomentumByRate:
                 for other in OTHERS
             }
             (rule, other), least = min(leads.items(), key=lambda item: item[1].mean)
-            said.append(f"N = {n}: {least.interval(1)} points ({NAMES[rule]} over {NAMES[other]})")
+            texts.append(f"N = {n}: {least.interval(1)} points ({NAMES[rule]} over {NAMES[other]})")
             verdicts += [lead.above(0) for lead in leads.values()]
         return Check(
             f"from N = {MANY} on, {CHOICES[choice]}: DANA-Slim and DANA-DC both end above NAG-ASGD, Multi-ASGD, LWP "
             "and DC-ASGD",
             paper,
-            f"the least lead: {'; '.join(said)}",
+            f"the least lead: {'; '.join(texts)}",
             every(verdicts),
             first=4,
         )
