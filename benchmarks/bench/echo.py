@@ -47,4 +47,4 @@ class EchoClient:
         """Send the vector, and wait for the complete answer."""
         self._sock.sendall(self._sent)
         if not receive(self._sock, self._received):
-            raise EOFError("the server hung up")
+            raise EOFError("the server closed the connection")

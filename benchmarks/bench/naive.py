@@ -37,7 +37,7 @@ def _receive_bytes(sock: socket.socket, count: int) -> bytes:
     while len(received) < count:
         piece = sock.recv(count - len(received))
         if not piece:
-            raise EOFError("the peer hung up")
+            raise EOFError("the peer closed the connection")
         received += piece
     return received
 

@@ -1,4 +1,4 @@
-"""The Markdown report. Every figure in it comes from the results; none is written by hand."""
+"""The Markdown report. Every figure in it comes from the results."""
 
 from __future__ import annotations
 

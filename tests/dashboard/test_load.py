@@ -86,7 +86,7 @@ def test_two_hundred_workers_leave_the_browser_responsive(
     updates = page.evaluate("performance.getEntriesByName('distkeras frame').map(entry => entry.duration)")
     frames = page.evaluate("passed")
     assert len(updates) >= 20
-    told = {
+    figures = {
         "update, median ms": statistics.median(updates),
         "update, longest ms": max(updates),
         "frame, median ms": statistics.median(frames),
@@ -95,5 +95,5 @@ def test_two_hundred_workers_leave_the_browser_responsive(
         "job server, share of a core": (after.user + after.system - before.user - before.system) / passed,
         "driver, share of a core": sum(spent) / passed,
     }
-    record_property("load", json.dumps(told))
-    sys.stdout.write("".join(f"{name}: {value:.3g}\n" for name, value in told.items()))
+    record_property("load", json.dumps(figures))
+    sys.stdout.write("".join(f"{name}: {value:.3g}\n" for name, value in figures.items()))

@@ -51,9 +51,9 @@ def test_foreign_texts_are_embedded_unchanged_as_data() -> None:
     scripts = [attributes for tag, attributes in parsed.elements if tag == "script"]
     assert [attributes.get("type") for attributes in scripts] == ["application/json", None]
     assert not [tag for tag, _ in parsed.elements if tag == "img"]
-    told = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])
-    assert told["names"] == [EVIL]
-    assert told["journals"][0][0]["why"] == EVIL
+    embedded = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])
+    assert embedded["names"] == [EVIL]
+    assert embedded["journals"][0][0]["why"] == EVIL
 
 
 #: Constructs that turn a text into HTML or code.

@@ -193,17 +193,17 @@ def test_slow_polls_are_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_SHARE", 1e-12)
     watch = JobWatch()
     watch.on_begin(setup())
-    asked = []
+    calls = []
     with Running(make("downpour")) as running:
         train(running, 0, 3)
         manual = ManualWatch(running, watch)
-        link = JobLink(lambda call: asked.append(1) or call(running.driver), [])
+        link = JobLink(lambda call: calls.append(1) or call(running.driver), [])
         manual.poll(link)
-        count = len(asked)
+        count = len(calls)
         status = running.driver.observe(-1, 0.0)
         nothing: Any = None
         watch.on_center(CallbackContext(status, 1.0, nothing, nothing, nothing, link=link))
-    assert count == len(asked) == 2
+    assert count == len(calls) == 2
 
 
 def test_events_are_identified_by_their_time() -> None:

@@ -133,7 +133,7 @@ _LEASE_FIELDS = [(field.name, f"PartitionLease.{field.name}") for field in datac
 
 def _kind_of(name: str, value: Any) -> str:
     if name == "attempt":
-        return "nobody" if value == NO_ATTEMPT else "an attempt"
+        return "no attempt" if value == NO_ATTEMPT else "an attempt"
     if isinstance(value, (int, float)):
         return "none" if value <= 0 else "some"
     return "there" if value else "empty"

@@ -347,11 +347,11 @@ class Scheduler:
 
     def _let_time_pass(self) -> None:
         if self.steps > _MOST_STEPS:
-            raise Finding("endless", f"a run must end. Received: {self.steps} hand-overs, {self.now:.0f} s")
+            raise Finding("endless", f"a run must end. Received: {self.steps} switches, {self.now:.0f} s")
         timers, before = self._timers, self.now
         while not self._ready or (timers and timers[0][0] <= self.now):
             if not timers:
-                raise Finding("stuck", f"every wait must end. Received: all wait forever: {self.people()}")
+                raise Finding("stuck", f"every wait must end. Received: no task can run: {self.people()}")
             time, _, task, generation, call = heappop(timers)
             if task is None:
                 self.now = max(self.now, time)

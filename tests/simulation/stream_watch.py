@@ -85,5 +85,5 @@ class StreamWatch:
         for worker, lease in center.leases.items():
             after = 0 if lease.optimizer is None else lease.optimizer.sequence
             if after != lease.sequence:
-                text = f"partition {worker} must go on with the state behind commit {lease.sequence}"
+                text = f"partition {worker} must continue with the state after commit {lease.sequence}"
                 raise Finding("state", f"{text}. Received: that behind commit {after}")

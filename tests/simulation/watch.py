@@ -462,7 +462,7 @@ class Watch:
             if begins != standing.position or not lease.sequence == standing.sequence + 1 == row["sequence"]:
                 raise Finding(
                     "ledger",
-                    f"partition {worker} must go on at {standing.position} with commit {standing.sequence + 1}. "
+                    f"partition {worker} must continue at {standing.position} with commit {standing.sequence + 1}. "
                     f"Received: {begins} with commit {row['sequence']}, lease at {lease.sequence}",
                 )
             if row["attempt"] != lease.attempt:
@@ -518,7 +518,7 @@ class Watch:
         who = life.driver, center.incarnation, worker, int(row["attempt"]), int(row["sequence"])
         sent = self.sent.pop(who, None)
         if sent is None:
-            raise Finding("nobody's", f"a commit must have been sent. Received: {who[1:]}")
+            raise Finding("not sent", f"a commit must have been sent. Received: {who[1:]}")
         clock, staleness = int(first["clock"]), int(row["staleness"])
         began = sent.began if sent.first else life.began.get(worker, sent.began)
         if not self._traits.pull_first:
@@ -562,7 +562,7 @@ class Watch:
             return
         since = self._surroundings.scheduler.now - max(ended_at, life.since)
         if since > (_TOLD_IN_CLUSTER if self._plan.cluster else _TOLD):
-            raise Finding("goes on", f"a job that ends early must do so soon. Received: a commit after {since:.0f} s")
+            raise Finding("continues", f"a job that ends early must do so soon. Received: a commit after {since:.0f} s")
 
     def _check_gap(self, life: _Life, worker: int, row: Any, began: int) -> None:
         before, then = life.views.get(int(row["clock"])), life.views.get(began)

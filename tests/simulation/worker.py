@@ -510,7 +510,7 @@ def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
 
 
 def _client_options(settings: WorkerSettings, size: int, plan: Plan) -> dict[str, Any]:
-    """Options of the client that follow from the job."""
+    """Return the options of the client that follow from the job."""
     return {
         "size": size,
         "moving_statistics": plan.statistics,

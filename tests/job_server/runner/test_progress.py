@@ -22,13 +22,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def context(clock: int, loss: float = 0.5, *, final: bool = False) -> CallbackContext:
     status = Status(clock, 2, 0, 3 * clock, 48 * clock, loss, 1.5, 0.25)
-    return CallbackContext(status, 7.0, lambda: None, lambda: None, lambda _: None, final=final)  # type: ignore[arg-type, return-value]  # no one asks for the center
+    return CallbackContext(status, 7.0, lambda: None, lambda: None, lambda _: None, final=final)  # type: ignore[arg-type, return-value]  # not called asks for the center
 
 
 def test_a_job_reports_its_start_progress_and_outcome(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     lines = ProgressLines(path, 2)
-    lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]  # not asked for
+    lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]  # not called
     lines.on_center(context(0, math.nan))
     lines.on_center(context(4))
     lines.on_center(context(4))  # There is nothing new to report.
@@ -46,12 +46,12 @@ def test_only_events_are_written_as_lines(tmp_path: Path) -> None:
     log = logging.Logger("test")
     log.addHandler(EventLines(path))
     log.warning("no event")
-    report(log, "takeover", "worker %d goes on", 3, worker=3, attempt=7)
+    report(log, "takeover", "worker %d continues", 3, worker=3, attempt=7)
     (row,) = rows(path)
     assert {name: row[name] for name in ("kind", "event", "text", "worker", "attempt")} == {
         "kind": "event",
         "event": "takeover",
-        "text": "worker 3 goes on",
+        "text": "worker 3 continues",
         "worker": 3,
         "attempt": 7,
     }

@@ -217,7 +217,7 @@ def kill(server: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.slow  # The test above covers the first case with processes.
-@pytest.mark.parametrize("end", ["go on", "die", "done meanwhile"])
+@pytest.mark.parametrize("end", ["continue", "die", "done meanwhile"])
 def test_the_next_server_determines_what_became_of_running_jobs(
     office: RunnerHarness, other_server: subprocess.Popen[bytes], end: str
 ) -> None:
@@ -338,7 +338,7 @@ def test_an_invisible_driver_is_alive_while_it_sends_heartbeats(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["dies", "stands still", "cancelled"])
+@pytest.mark.parametrize("end", ["dies", "suspended", "cancelled"])
 def test_an_invisible_driver_is_never_started_twice(
     office: RunnerHarness, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
@@ -350,11 +350,11 @@ def test_an_invisible_driver_is_never_started_twice(
         with_a_heartbeat(office, job, runner, lease)  # The driver's fence ends it.
     else:
         os.kill(driver.pid, signal.SIGKILL if end == "dies" else signal.SIGSTOP)
-    after_a_lease(runner, lease, driver, psutil.STATUS_STOPPED if end == "stands still" else psutil.STATUS_ZOMBIE)
+    after_a_lease(runner, lease, driver, psutil.STATUS_STOPPED if end == "suspended" else psutil.STATUS_ZOMBIE)
     found = office.look(job)
     assert (found.state, found.attempt) == ((JobState.CANCELLED, 1) if end == "cancelled" else (JobState.STARTING, 2))
     assert processes.first_allowed(office.folder(job).fence) == 2
-    if end == "stands still":
+    if end == "suspended":
         os.kill(driver.pid, signal.SIGCONT)
     monkeypatch.undo()
     office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # The first runner is the parent of the process.

@@ -213,7 +213,7 @@ def test_servers_of_one_database_do_not_claim_a_job_twice(
 
 @pytest.mark.usefixtures("sqlite_files")
 def test_a_thousand_jobs_are_listed_by_an_index(store: JobStore, people: dict[str, Account], engine: Engine) -> None:
-    """Check that no query scans rows that it does not show; measured by hand, the list takes well under a second."""
+    """Check that no query scans rows that it does not show; a manual measurement is well under a second."""
     with engine.connect() as connection:
         for condition in ("user_id = 2", "state = 'queued'"):
             query = f"EXPLAIN QUERY PLAN SELECT * FROM distkeras_jobs WHERE {condition} ORDER BY number DESC LIMIT 9"
