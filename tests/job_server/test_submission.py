@@ -257,7 +257,7 @@ def test_an_invalid_url_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("more", [{"rule": "agn"}, {"hyper_parameters": {"window": 2}}, {"batch_size": 4}])
-def test_a_rule_or_options_beside_a_trainer_are_refused(more: dict[str, Any]) -> None:
+def test_a_rule_or_options_next_to_a_trainer_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(DescriptionError, match="the trainer's own"):
         Client(NOWHERE, "dk_x").submit(make_trainer(), data="/data", **more)
 

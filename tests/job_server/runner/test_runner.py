@@ -218,7 +218,7 @@ def kill(server: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.slow  # The test above covers the first case with processes.
 @pytest.mark.parametrize("end", ["continue", "die", "done meanwhile"])
-def test_the_next_server_determines_what_became_of_running_jobs(
+def test_the_next_server_determines_the_state_of_jobs_that_ran(
     office: RunnerHarness, other_server: subprocess.Popen[bytes], end: str
 ) -> None:
     """The driver outlived its server, died with it, or ended while no server ran."""
@@ -511,7 +511,7 @@ def test_no_signal_is_sent_to_a_process_that_reuses_the_process_id(monkeypatch: 
         bystander.communicate(timeout=patience(20))
 
 
-def test_two_processes_with_the_same_id_are_told_apart() -> None:
+def test_two_processes_with_the_same_id_are_distinguished() -> None:
     me = ProcessId.of(os.getpid())
     assert me.alive()
     assert ProcessId.parse(str(me)) == me
