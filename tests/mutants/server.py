@@ -91,7 +91,7 @@ SERVER = (
         "            self._wait_until_saved(peer, message.worker)\n",
         "",
         "its last commits die with the server, and no worker is left to repeat them",
-        (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
+        (f"{_RESTART}::test_a_worker_ends_once_a_snapshot_covers_its_last_commit",),
     ),
     Mutant(
         "a partition has ended before the snapshot says so",
@@ -99,7 +99,7 @@ SERVER = (
         "                self._wait_until_saved(peer, worker)\n",
         "                pass\n",
         "a successor returns, and the end that made it return is forgotten",
-        (f"{_RESTART}::test_workers_are_let_go_only_when_there_is_room_for_a_snapshot",),
+        (f"{_RESTART}::test_workers_do_not_end_before_a_snapshot_can_be_written",),
     ),
     Mutant(
         "everything is durable",
@@ -107,7 +107,7 @@ SERVER = (
         "return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)",
         "return sequence",
         "workers learn of snapshots that are not there",
-        (f"{_RESTART}::test_a_reply_tells_which_commit_outlives_the_server",),
+        (f"{_RESTART}::test_a_reply_contains_the_number_of_the_last_durable_commit",),
     ),
     Mutant(
         "a commit counts after the job has failed",

@@ -1,4 +1,4 @@
-"""Who makes room for whom, and what is remembered of those who were refused."""
+"""Admission control: which pending connection is evicted to make room, and what is recorded of refusals."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def hang_up_of(
 ) -> Callable[..., Any]:
     def leave() -> None:
         evicted.append(name)
-        threading.Thread(target=admission.leave, args=connections).start()  # as its own thread does
+        # In a thread of its own, as a session leaves.
+        threading.Thread(target=admission.leave, args=connections).start()
 
     return leave
 
 
-def test_the_most_crowded_address_makes_room_its_oldest_first() -> None:
+def test_the_oldest_connection_of_the_most_crowded_address_is_evicted_first() -> None:
     evicted: list[Any] = []
     admission = AdmissionControl(pending_max=4)
     arrive_long_ago(admission, "honest", 1, evicted)
@@ -42,7 +43,7 @@ def test_the_most_crowded_address_makes_room_its_oldest_first() -> None:
     assert evicted == [("crowd", 0), ("crowd", 1)]
 
 
-def test_no_connection_is_evicted_in_its_first_moment() -> None:
+def test_no_connection_is_evicted_within_a_tenth_of_a_second() -> None:
     evicted: list[Any] = []
     admission = AdmissionControl(pending_max=1)
     connections: list[PendingConnection] = []
@@ -53,7 +54,7 @@ def test_no_connection_is_evicted_in_its_first_moment() -> None:
     assert connections[0].evicted - connections[0].arrived >= 0.1
 
 
-def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_address_is_recorded_once_and_the_list_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     admission = AdmissionControl(addresses_max=3)
     with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
         for number in range(10):
@@ -70,7 +71,7 @@ def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(caplog: 
     assert admission.refusals[0].reason == "noise"
 
 
-def test_who_was_evicted_is_not_admitted() -> None:
+def test_an_evicted_connection_is_not_admitted() -> None:
     admission = AdmissionControl()
     connection = admission.arrive("a", lambda: None)
     admission.evict_oldest()

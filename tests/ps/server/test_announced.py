@@ -1,4 +1,4 @@
-"""Several attempts at one job's server: one serves, the others wait while it lives."""
+"""Several attempts to serve one job: one serves, and the others wait as standbys while it lives."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def request(
     return StartRequest(settings, KEY, None, StartMode(fresh=fresh, same_attempts=False, epochs=epochs), {}, token)
 
 
-class Meddled(World):
-    """The system's own, in which something happens once, just before a claim is written."""
+class CallbackBeforeClaim(World):
+    """The system's world, except that a callback runs once, just before a claim is written."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         self._happens = [happens]
@@ -71,8 +71,8 @@ class Meddled(World):
         return Claimed(Path(uri))
 
 
-class Overtaken(World):
-    """The system's own, in which something happens once, between an attempt's two looks at the claims."""
+class CallbackBetweenChecks(World):
+    """The system's world, except that a callback runs once, between an attempt's two checks of the claims."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         self._happens = [happens]
@@ -84,19 +84,19 @@ class Overtaken(World):
 
 
 class Attempt(threading.Thread):
-    """One that runs in this process."""
+    """An attempt that runs in a thread of this process."""
 
-    def __init__(self, asked: StartRequest, number: int, world: World = REAL) -> None:
+    def __init__(self, request_: StartRequest, number: int, world: World = REAL) -> None:
         super().__init__(daemon=True)
-        self._asked, self._number, self._world = asked, number, world
+        self._request, self._number, self._world = request_, number, world
         self._report: StartReport | None = None
         self._error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._report = serve_announced(self._asked, CENTER, attempt=self._number, world=self._world)
-        except Exception as error:  # noqa: BLE001 - handed to the test
+            self._report = serve_announced(self._request, CENTER, attempt=self._number, world=self._world)
+        except Exception as error:  # noqa: BLE001 - `returned` raises it
             self._error = error
 
     def returned(self) -> StartReport | None:
@@ -108,7 +108,7 @@ class Attempt(threading.Thread):
 
 
 class Worker(threading.Thread):
-    """The job's worker; its step number ``held`` waits for `go`."""
+    """The job's worker, which waits for `go` at the step number ``held``."""
 
     def __init__(self, folder: Path, held: int = -1, epochs: int = 1, deadlines: Deadlines = PATIENT) -> None:
         super().__init__(daemon=True)
@@ -135,7 +135,7 @@ class Worker(threading.Thread):
             )
             run_worker(client, welcome, begin)
             client.close()
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except Exception as error:  # noqa: BLE001 - `ended` raises it
             self.error = error
 
     def _gradient(self, theta: np.ndarray, value: Any) -> np.ndarray:
@@ -176,18 +176,18 @@ def goodbye(folder: Path) -> None:
 
 
 def incarnation(folder: Path) -> int:
-    """Of the owner that is announced; 0: none is."""
+    """Return the incarnation of the announced owner, or 0 if none is announced."""
     owner = owner_of(str(folder))
     return 0 if owner is None or owner.announced is None else owner.claim.incarnation
 
 
 def waits(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
-    """Return what says whether an attempt of this process waits."""
+    """Return a function that reports whether an attempt of this process waits as a standby."""
     caplog.set_level("INFO", "distkeras.ps.server.announced")
     return lambda: "waits as its standby" in caplog.text
 
 
-def test_an_attempt_waits_while_another_one_serves_and_ends_successfully_with_it(
+def test_an_attempt_waits_while_another_attempt_serves_and_ends_successfully_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = waits(caplog)
@@ -205,15 +205,15 @@ def test_an_attempt_waits_while_another_one_serves_and_ends_successfully_with_it
     assert len(list(tmp_path.glob("owner-*"))) == 1
 
 
-def test_an_attempt_that_is_overtaken_by_another_one_before_it_claims_waits_for_that_one(tmp_path: Path) -> None:
-    """The job is fresh, and the other one's snapshot is no reason to refuse the directory."""
+def test_an_attempt_that_is_overtaken_before_it_claims_waits_for_the_owner(tmp_path: Path) -> None:
+    """Since the job is fresh, the other attempt's snapshot is no reason to refuse the directory."""
     owners = []
 
     def serve() -> None:
         owners.append(Attempt(request(tmp_path), 0))
         until(lambda: incarnation(tmp_path) and list(tmp_path.glob("snapshot-*")))
 
-    other = Attempt(request(tmp_path), 1, Overtaken(serve))
+    other = Attempt(request(tmp_path), 1, CallbackBetweenChecks(serve))
     until(lambda: owners and incarnation(tmp_path))
     Worker(tmp_path).ended()
     assert check_exact(tmp_path) == [1]
@@ -222,19 +222,19 @@ def test_an_attempt_that_is_overtaken_by_another_one_before_it_claims_waits_for_
     assert present(other.returned()).ended
 
 
-def test_a_late_second_attempt_of_a_dead_driver_does_not_take_the_job_from_the_next_driver(tmp_path: Path) -> None:
+def test_a_late_attempt_of_a_dead_driver_does_not_take_the_job_from_the_next_driver(tmp_path: Path) -> None:
     first, newer = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000b", "0000000a"))
 
     def claim() -> None:
         first.take_over(attempt=0)
         newer.take_over(attempt=0)
 
-    late = Attempt(request(tmp_path, fresh=False, token="0000000b"), 1, Overtaken(claim))
+    late = Attempt(request(tmp_path, fresh=False, token="0000000b"), 1, CallbackBetweenChecks(claim))
     assert ERRORS[present(late.returned()).code] is OwnershipLostError
     newer.require_owned()
 
 
-def test_an_attempt_takes_over_from_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_standby_takes_over_from_a_dead_owner(tmp_path: Path) -> None:
     place = tmp_path / "place"
     with ExitStack() as stack:
         owner = stack.enter_context(AnnouncedServer(tmp_path / "owner", request(place), CENTER))
@@ -250,7 +250,7 @@ def test_an_attempt_takes_over_from_one_that_is_gone(tmp_path: Path) -> None:
         assert other.returned() is None
 
 
-def test_one_that_stands_still_is_replaced_and_gives_way_when_it_wakes(tmp_path: Path) -> None:
+def test_a_suspended_owner_is_replaced_and_ends_when_it_resumes(tmp_path: Path) -> None:
     place = tmp_path / "place"
     impatient = request(place, standstill=brief(1), handshake=brief(0.5))
     with AnnouncedServer(tmp_path / "owner", request(place), CENTER) as owner:
@@ -268,7 +268,7 @@ def test_one_that_stands_still_is_replaced_and_gives_way_when_it_wakes(tmp_path:
         assert present(owner.returned()).ended
 
 
-def test_a_worker_that_waits_for_one_that_stands_still_goes_on_at_the_next(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_a_suspended_owner_continues_with_its_successor(tmp_path: Path) -> None:
     place = tmp_path / "place"
     with AnnouncedServer(tmp_path / "owner", request(place), CENTER) as owner:
         until(lambda: incarnation(place))
@@ -277,13 +277,13 @@ def test_a_worker_that_waits_for_one_that_stands_still_goes_on_at_the_next(tmp_p
         owner.stop()
         worker.go.set()
         other = Attempt(request(place, standstill=brief(1), handshake=brief(0.5)), 1)
-        worker.ended()  # the first one still stands still
+        worker.ended()  # The first owner is still suspended.
         assert check_exact(place)[-1] == 2
         goodbye(place)
         assert other.returned() is None
 
 
-def test_one_that_the_driver_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_standby_does_not_wait_for_an_owner_that_the_driver_has_given_up(tmp_path: Path) -> None:
     place = tmp_path / "place"
     patient = request(place, standstill=patience(300))
     with AnnouncedServer(tmp_path / "owner", patient, CENTER) as owner:
@@ -298,7 +298,7 @@ def test_one_that_the_driver_has_given_up_is_not_waited_for(tmp_path: Path) -> N
             assert other.returned() is None
 
 
-def test_a_newer_driver_takes_the_job_from_an_attempt_and_from_one_that_waits(
+def test_a_newer_driver_takes_the_job_from_the_owner_and_from_its_standby(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = waits(caplog)
@@ -322,8 +322,8 @@ def test_a_newer_driver_takes_the_job_from_an_attempt_and_from_one_that_waits(
     assert newer.returned() is None
 
 
-def test_a_job_with_more_epochs_keeps_them_where_its_first_attempt_dies(tmp_path: Path) -> None:
-    """Before it has saved anything: what the next one finds is the shorter job's."""
+def test_a_resumed_job_with_more_epochs_keeps_them_when_its_first_attempt_dies(tmp_path: Path) -> None:
+    """The first attempt dies before it has saved anything, so the next attempt finds the shorter job's snapshots."""
     place = tmp_path / "place"
     first = Attempt(request(place), 0)
     until(lambda: incarnation(place))
@@ -345,7 +345,7 @@ def test_a_job_with_more_epochs_keeps_them_where_its_first_attempt_dies(tmp_path
 
 
 def test_a_resumed_job_whose_first_attempt_died_before_it_claimed_is_served_by_the_next(tmp_path: Path) -> None:
-    """The next attempt finds what the earlier job left, and nothing of its own job: no worker was served by it yet."""
+    """The next attempt finds only what the earlier job saved, because no worker was served by its own job yet."""
     first = Attempt(request(tmp_path), 0)
     until(lambda: incarnation(tmp_path))
     Worker(tmp_path).ended()
@@ -358,8 +358,8 @@ def test_a_resumed_job_whose_first_attempt_died_before_it_claimed_is_served_by_t
     assert again.returned() is None
 
 
-def test_an_attempt_of_a_job_that_another_one_has_superseded_claims_nothing(tmp_path: Path) -> None:
-    """Its own claims are gone by then, as if it had never made one."""
+def test_an_attempt_of_a_superseded_job_claims_nothing(tmp_path: Path) -> None:
+    """The attempt's own claims were removed meanwhile, as if it had never made one."""
     for token in ("0000000a", "0000000b", "0000000c"):
         later = SnapshotDirectory(str(tmp_path), token=token)
         later.take_over()
@@ -372,9 +372,9 @@ def test_an_attempt_of_a_job_that_another_one_has_superseded_claims_nothing(tmp_
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_attempt_claims_again_where_another_job_has_claimed_at_the_same_moment(tmp_path: Path, number: int) -> None:
-    """That one's driver may be gone: so it is for a server next to its driver."""
-    world = Meddled(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
+def test_an_attempt_claims_again_if_another_job_claims_at_the_same_moment(tmp_path: Path, number: int) -> None:
+    """The other job's driver may be dead; a server next to its driver behaves in the same way."""
+    world = CallbackBeforeClaim(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
     attempt = Attempt(request(tmp_path, fresh=False), number, world)
     until(lambda: incarnation(tmp_path) or not attempt.is_alive())
     assert attempt.is_alive()
@@ -382,10 +382,10 @@ def test_an_attempt_claims_again_where_another_job_has_claimed_at_the_same_momen
     assert attempt.returned() is None
 
 
-def test_one_that_has_lost_the_job_to_another_one_ends_and_says_so(
+def test_an_owner_that_has_lost_the_job_to_another_job_ends_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the announced address there is the other job's server: a driver would ask that one, forever."""
+    """The announced address is the other job's server, where a driver would otherwise retry forever."""
     monkeypatch.setattr(announced, "_ANSWERS_LOST", brief(0.2))
     owner = Attempt(request(tmp_path), 0)
     until(lambda: incarnation(tmp_path) == 1)
@@ -400,7 +400,7 @@ def test_one_that_has_lost_the_job_to_another_one_ends_and_says_so(
 
 
 class TestStandby:
-    """What is made of an owner's files and of its port, by owners that a test plays."""
+    """What a standby concludes from the owner's files and port; the tests play the owner."""
 
     @contextmanager
     def owner(self, folder: Path, *, listens: bool, **announced: Any) -> Iterator[SnapshotDirectory]:
@@ -414,7 +414,7 @@ class TestStandby:
                 snapshots.announce({"host": address[0], "port": address[1], **announced})
             yield snapshots
 
-    def test_one_that_ends_is_waited_for_and_its_closed_port_is_no_death(self, tmp_path: Path) -> None:
+    def test_a_closed_port_of_an_ending_owner_does_not_count_as_its_death(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=False, state="ending") as owner:
             found: list[bool] = []
             thread = threading.Thread(
@@ -427,11 +427,11 @@ class TestStandby:
             thread.join(patience(30))
             assert found == [False]
 
-    def test_one_that_died_before_it_had_announced_itself_is_gone(self, tmp_path: Path) -> None:
+    def test_an_owner_that_died_before_it_announced_itself_is_replaced(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=False):
             assert Standby(request(tmp_path, standstill=patience(300))).until_needed()
 
-    def test_one_that_still_reads_is_given_more_time(self, tmp_path: Path) -> None:
+    def test_an_owner_that_still_reads_its_snapshot_gets_more_time(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=True):
             standby = Standby(request(tmp_path, handshake=brief(0.2), standstill=brief(0.2), publish=patience(300)))
             thread = threading.Thread(target=standby.until_needed, daemon=True)
@@ -439,7 +439,7 @@ class TestStandby:
             thread.join(brief(1.5))
             assert thread.is_alive()
 
-    def test_a_stranger_at_its_port_is_not_it(self, tmp_path: Path) -> None:
+    def test_a_stranger_at_the_owners_port_is_not_taken_for_the_owner(self, tmp_path: Path) -> None:
         settings = request(tmp_path / "other", token="0000000c")
         stranger = Attempt(replace(settings, key=bytes(32)), 0)
         until(lambda: incarnation(tmp_path / "other"))
@@ -452,7 +452,7 @@ class TestStandby:
         client.close()
         assert stranger.returned() is None
 
-    def test_a_job_that_does_not_move_is_not_waited_forever(self, tmp_path: Path) -> None:
+    def test_the_wait_for_a_job_without_progress_has_a_deadline(self, tmp_path: Path) -> None:
         owner = Attempt(request(tmp_path), 0)
         until(lambda: incarnation(tmp_path))
         with pytest.raises(DeadlineError, match="for a commit, as the standby"):

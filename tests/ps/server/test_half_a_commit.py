@@ -1,4 +1,4 @@
-"""A commit whose arithmetic fails half-way is applied in part: it must not be sent again to such a center."""
+"""Commits whose arithmetic fails partway: the center is corrupt and must not receive the commit again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distkeras.ps.worker.loop import run_worker
 
 
 def failing_once(error: Exception, whole: Any) -> Any:
-    """``whole``, which raises ``error`` at its first call."""
+    """Return ``whole``, wrapped so that its first call raises ``error``."""
     errors = [error]
 
     def call(*arguments: Any) -> Any:
@@ -39,7 +39,7 @@ def failing_once(error: Exception, whole: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (MemoryError("no room for a row"), NodeError),
         (OSError(12, "no room"), NodeError),
@@ -47,21 +47,21 @@ def failing_once(error: Exception, whole: Any) -> Any:
     ],
     ids=["memory", "an errno", "a mistake"],
 )
-def test_without_a_checkpoint_the_job_ends(error: Exception, told: type[Exception]) -> None:
+def test_without_a_checkpoint_the_job_ends(error: Exception, expected: type[Exception]) -> None:
     with Running(make("downpour", window=1), workers=1) as running:
         center = running.server.center
         assert center is not None
         center.log.add = failing_once(error, center.log.add)
         thread, errors = running_worker(running, 0, [np.ones(1, np.float32)])
         thread.join(patience(30))
-        assert [type(found) for found in errors] == [told]
-        with pytest.raises(told, match=r"no room|KeyError"):
+        assert [type(found) for found in errors] == [expected]
+        with pytest.raises(expected, match=r"no room|KeyError"):
             running.driver.observe(10, 0.0)
         assert center.corrupt
         assert len(center.log) == center.clock == 0
 
 
-def test_a_server_alone_ends(tmp_path: Path) -> None:
+def test_a_server_without_a_supervisor_ends(tmp_path: Path) -> None:
     """The user who started it may start it again."""
     (tmp_path / "key").write_text(KEY.hex())
     options = ["--rule", "downpour", "--workers", "1", "--host", "127.0.0.1", "--key-file", str(tmp_path / "key")]

@@ -1,4 +1,4 @@
-"""Garbage, floods, silence and lies, while an honest worker trains: none of its commits is lost."""
+"""Garbage, floods, silence and forged messages while an honest worker trains: none of its commits is lost."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ def joined(buffers: list[Any]) -> bytes:
 
 
 def session_of(running: Running, peer: AuthenticatedPeer) -> Any:
-    """The server's end of the connection."""
+    """Return the server's session of the peer's connection."""
     host, port = peer.sock.getsockname()
     return next(session for session in running.server.sessions if session.name == f"{host}:{port}")
 
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    # No thread that waits for news ends by its own deadline within a test's.
+    # No thread that waits in the server reaches its own deadline within a test.
     with Running(RULE, workers=1, size=SIZE, deadlines=dataclasses.replace(PATIENT, reply=10 * WAIT)) as running:
         yield running
 
 
 @pytest.fixture
 def honest(running: Running) -> Iterator[HonestWorker]:
-    """Trains during the test; at its end nothing of it may be lost, and no connection but the driver's be left."""
+    """Train during the test; afterwards check that no commit is lost and that only the driver's connection is left."""
     worker = HonestWorker(running.address, SIZE, running.deadlines)
     yield worker
     assert_every_step_committed_once(worker, running.driver)
-    until(lambda: len(running.server.sessions) == 1)  # the driver's
+    until(lambda: len(running.server.sessions) == 1)  # Only the driver's session remains.
     assert not running.server.admission.pending
 
 
@@ -95,7 +95,7 @@ NOISE = {
 }
 
 
-def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
+def test_every_noise_of_strangers_is_refused_and_logged_once_per_address(
     running: Running, honest: HonestWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     sources = {name: f"127.0.1.{number}" for number, name in enumerate(NOISE, start=1)}
@@ -104,7 +104,7 @@ def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
             for _ in range(10):
                 with connect_unauthenticated(running.server.address, sources[name]) as sock:
                     send_unless_closed(sock, noise)
-                    with contextlib.suppress(OSError):  # it may have hung up
+                    with contextlib.suppress(OSError):  # The server may have closed the connection.
                         sock.shutdown(socket.SHUT_WR)
                     read_to_eof(sock)
     refusals = {refusal.address: refusal.reason for refusal in running.server.admission.refusals}
@@ -123,12 +123,12 @@ def test_a_replayed_handshake_is_refused(running: Running, honest: HonestWorker)
         answers = b"".join(genuine.answers)
         with connect_unauthenticated(running.server.address, "127.0.1.1") as sock:
             send_unless_closed(sock, answers)
-            heard = read_to_eof(sock)
-        assert heard.endswith(bytes(32))  # a proof of nothing
+            received = read_to_eof(sock)
+        assert received.endswith(bytes(32))  # The server proves nothing to a peer that has proved nothing.
     assert [refusal.address for refusal in running.server.admission.refusals] == ["127.0.1.1"]
 
 
-def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, honest: HonestWorker) -> None:
+def test_a_slow_loris_must_finish_its_handshake_within_one_deadline(running: Running, honest: HonestWorker) -> None:
     running.server.deadlines = dataclasses.replace(PATIENT, handshake=brief(0.5))
     frame = joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8))))
     socks = {connect_unauthenticated(running.server.address, "127.0.1.1"): 0 for _ in range(20)}
@@ -142,7 +142,7 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, hones
                 if sock.recv(4096):
                     continue
             del left[sock]
-        for sock, sent in left.items():  # a byte now and then
+        for sock, sent in left.items():  # One byte at a time.
             send_unless_closed(sock, frame[sent : sent + 1])
             left[sock] = min(sent + 1, 60)
     for sock in socks:
@@ -152,13 +152,13 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, hones
 
 
 @pytest.mark.parametrize("sent", [0, 5, 500])
-def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_applied(
+def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_its_commit_is_not_applied(
     running: Running, honest: HonestWorker, sent: int
 ) -> None:
     commit = some_commit(np.ones(SIZE, np.float32))
     with AuthenticatedPeer(running.server.address) as peer:
         session = session_of(running, peer)
-        # A host that vanished says nothing, not even goodbye: the system finds out.
+        # A host that vanished sends nothing, not even the end of the stream: TCP keepalive detects it.
         assert socket_of(session.channel).getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         session.channel.frame = brief(0.2)
         send_unless_closed(peer.sock, joined(peer.connection.send(commit))[:sent])
@@ -167,7 +167,7 @@ def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_ap
 
 
 def test_a_crowd_of_silent_connections_leaves_room_for_the_honest(running: Running, honest: HonestWorker) -> None:
-    """Only the want of room ends one of them: no deadline passes, and there are far more of them than there is room."""
+    """Only a lack of room ends these connections: no deadline passes, and the server has far too few slots."""
     running.server.deadlines = dataclasses.replace(PATIENT, handshake=patience(3600))
     admission = running.server.admission
     admission.pending_max = 32
@@ -179,14 +179,15 @@ def test_a_crowd_of_silent_connections_leaves_room_for_the_honest(running: Runni
         for _ in range(8 * admission.pending_max):
             stack.enter_context(connect_unauthenticated(running.server.address, "127.0.1.1"))
         client = WorkerClient(running.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
-        assert client.fetch_model() == b"the model"  # and so the crowd before it has had its turn
+        assert client.fetch_model() == b"the model"  # The server has therefore accepted the crowd before it.
         client.close()
         assert 0 < len(admission.pending) <= admission.pending_max
-        until(lambda: 0 < threads() <= admission.pending_max)  # one that was hung up on ends a moment later
+        # The thread of an evicted connection ends shortly afterwards.
+        until(lambda: 0 < threads() <= admission.pending_max)
     assert [refusal.address for refusal in admission.refusals] == ["127.0.1.1"]
 
 
-def test_a_flood_of_strangers_from_the_honest_workers_own_address(
+def test_a_flood_of_strangers_from_the_honest_workers_own_address_does_not_stop_it(
     running: Running, honest: HonestWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
@@ -197,7 +198,7 @@ def test_a_flood_of_strangers_from_the_honest_workers_own_address(
     assert len([record for record in caplog.records if record.name == "distkeras.ps.server.admission"]) == 1
 
 
-def test_a_server_out_of_descriptors_does_not_go_deaf() -> None:
+def test_a_server_out_of_descriptors_keeps_serving() -> None:
     with ServerProcess(ServerSettings(RULE, workers=1, deadlines=PATIENT)) as process:
         driver = DriverClient(process.address, PATIENT)
         driver.publish(np.zeros(SIZE, np.float32))
@@ -233,7 +234,7 @@ def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(
 
 
 class TestAuthenticatedPeers:
-    """What a peer does that has the key and misbehaves hurts its own connection."""
+    """A peer that has the key and misbehaves harms only its own connection."""
 
     @pytest.mark.parametrize("name", ["http", "zeros", "random", "another version", "a wrong proof", "a huge body"])
     def test_noise_ends_its_connection(self, running: Running, honest: HonestWorker, name: str) -> None:
@@ -262,7 +263,7 @@ class TestAuthenticatedPeers:
 
     @pytest.mark.parametrize("unread", [b"", b"DKPS and more"], ids=["", "with unread bytes"])
     @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-    def test_an_observer_without_a_sensible_patience_is_let_go_when_it_hangs_up(
+    def test_an_observer_with_an_invalid_timeout_is_dropped_when_it_disconnects(
         self, running: Running, honest: HonestWorker, unread: bytes, reset: bool
     ) -> None:
         with AuthenticatedPeer(running.server.address) as peer:
@@ -289,12 +290,12 @@ class TestAuthenticatedPeers:
             session.channel.frame = 0.2
             with contextlib.suppress(ConnectionError, TimeoutError):
                 peer.sock.settimeout(WAIT)
-                while True:  # until nothing moves any more, and then the server hangs up
+                while True:  # Both buffers fill up, and then the server closes the connection.
                     peer.sock.sendall(joined(peer.connection.send(Inspect())))
         session.thread.join(WAIT)
         assert not session.thread.is_alive()
 
-    def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(
+    def test_more_peers_than_there_is_room_for_are_refused_until_others_leave(
         self, running: Running, honest: HonestWorker
     ) -> None:
         admission = running.server.admission
@@ -328,7 +329,7 @@ class TestDial:
         assert len(refused) == 2
         channel.close()
 
-    def test_until_the_deadline(self) -> None:
+    def test_a_server_that_always_hangs_up_is_dialed_until_the_deadline(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             hanging_up = threading.Thread(target=self._hang_up, args=(listener,), daemon=True)
             hanging_up.start()
@@ -357,7 +358,7 @@ def test_the_key_is_in_no_log_line_and_no_refusal(running: Running, caplog: pyte
         deadlines = dataclasses.replace(PATIENT, reconnect=brief(0.2))
         with pytest.raises(AuthenticationError) as caught:
             WorkerClient(Address(host, port, wrong), worker=0, attempt=0, size=SIZE, deadlines=deadlines).join()
-    told = caplog.text + repr(running.server.admission.refusals) + str(caught.value) + repr(caught.value)
+    texts = caplog.text + repr(running.server.admission.refusals) + str(caught.value) + repr(caught.value)
     for key in (KEY, wrong):
-        assert key.hex() not in told
-        assert repr(key)[2:-1] not in told
+        assert key.hex() not in texts
+        assert repr(key)[2:-1] not in texts

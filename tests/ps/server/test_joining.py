@@ -1,4 +1,4 @@
-"""A worker's first word to the server, over a connection that breaks."""
+"""A worker's first message to the server, over a connection that breaks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from distkeras.ps.transport.worker_client import RestartFromCenter
 
 pytestmark = pytest.mark.timeout(60)
 
-#: Seconds of the test's own clock.
+#: Seconds of the manual clock.
 LEASE = 1.0
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_connection_that_breaks_before_the_answer_is_made_again(finished: bool) -> None:
+def test_a_worker_reconnects_if_its_connection_breaks_before_the_welcome(finished: bool) -> None:
     with Running(make("downpour"), workers=1) as running:
         holder = running.client()
         holder.join()
@@ -45,7 +45,7 @@ def hello(attempt: int) -> Hello:
 
 
 def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its heartbeats speak for it; else two attempts whose windows outlast a lease would take it from each other."""
+    """Heartbeats keep the lease; otherwise two attempts whose windows outlast a lease would alternate forever."""
     world, deadlines = HandWorld(), dataclasses.replace(PATIENT, lease=LEASE)
     monkeypatch.setattr(dispatcher, "_PARKED", 4 * LEASE)
     with Running(make("downpour"), workers=1, size=3, deadlines=deadlines, world=world) as running:
@@ -55,11 +55,11 @@ def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest
             holder.join()
             holder.pull()
             (session,) = (session for session in running.server.sessions if session.lease is not None)
-            # The rival is kept waiting for four leases, in which the holder asks for nothing.
+            # The rival waits for four leases, during which the holder sends no request.
             answer = pool.submit(rival.request, hello(2), (Welcome, Parked))
             while not answer.done():
                 world.now += LEASE / 2
-                until(lambda: session.active_at == world.now or answer.done())  # there was a heartbeat
+                until(lambda: session.active_at == world.now or answer.done())  # A heartbeat has arrived.
             assert isinstance(answer.result(), Parked)
             assert world.now >= 4 * LEASE
             holder.leave()
@@ -67,18 +67,19 @@ def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest
 
 
 def test_a_holder_that_is_silent_for_a_lease_loses_it() -> None:
-    """A process that is stopped sends no heartbeats: here its thread of them is."""
+    """A suspended process sends no heartbeats; here, its heartbeats are too rare."""
     lease = brief(0.5)
     with Running(make("downpour"), workers=1, size=3, deadlines=dataclasses.replace(PATIENT, lease=lease)) as running:
         holder, rival = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
-        holder.deadlines = PATIENT  # its interval is a part of what it takes for the lease
+        # The interval of the heartbeats is a fraction of what the client takes for the lease.
+        holder.deadlines = PATIENT
         with contextlib.closing(holder), contextlib.closing(rival):
             holder.join()
             assert not rival.join().finished
 
 
-def test_a_holder_that_comes_back_after_another_attempt_begins_again() -> None:
-    """Its window began from what that one has moved on from; and its own commits may be among those."""
+def test_a_holder_that_returns_after_another_attempt_restarts_from_the_center() -> None:
+    """Its window began from a center that the other attempt has moved, perhaps with the same mini-batches."""
     deadlines = dataclasses.replace(PATIENT, lease=brief(0.5))
     with Running(make("downpour"), workers=1, size=3, deadlines=deadlines) as running:
         holder, rival = (running.client(attempt=attempt, size=3, deadlines=PATIENT) for attempt in (1, 2))
@@ -95,8 +96,8 @@ def test_a_holder_that_comes_back_after_another_attempt_begins_again() -> None:
             assert not caught.value.welcome.held
 
 
-def test_a_holder_that_is_owed_an_answer_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sends no heartbeats meanwhile, for its connection is in use."""
+def test_a_holder_that_waits_for_an_answer_does_not_count_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends no heartbeats while it waits, because its connection is in use."""
     world, deadlines = HandWorld(), dataclasses.replace(PATIENT, lease=LEASE)
     monkeypatch.setattr(dispatcher, "_PARKED", 4 * LEASE)
     with Running(make("averaging"), workers=2, size=3, deadlines=deadlines, world=world) as running:
@@ -111,7 +112,7 @@ def test_a_holder_that_is_owed_an_answer_is_not_silent(monkeypatch: pytest.Monke
         ):
             holder.join()
             (session,) = (session for session in running.server.sessions if session.lease is not None)
-            pulled = pool.submit(holder.pull)  # all workers must be there
+            pulled = pool.submit(holder.pull)  # The pull waits until all workers have joined.
             until(lambda: session.asking)
             answer = pool.submit(rival.request, hello(2), (Welcome, Parked))
             while not wait([answer], 0.01).done:

@@ -1,4 +1,4 @@
-"""As many honest workers as a large job has, against a server in a process of its own."""
+"""A server in its own process with as many honest workers as a large job has."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ VALUES = [np.ones(1)] * STEPS
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rule", [make("downpour", window=1), make("averaging", window=2)], ids=str)
-def test_three_hundred_workers_at_a_time(rule: Rule) -> None:
-    """Each mini-batch of each of them counts once, whether they come as they like or in rounds of all."""
+def test_three_hundred_concurrent_workers_count_each_mini_batch_once(rule: Rule) -> None:
+    """Each mini-batch counts once, whether the workers commit independently or in rounds."""
     errors: list[BaseException] = []
     begin_together = threading.Barrier(WORKERS)
 

@@ -1,4 +1,4 @@
-"""A server that stays for all micro-batches of a stream, and is killed within one, and between two."""
+"""A server that serves all micro-batches of a stream, and is killed within one and between two."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from distkeras.training.supervisor import Supervisor
 
 SIZE = 5
 RULE = make("downpour", window=2)
-#: Whole numbers: sums are exact in float32. Three commits a worker.
+#: Whole numbers: their sums are exact in float32. Each worker makes three commits.
 VALUES = [1.0] * 6
 
 
 class Stream:
-    """The driver of a stream: a server process, and the micro-batch that it is to be at."""
+    """The driver of a stream: a server process, and the current micro-batch."""
 
     def __init__(self, folder: Path) -> None:
         settings = ServerSettings(RULE, workers=2, deadlines=PATIENT, checkpoint=Checkpoint(str(folder), every=1000))
@@ -57,7 +57,7 @@ class Stream:
         assert self.process.exited(patience(10))
 
     def center(self) -> float:
-        """What each element of the center is: minus the number of values that count."""
+        """Return minus the value of each element of the center, which is the number of values that count."""
         vector = self.server.ask(lambda driver: driver.center()).center
         (value,) = set(vector.tolist())
         return -float(value)
@@ -82,12 +82,12 @@ def train_both(stream: Stream, number: int) -> None:
         train(stream.process.address, worker, number)
 
 
-def test_what_has_left_is_in_a_snapshot_in_every_micro_batch(tmp_path: Path) -> None:
+def test_the_commits_of_every_ended_micro_batch_are_in_a_snapshot(tmp_path: Path) -> None:
     with streaming(tmp_path) as stream:
         for number in range(3):
             assert stream.begin(number).began
             train_both(stream, number)
-            stream.kill()  # nothing was written since
+            stream.kill()  # Nothing was saved after the last worker left.
             begun = stream.begin(number)
             assert (begun.began, begun.complete) == (False, True)
             assert stream.center() == 12.0 * (number + 1)
@@ -96,14 +96,14 @@ def test_what_has_left_is_in_a_snapshot_in_every_micro_batch(tmp_path: Path) -> 
     with streaming(tmp_path) as other, pytest.raises(DifferentJobError, match="Received: stream 'sales'"):
         other.begin(3, "sales")
     with streaming(tmp_path) as again:
-        assert again.begin(2).complete  # Spark sends it again
+        assert again.begin(2).complete  # Spark sends the micro-batch again.
         assert again.begin(3).began
         train_both(again, 3)
         assert again.center() == 48.0
 
 
-def test_a_server_that_dies_within_a_micro_batch_begins_it_again(tmp_path: Path) -> None:
-    """Its snapshot is of the micro-batch before: workers wait until the driver has begun theirs."""
+def test_a_server_that_dies_within_a_micro_batch_restarts_that_micro_batch(tmp_path: Path) -> None:
+    """The snapshot is of the previous micro-batch: workers wait until the driver has begun theirs again."""
     with streaming(tmp_path) as stream:
         stream.begin(0)
         train_both(stream, 0)
@@ -126,13 +126,13 @@ def test_a_server_that_dies_within_a_micro_batch_begins_it_again(tmp_path: Path)
         assert stream.begin(1).complete
 
 
-def test_a_damaged_log_does_not_hide_records_of_the_present_micro_batch(tmp_path: Path) -> None:
-    """A server that starts again without the records of the micro-batch before counts those of this one from 0."""
+def test_a_damaged_log_does_not_hide_records_of_the_current_micro_batch(tmp_path: Path) -> None:
+    """A server that restarts without the previous micro-batch's records counts those of the current one from 0."""
     with streaming(tmp_path) as stream:
         stream.begin(0)
         train_both(stream, 0)
         assert stream.begin(1).records == 6
-        stream.kill()  # it writes no other log, and removes none
+        stream.kill()  # A dead server writes no other log and removes none.
         for log in tmp_path.rglob("log*.dks"):
             log.write_bytes(log.read_bytes()[:-1] + b"!")
         stream.server.restart()

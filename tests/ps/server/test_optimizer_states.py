@@ -1,4 +1,4 @@
-"""The state of a worker's optimizer at the server: whose is kept, who is given it, and what is refused."""
+"""The state of a worker's optimizer at the server: which is kept, which attempt receives it, and what is refused."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def record(batch: int, value: float = 1.0) -> CommitRecord:
     return CommitRecord(0, batch, batch, False, True, 0.1, 1.0, (np.full(SIZE, value, np.float32),))
 
 
-def begun(client: WorkerClient, commits: int) -> WorkerClient:
-    """``client`` after so many commits of one mini-batch."""
+def join_and_commit(client: WorkerClient, commits: int) -> WorkerClient:
+    """Join and commit so many mini-batches; return ``client``."""
     client.join()
     client.pull()
     for batch in range(commits):
@@ -59,19 +59,22 @@ def begun(client: WorkerClient, commits: int) -> WorkerClient:
 
 @contextlib.contextmanager
 def served(commits: int = 1, **options: Any) -> Iterator[tuple[Running, WorkerClient]]:
-    """A server, and a client that has committed so many mini-batches."""
+    """Yield a server, and a client that has committed so many mini-batches."""
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(Running(make("downpour"), size=SIZE, **options))
-        yield running, begun(stack.enter_context(contextlib.closing(running.client(attempt=1, size=SIZE))), commits)
+        yield (
+            running,
+            join_and_commit(stack.enter_context(contextlib.closing(running.client(attempt=1, size=SIZE))), commits),
+        )
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if getattr(record, "event", None) == "optimizer"]
 
 
-def test_a_successor_is_given_what_its_predecessor_sent_last(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_successor_receives_the_last_state_of_its_predecessor(caplog: pytest.LogCaptureFixture) -> None:
     with Running(make("downpour"), size=SIZE) as running:
-        with contextlib.closing(begun(running.client(attempt=1, size=SIZE), 2)) as first:
+        with contextlib.closing(join_and_commit(running.client(attempt=1, size=SIZE), 2)) as first:
             first.keep_optimizer(state_of(1, 2, 3))
             first.commit(record(2))
             first.keep_optimizer(state_of(4, 5))
@@ -85,18 +88,18 @@ def test_a_successor_is_given_what_its_predecessor_sent_last(caplog: pytest.LogC
     assert event.startswith("attempt 2 continues after commit 4 with the optimizer of attempt 1 after commit 3 (")
 
 
-def test_none_is_kept_of_another_partition() -> None:
+def test_a_worker_does_not_receive_the_state_of_another_partition() -> None:
     with Running(make("downpour"), size=SIZE) as running:
-        one, other = begun(running.client(0, size=SIZE), 1), running.client(1, size=SIZE)
+        one, other = join_and_commit(running.client(0, size=SIZE), 1), running.client(1, size=SIZE)
         with contextlib.closing(one), contextlib.closing(other):
             one.keep_optimizer(state_of(1))
             assert other.join().optimizer == 0
             assert other.fetch_optimizer() is None
 
 
-def test_what_a_successor_cannot_load_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_a_successor_cannot_load_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with Running(make("downpour"), size=SIZE) as running:
-        with contextlib.closing(begun(running.client(attempt=1, size=SIZE), 1)) as first:
+        with contextlib.closing(join_and_commit(running.client(attempt=1, size=SIZE), 1)) as first:
             first.keep_optimizer(state_of(1))
         with contextlib.closing(running.client(attempt=2, size=SIZE)) as second:
             second.join()
@@ -124,7 +127,7 @@ def test_a_late_or_early_state_is_refused(
     fields: dict[str, Any], error: type[Exception], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Running(make("downpour"), size=SIZE) as running:
-        with contextlib.closing(begun(running.client(attempt=1, size=SIZE), 2)) as client:
+        with contextlib.closing(join_and_commit(running.client(attempt=1, size=SIZE), 2)) as client:
             client.keep_optimizer(state_of(7))
             with pytest.raises(error, match=says):
                 client.request(keep(client, state_of(8), **fields), Ack)
@@ -135,9 +138,9 @@ def test_a_late_or_early_state_is_refused(
     assert ("fenced" if error is LeaseLostError else "optimizer") in kinds
 
 
-def test_one_of_an_older_connection_is_refused() -> None:
+def test_a_state_from_an_older_connection_is_refused() -> None:
     with Running(make("downpour"), size=SIZE) as running:
-        older = begun(running.client(attempt=1, size=SIZE), 1)
+        older = join_and_commit(running.client(attempt=1, size=SIZE), 1)
         newer = running.client(attempt=1, size=SIZE)
         with contextlib.closing(older), contextlib.closing(newer):
             newer.join()
@@ -146,7 +149,7 @@ def test_one_of_an_older_connection_is_refused() -> None:
             assert newer.fetch_optimizer() is None
 
 
-def test_a_torn_one_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncated_state_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
     with served() as (_, client):
         client.keep_optimizer(state_of(1, 2, 3))
         whole = state_of(4, 5, 6)
@@ -156,8 +159,8 @@ def test_a_torn_one_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
     assert "is not kept: its 2 bytes have another checksum" in event
 
 
-def test_a_commit_that_is_skipped_takes_the_state_with_it() -> None:
-    """What led to a NaN may be in it: the worker begins with a new one, as it does without this option."""
+def test_a_skipped_commit_discards_the_state() -> None:
+    """The state may contain what led to the NaN, so the worker begins with a new one, as without this option."""
     with served(max_skipped=1) as (_, client):
         client.keep_optimizer(state_of(1))
         bad = some_commit(np.full(SIZE, np.nan, np.float32), attempt=1, sequence=2, first=1, last=1)
@@ -165,7 +168,7 @@ def test_a_commit_that_is_skipped_takes_the_state_with_it() -> None:
         assert client.join().optimizer == 0
 
 
-def test_the_largest_arrives_and_a_larger_one_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_of_the_largest_size_arrives_and_a_larger_state_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     with served() as (_, client):
         largest = state_of(*np.resize(np.arange(251), most_state_bytes(SIZE)))
         client.keep_optimizer(largest)
@@ -174,8 +177,8 @@ def test_the_largest_arrives_and_a_larger_one_is_not_sent(caplog: pytest.LogCapt
     assert any("is not kept: at most" in record.getMessage() for record in caplog.records)
 
 
-def test_a_large_one_is_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "MEMORY_BYTES", 2 * 1000)  # a partition's share is 1000
+def test_a_large_state_is_kept_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MEMORY_BYTES", 2 * 1000)  # Each of the two partitions has a share of 1000.
     with served() as (running, client):
         for count in (1000, 1001):
             state = state_of(*np.resize(np.arange(256), count))
@@ -185,7 +188,7 @@ def test_a_large_one_is_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_array_equal(present(client.fetch_optimizer()).content, state.content)
 
 
-def test_without_room_in_a_file_it_is_not_kept(
+def test_a_large_state_is_not_kept_if_the_file_has_no_room(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(self: World, size: int) -> memoryview:
@@ -209,10 +212,10 @@ def test_a_scratch_file_has_its_size_and_no_name(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_server_that_is_killed_has_it_in_its_snapshot(
+def test_the_snapshot_of_a_killed_server_contains_the_state(
     tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also a later job that resumes has it; one with another number of workers begins with new states."""
+    """A resumed job has the state, too; a job with another number of workers begins with new states."""
     caplog.set_level(logging.INFO)
 
     def settings(workers: int) -> ServerSettings:
@@ -228,7 +231,7 @@ def test_a_server_that_is_killed_has_it_in_its_snapshot(
         return WorkerClient(process.address, worker=0, attempt=attempt, size=SIZE, deadlines=PATIENT)
 
     with ServerProcess(settings(2)) as process, contextlib.closing(publish(process)):
-        with contextlib.closing(begun(client(process, 1), 2)) as worker:
+        with contextlib.closing(join_and_commit(client(process, 1), 2)) as worker:
             worker.keep_optimizer(state_of(9, 8, 7))
             worker.commit(record(2))
             until_durable(worker, 3)
@@ -248,7 +251,7 @@ def test_a_server_that_is_killed_has_it_in_its_snapshot(
             worker.report_optimizer("")
         else:
             with pytest.raises(RemoteProtocolError):
-                worker.request(OptimizerTaken(0, 7, 1, 0), Ack)  # of the server before
+                worker.request(OptimizerTaken(0, 7, 1, 0), Ack)  # It refers to the state at the previous server.
     texts = [record.getMessage() for record in caplog.records]
     assert any("all optimizers begin with a new state" in text for text in texts) == (not same)
 

@@ -1,4 +1,4 @@
-"""Whether the server is occupied, asked between steps."""
+"""Probes: a worker requests between steps whether the server is occupied."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from distkeras.ps.protocol.messages import CommitRecord, Compute, ProbeRequest, 
 from distkeras.ps.rules import make
 
 
-class HeldUp:
-    """Holds the server's commits up, from `entered` on until `go`."""
+class BlockedCommit:
+    """A center whose commits block: it sets `entered` and then waits for `go`."""
 
     def __init__(self, running: Running) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
@@ -39,26 +39,26 @@ class HeldUp:
 
 
 class TestProbes:
-    def test_the_server_is_occupied_while_anothers_commit_is_held_up(self) -> None:
+    def test_the_server_is_occupied_while_another_workers_commit_is_blocked(self) -> None:
         rule = make("zealous_downpour")
         with Running(rule) as running:
-            asking = running.client(1)
-            asking.join()
-            assert not asking.occupied()
-            held = HeldUp(running)
+            prober = running.client(1)
+            prober.join()
+            assert not prober.occupied()
+            held = BlockedCommit(running)
             thread, errors = running_worker(running, 0, [np.ones(1)])
             assert held.entered.wait(patience(20))
-            assert asking.occupied()
+            assert prober.occupied()
             held.go.set()
             thread.join(patience(20))
             assert errors == []
-            assert not asking.occupied()
-            asking.close()
+            assert not prober.occupied()
+            prober.close()
 
-    def test_it_is_while_a_commit_waits_for_its_turn(self) -> None:
+    def test_the_server_is_occupied_while_a_commit_waits_for_the_lock(self) -> None:
         with Running(make("downpour")) as running:
-            asking = running.client(1)
-            asking.join()
+            prober = running.client(1)
+            prober.join()
             where, rule = running.address, running.rule
             client, loop = toy_worker(where, rule, [np.ones(1)], worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
@@ -69,25 +69,25 @@ class TestProbes:
             deadline = time.monotonic() + patience(20)
             with running.server.dispatcher.changed:
                 thread.start()
-                while not asking.occupied():  # until the commit is there
+                while not prober.occupied():  # The commit has not arrived yet.
                     assert time.monotonic() < deadline
                 assert present(running.server.center).clock == 0
             thread.join(patience(20))
-            assert not asking.occupied()
-            asking.close()
+            assert not prober.occupied()
+            prober.close()
             client.close()
 
-    def test_a_commit_that_waits_for_its_round_to_end_is_incorporated(self) -> None:
+    def test_a_commit_that_waits_for_its_round_does_not_occupy_the_server(self) -> None:
         with Running(make("averaging", window=1)) as running:
-            asking = running.client(1)
-            asking.join()
+            prober = running.client(1)
+            prober.join()
             thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
             assert running.driver.observe(0, patience(5)).clock == 1
-            assert not asking.occupied()
-            asking.leave()  # lets the round end
+            assert not prober.occupied()
+            prober.leave()  # This ends the round.
             thread.join(patience(20))
             assert not thread.is_alive()
-            asking.close()
+            prober.close()
 
     def test_a_worker_adds_gradients_while_the_server_is_occupied(self) -> None:
         rule = make("zealous_downpour", window=3)
@@ -95,23 +95,23 @@ class TestProbes:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT)
             next(loop)
             reply: Reply | None = client.pull()
-            held = HeldUp(running)
+            held = BlockedCommit(running)
             thread, errors = running_worker(running, 0, [np.ones(1)])
             assert held.entered.wait(patience(20))
-            asked = 0
+            probes = 0
             while not isinstance(request := loop.send(reply), CommitRecord):
                 reply = None
                 if isinstance(request, ProbeRequest):
-                    asked += 1
+                    probes += 1
                     reply = Reply(occupied=client.occupied())
-            assert (asked, request.first, request.last) == (2, 0, 2)
+            assert (probes, request.first, request.last) == (2, 0, 2)
             np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
             held.go.set()
             thread.join(patience(20))
             assert errors == []
             client.close()
 
-    def test_a_run_asks_and_commits_every_batch_once(self) -> None:
+    def test_a_worker_with_probes_commits_every_mini_batch_once(self) -> None:
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(make("zealous_downpour"), workers=1) as running:
             thread, errors = running_worker(running, 0, values)
@@ -120,16 +120,16 @@ class TestProbes:
             np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
             assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
 
-    def test_asking_survives_a_lost_connection(self) -> None:
+    def test_a_probe_survives_a_lost_connection(self) -> None:
         with Running(make("zealous_downpour")) as running:
             client = running.client()
             client.join()
             socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)
             assert not client.occupied()
-            assert present(client.pull().center).shape == (SIZE,)  # it holds its lease again
+            assert present(client.pull().center).shape == (SIZE,)  # The client has joined again and holds its lease.
             client.close()
 
-    def test_a_stopped_job_answers_no_question(self) -> None:
+    def test_a_probe_of_a_stopped_job_is_refused(self) -> None:
         with Running(make("zealous_downpour")) as running:
             client = running.client()
             client.join()

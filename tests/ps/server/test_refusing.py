@@ -1,4 +1,4 @@
-"""Refused commits over real sockets: the same mini-batches again, from the center, with what int8 had carried over."""
+"""Refused commits over real sockets: the same mini-batches again, from the center, with the residual of int8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 4
 
 
 class Turns:
-    """A worker's client and loop, which takes one exchange a turn."""
+    """A worker's client and loop, which performs one exchange at a time."""
 
     def __init__(self, running: Running, worker: int, values: list[float], wire_format: str) -> None:
         self.taken: list[float] = []
@@ -59,7 +59,7 @@ class Turns:
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
-def test_the_same_mini_batches_are_taken_again_and_counted_once(wire_format: str) -> None:
+def test_the_mini_batches_of_a_refused_commit_are_computed_again_and_counted_once(wire_format: str) -> None:
     rule = make("ringmaster", window=2, threshold=1, patience=None)
     with Running(rule, workers=2, size=SIZE, start=np.zeros(SIZE)) as running:
         slow = Turns(running, 0, [1.0, 2.0, 4.0, 8.0], wire_format)
@@ -78,7 +78,7 @@ def test_the_same_mini_batches_are_taken_again_and_counted_once(wire_format: str
             worker.client.close()
 
 
-def test_what_was_carried_over_is_as_it_was_before_the_refused_commit() -> None:
+def test_the_residual_after_a_refusal_equals_the_residual_before_the_commit() -> None:
     rng = np.random.default_rng(1)
     first, refused, again = (rng.normal(size=300).astype(np.float32) for _ in range(3))
     disturbed, plain = WorkerFormat("int8", 300), WorkerFormat("int8", 300)
@@ -86,6 +86,6 @@ def test_what_was_carried_over_is_as_it_was_before_the_refused_commit() -> None:
         one.encode((first,))
     disturbed.encode((refused,))
     disturbed.restore_residuals((refused,))
-    np.testing.assert_allclose(disturbed._residuals[0], plain._residuals[0], atol=1e-6)  # noqa: SLF001 - what is kept
-    assert np.abs(disturbed._residuals[0]).max() > 1e-3  # noqa: SLF001 - the same
+    np.testing.assert_allclose(disturbed._residuals[0], plain._residuals[0], atol=1e-6)  # noqa: SLF001 - the residual
+    assert np.abs(disturbed._residuals[0]).max() > 1e-3  # noqa: SLF001 - the residual
     np.testing.assert_array_equal(disturbed.encode((again,))[0], plain.encode((again,))[0])

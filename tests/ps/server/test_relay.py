@@ -1,4 +1,4 @@
-"""A relay between worker and server changes what passes: without TLS, tags reveal it."""
+"""A man in the middle that changes bytes between worker and server: without TLS, the tags reveal it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 
 ONES = np.full(8, 1.0, np.float32).tobytes()
 FORGED = np.full(8, -1000.0, np.float32).tobytes()
-#: Elements of a vector that is always covered, and of one that is covered where the server says so.
+#: Elements of a vector that a tag always covers, and of one that it covers only if the server requires it.
 SHORT, LONGER = LONG // 8, 2 * LONG
 
 
@@ -55,7 +55,7 @@ def test_a_changed_commit_is_refused_and_sent_again(size: int, vectors: bool) ->
         assert "the tag of a frame does not match" in refusal.reason
 
 
-def test_one_who_changes_every_commit_ends_the_task_and_not_the_center() -> None:
+def test_an_attacker_who_changes_every_commit_ends_the_task_but_does_not_change_the_center() -> None:
     with attacked(SHORT, changes=10**9) as (running, _, client):
         client.deadlines = dataclasses.replace(client.deadlines, reconnect=brief(0.5))
         with pytest.raises(ServerLostError):

@@ -1,4 +1,4 @@
-"""Groups of workers: one commit a round, the simulator's numbers, and each mini-batch once after any death."""
+"""Groups of workers: one commit a round, the simulator's numbers, and each mini-batch counted once after any death."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZE = 2003
 
 
 class GroupedWorker(threading.Thread):
-    """A worker in a thread of its own, and its error if it fails."""
+    """A worker in a thread of its own; `error` is set if it fails."""
 
     def __init__(self, running: Running, worker: int, values: Sequence[Any], *, node: str = "", **options: Any) -> None:
         super().__init__(daemon=True)
@@ -52,7 +52,7 @@ class GroupedWorker(threading.Thread):
             )
             run_worker(client, welcome, begin)
             client.close()
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except Exception as error:  # noqa: BLE001 - the test asserts on it
             self.error = error
         finally:
             self.group.close()
@@ -90,21 +90,21 @@ def test_a_round_is_one_commit_and_each_mini_batch_counts_once(shared: bool) -> 
     center, commits = trained("downpour", 2, data, shared=shared)
     total = sum(np.sum(values, axis=0, dtype=np.float64) for values in data)
     np.testing.assert_allclose(center, -0.1 * total, atol=1e-5)
-    assert np.count_nonzero(commits["bytes"]) == 6  # of two groups, three windows each
+    assert np.count_nonzero(commits["bytes"]) == 6  # Two groups with three windows each.
     assert commits["clock"].tolist() == [*range(12)]
     for worker in range(4):
         own = commits[commits["worker"] == worker]
         assert own[["sequence", "first_batch", "last_batch"]].tolist() == [(1, 0, 1), (2, 2, 3), (3, 4, 4)]
 
 
-def test_one_group_ends_with_the_same_bits_in_any_order() -> None:
+def test_the_result_of_one_group_is_bitwise_equal_in_any_order_of_arrival() -> None:
     data = values_of(3, 4)
     one, _ = trained("dynsgd", "host", data)
     other, _ = trained("dynsgd", 1, data, nodes=("a", "b", "c"), shared=True)
     np.testing.assert_array_equal(one, other)
 
 
-def test_workers_whose_data_ends_earlier_leave_the_others_to_go_on() -> None:
+def test_the_other_workers_continue_when_a_workers_data_ends() -> None:
     """The first relay is the first to leave."""
     data = [own[: 2 * (worker + 1)] for worker, own in enumerate(values_of(3, 6))]
     center, commits = trained("downpour", 1, data)
@@ -113,7 +113,7 @@ def test_workers_whose_data_ends_earlier_leave_the_others_to_go_on() -> None:
     assert [int((commits["worker"] == worker).sum()) for worker in range(3)] == [1, 2, 3]
 
 
-def test_a_nan_is_its_workers_alone() -> None:
+def test_a_nan_skips_only_the_commit_of_its_own_worker() -> None:
     data = values_of(3, 6)
     data[1][2][5] = np.nan
     center, commits = trained("downpour", 1, data, max_skipped=1)
@@ -126,7 +126,7 @@ def test_a_nan_is_its_workers_alone() -> None:
 
 
 @pytest.mark.parametrize("ends", ["with its data", "by a death"])
-def test_a_relay_does_not_wait_for_one_that_ends_before_it_connects(ends: str) -> None:
+def test_a_relay_does_not_wait_for_a_worker_that_ends_before_it_connects(ends: str) -> None:
     with Running(make("downpour", window=2), workers=2, size=SIZE, groups=1) as running:
         relay = GroupedWorker(running, 0, values_of(1, 6)[0], workers=2)
         relay.start()
@@ -136,13 +136,13 @@ def test_a_relay_does_not_wait_for_one_that_ends_before_it_connects(ends: str) -
         if ends == "with its data":
             other.leave()
         other.close()
-        relay.join(patience(15))  # less than a lease
+        relay.join(patience(15))  # This is shorter than a lease.
         assert not relay.is_alive()
         assert relay.error is None
 
 
-def test_a_worker_that_has_joined_again_is_in_no_earlier_sum() -> None:
-    """A relay that stood still sends what its worker has taken back."""
+def test_a_group_commit_that_includes_a_worker_that_has_joined_again_is_refused() -> None:
+    """A relay that was suspended sends a contribution that its worker has withdrawn."""
     with Running(make("downpour", window=1), workers=2, size=3, groups=1) as running:
         clients = [running.client(worker, size=3) for worker in (0, 1)]
         with contextlib.closing(clients[0]), contextlib.closing(clients[1]):
@@ -152,7 +152,7 @@ def test_a_worker_that_has_joined_again_is_in_no_earlier_sum() -> None:
                 client.request(Pull(client.worker, 0, 1), CenterReply)
             relay, other = clients
             announcements = [Announce(client.worker, 0, 1, "127.0.0.1", 1 + client.worker, "") for client in clients]
-            with ThreadPoolExecutor(2) as pool:  # each waits for the other one
+            with ThreadPoolExecutor(2) as pool:  # Each request waits for the other.
                 members = [
                     *pool.map(lambda pair: pair[0].request(pair[1], Members), zip(clients, announcements, strict=True))
                 ]
@@ -185,8 +185,8 @@ def test_a_job_without_groups_takes_neither_sums_nor_companions() -> None:
                     client.request(commit, CenterReply)
 
 
-def test_a_relay_that_does_not_respond_is_followed_by_another_one() -> None:
-    """It accepts connections, and nothing more: its workers report it lost, and one of them is the relay."""
+def test_a_relay_that_does_not_respond_is_replaced() -> None:
+    """The relay accepts connections but never answers: its workers report it lost, and one of them replaces it."""
     data = values_of(3, 4)
     deadlines = replace(PATIENT, handshake=brief(1), lease=brief(1))
     with Running(make("downpour", window=2), workers=3, size=SIZE, groups=1, deadlines=deadlines) as running:
@@ -208,6 +208,6 @@ def test_a_relay_that_does_not_respond_is_followed_by_another_one() -> None:
 
 
 def commit_of(worker: int, sequence: int = 1) -> Commit:
-    """A worker's commit of one mini-batch."""
+    """Return a worker's commit of one mini-batch."""
     record = CommitRecord(0, sequence - 1, sequence - 1, False, True, 0.1, 1.0, (np.ones(3, np.float32),))
     return Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)

@@ -1,4 +1,4 @@
-"""The server's process is killed, and goes on from its snapshots: nothing is lost, nothing counted twice."""
+"""A killed server process continues from its snapshots: nothing is lost, and nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Job:
                 )
                 run_worker(client, welcome, begin)
                 client.close()
-            except Exception as error:  # noqa: BLE001 - handed to the test
+            except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
                 self.errors.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -144,7 +144,7 @@ class Job:
 
 
 def ranges(commits: np.ndarray, worker: int) -> list[tuple[int, int]]:
-    """The mini-batches of ``worker`` in the order in which they were committed."""
+    """Return the mini-batches of ``worker`` in the order in which they were committed."""
     own = commits[commits["worker"] == worker]
     assert own["sequence"].tolist() == list(range(1, len(own) + 1))
     return [
@@ -155,7 +155,7 @@ def ranges(commits: np.ndarray, worker: int) -> list[tuple[int, int]]:
 
 
 def check_exact(job: Job, workers: int = 2, epochs: int = 1) -> None:
-    """Every mini-batch once in the ledger; and in the center, whose sum tells."""
+    """Check that the ledger and, by its sum, the center contain every mini-batch once."""
     commits = job.commits()
     assert commits["clock"].tolist() == list(range(len(commits)))
     for worker in range(workers):
@@ -166,7 +166,7 @@ def check_exact(job: Job, workers: int = 2, epochs: int = 1) -> None:
 
 
 def gated(gate: threading.Event, steps: int) -> Callable[..., Any]:
-    """The gradient of one worker, which waits for ``gate`` after so many steps: it is not done before."""
+    """Return a worker's gradient function that waits for ``gate`` after so many steps."""
     taken = itertools.count()
 
     def gradient(theta: np.ndarray, value: float) -> np.ndarray:
@@ -177,7 +177,7 @@ def gated(gate: threading.Event, steps: int) -> Callable[..., Any]:
 
 
 def at_clock(job: Job, clock: int) -> None:
-    """Waits until ``clock`` commits are applied."""
+    """Wait until ``clock`` commits are applied."""
     until(lambda: job.driver.observe(clock - 1, 1.0).clock >= clock)
 
 
@@ -188,7 +188,7 @@ def at_clock(job: Job, clock: int) -> None:
         *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("ormo", "easgd")),
         ("downpour", {"overlap": True}),
         pytest.param("asgd", {"overlap": True}, marks=pytest.mark.slow),
-        # It has whole numbers up to 256.
+        # bfloat16 represents the whole numbers up to 256 exactly.
         pytest.param("downpour", {"wire_format": "bfloat16"}, marks=pytest.mark.slow),
         ("asgd", {"wire_format": "int8"}),
     ],
@@ -213,7 +213,7 @@ def test_every_batch_counts_once_after_two_restarts(tmp_path: Path, name: str, o
         assert max(job.commits()["incarnation"]) == 3
 
 
-def test_a_server_that_dies_before_its_first_snapshot_begins_again(tmp_path: Path) -> None:
+def test_a_server_that_dies_before_its_first_snapshot_starts_over(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.kill()
         for path in tmp_path.iterdir():
@@ -228,8 +228,8 @@ def test_a_server_that_dies_before_its_first_snapshot_begins_again(tmp_path: Pat
         assert set(job.commits()["incarnation"]) == {2}
 
 
-def test_a_job_that_has_begun_ignores_what_an_older_server_saves_late(tmp_path: Path) -> None:
-    """The older server has written before it finds the higher claim; the newer one dies before its first snapshot."""
+def test_a_running_job_ignores_a_late_snapshot_of_an_older_server(tmp_path: Path) -> None:
+    """The older server wrote before it found the higher claim; the newer one dies before its first snapshot."""
     place = tmp_path / "place"
     with Job(tmp_path / "older", job={"batch_size": 4}) as older:
         at_snapshot(tmp_path / "older")
@@ -266,7 +266,7 @@ def test_a_damaged_snapshot_is_skipped(tmp_path: Path) -> None:
         check_exact(job)
 
 
-def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path: Path) -> None:
+def test_a_worker_ends_once_a_snapshot_covers_its_last_commit(tmp_path: Path) -> None:
     with Job(tmp_path, workers=1, every=1000) as job:
         job.start(0)
         job.join()
@@ -279,7 +279,7 @@ def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path: Pat
         client.close()
 
 
-def test_a_reply_tells_which_commit_outlives_the_server(tmp_path: Path) -> None:
+def test_a_reply_contains_the_number_of_the_last_durable_commit(tmp_path: Path) -> None:
     with Job(tmp_path, workers=1, every=1000) as job:
         at_snapshot(tmp_path)
         client = WorkerClient(job.process.address, worker=0, attempt=0, size=SIZE, deadlines=PATIENT)
@@ -290,14 +290,15 @@ def test_a_reply_tells_which_commit_outlives_the_server(tmp_path: Path) -> None:
         client.close()
 
 
-def test_workers_are_let_go_only_when_there_is_room_for_a_snapshot(tmp_path: Path) -> None:
+def test_workers_do_not_end_before_a_snapshot_can_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     with Job(folder, workers=1, every=1000) as job:
         at_snapshot(folder)
-        folder.rename(tmp_path / "away")  # as good as a full disk: nothing can be written
+        folder.rename(tmp_path / "away")  # Like on a full disk, nothing can be written.
         thread = job.start(0)
         until(lambda: job.driver.observe(-1, 1.0).finished == 1)
-        successor = job.start(0, attempt=1)  # for it, too, the partition has ended only when a snapshot says so
+        # The partition has ended for the successor, too, only once a snapshot covers it.
+        successor = job.start(0, attempt=1)
         for waiting in (thread, successor):
             waiting.join(brief(0.5))
             assert waiting.is_alive()
@@ -315,10 +316,10 @@ def test_a_job_without_snapshots_ends_with_its_server() -> None:
 
 
 class TestResume:
-    """Another driver, other attempts, another port and key; the same snapshots."""
+    """Resuming with another driver, other attempts, another port and key, from the same snapshots."""
 
     def interrupted(self, folder: Path, **options: Any) -> int:
-        """A job that has ended in the middle of its second epoch, its driver with it."""
+        """Run a job that ends with its driver during the second epoch; return the clock of its last snapshot."""
         gate = threading.Event()
         with Job(folder, epochs=2, **options) as job:
             for worker in range(2):
@@ -329,7 +330,7 @@ class TestResume:
             clock = max(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
         return clock
 
-    def test_the_same_number_of_workers_goes_on_exactly(self, tmp_path: Path) -> None:
+    def test_a_job_with_the_same_number_of_workers_resumes_exactly(self, tmp_path: Path) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, resume=True, epochs=2) as job:
             assert present(job.process.resumed).exact
@@ -340,7 +341,9 @@ class TestResume:
             check_exact(job, epochs=2)
             assert set(job.commits()["incarnation"]) == {1, 2}
 
-    def test_another_number_of_workers_begins_with_the_first_epoch_not_ended(self, tmp_path: Path) -> None:
+    def test_a_job_with_another_number_of_workers_resumes_with_the_first_epoch_that_has_not_ended(
+        self, tmp_path: Path
+    ) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, workers=3, resume=True, epochs=2) as job:
             resumed = present(job.process.resumed)
@@ -360,7 +363,7 @@ class TestResume:
                 ]
                 assert new == [(e, b) for e in range(1, 2) for b in range(len(VALUES))]
 
-    def test_more_epochs_than_before_train_on(self, tmp_path: Path) -> None:
+    def test_a_resumed_job_with_more_epochs_trains_them(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("dana_zero"), eta=0.1) as job:
             for worker in range(2):
                 job.start(worker)
@@ -371,8 +374,8 @@ class TestResume:
             job.join()
             check_exact(job, epochs=2)
 
-    def test_a_restart_trains_the_epochs_that_the_start_asked_for(self, tmp_path: Path) -> None:
-        """The server of the longer job dies before it has saved anything: what is found is the shorter job's."""
+    def test_a_restarted_server_trains_the_number_of_epochs_of_its_start(self, tmp_path: Path) -> None:
+        """The server of the longer job dies before it saves anything, so only the shorter job's snapshots remain."""
         with Job(tmp_path, every=1) as job:
             for worker in range(2):
                 job.start(worker, attempt=100 + worker)
@@ -389,8 +392,8 @@ class TestResume:
             job.join()
             check_exact(job, epochs=2)
 
-    def test_a_partition_without_rows_stays_ended_when_the_server_comes_back(self, tmp_path: Path) -> None:
-        """Its task has returned: with partitions that are opened again, a round would wait for it forever."""
+    def test_a_partition_without_rows_stays_ended_after_a_restart(self, tmp_path: Path) -> None:
+        """The partition's task has returned; if the partition were open again, a round would wait for it forever."""
         with Job(tmp_path, make("ssgd"), eta=0.1) as job:
             job.start(1, values=[])
             job.start(0)
@@ -418,21 +421,22 @@ class TestResume:
 
 
 class TestTwoDrivers:
-    """Both go on with one job: a cluster manager has started the second one while the first one lives."""
+    """Two drivers continue one job, because a cluster manager has started the second while the first still lives."""
 
-    def test_the_newer_one_has_the_job_and_the_older_one_learns_that(self, tmp_path: Path) -> None:
+    def test_the_newer_driver_owns_the_job_and_the_older_driver_receives_an_error(self, tmp_path: Path) -> None:
         gate = threading.Event()
         with Job(tmp_path, every=1) as older:
             for worker in range(2):
                 older.start(worker, attempt=100 + worker, gradient=gated(gate, 20))
             at_clock(older, 8)
             with Job(tmp_path, every=1, resume=True) as newer:
-                gate.set()  # the older one's workers go on, to the end of their data
+                gate.set()  # The older job's workers continue to the end of their data.
                 with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
                     until(lambda: older.driver.observe(1000, 0.1) is None)
                 for thread in older.threads:
                     thread.join(patience(60))
-                assert [type(error) for error in older.errors] == [JobStoppedError] * 2  # and no worker was let go
+                # No worker has ended successfully.
+                assert [type(error) for error in older.errors] == [JobStoppedError] * 2
                 older.kill()
                 with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
                     older.process.restart()
@@ -443,11 +447,11 @@ class TestTwoDrivers:
 
 
 def at_snapshot(folder: Path, beside: Collection[Path] = ()) -> None:
-    """Waits for the first snapshot that is not one of ``beside``."""
+    """Wait for the first snapshot that is not one of ``beside``."""
     until(lambda: set(folder.glob("snapshot-*.dks")) - set(beside))
 
 
-def test_a_commit_that_is_applied_in_part_is_forgotten(tmp_path: Path) -> None:
+def test_a_commit_that_is_applied_in_part_is_not_in_the_result(tmp_path: Path) -> None:
     with Job(tmp_path, every=2, world=Forgetful()) as job, Supervisor(job.process, job.publish_with) as server:
         for worker in range(2):
             job.start(worker)
@@ -455,6 +459,6 @@ def test_a_commit_that_is_applied_in_part_is_forgotten(tmp_path: Path) -> None:
             server.watch()
             job.threads[0].join(0.05)
         job.join()
-        job.driver.close()  # its connection was to the server before
+        job.driver.close()  # It was connected to the previous server.
         check_exact(job)
         assert server.restarts == 1

@@ -53,7 +53,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 
 
 def drive(client: WorkerClient, loop: Loop) -> Iterator[None]:
-    """The loop's requests one exchange at a time: yields after each."""
+    """Answer the loop's requests; yield after each exchange."""
     reply: Reply | None = None
     try:
         request: Any = next(loop)
@@ -70,7 +70,7 @@ def drive(client: WorkerClient, loop: Loop) -> Iterator[None]:
         client.leave()
 
 
-def test_records_and_history_come_back_whole() -> None:
+def test_the_driver_receives_all_records_and_the_history() -> None:
     with Running(make("downpour", window=2)) as running:
         thread, errors = running_worker(running, 0, [np.ones(1)] * 5)
         thread.join(patience(20))
@@ -88,15 +88,15 @@ def test_records_and_history_come_back_whole() -> None:
         assert running.driver.drain(start=2).commits.view(COMMIT)["clock"].tolist() == [2]
 
 
-def test_the_model_file_is_handed_out() -> None:
+def test_a_worker_receives_the_model_file() -> None:
     with Running(make("downpour")) as running:
         client = running.client()
         assert client.fetch_model() == b"the model"
         client.close()
 
 
-def test_the_same_center_may_be_published_once_more_and_no_other() -> None:
-    """The answer to the first one may have been lost; the center has moved by then."""
+def test_only_the_same_center_may_be_published_again() -> None:
+    """The answer to the first publication may have been lost, and the center may have moved meanwhile."""
     start = np.arange(SIZE, dtype=np.float32)
     with Running(make("downpour", window=1), start=start, workers=1) as running:
         thread, errors = running_worker(running, 0, [np.ones(1)])
@@ -110,8 +110,8 @@ def test_the_same_center_may_be_published_once_more_and_no_other() -> None:
                 DriverClient(running.address, PATIENT).publish(center, model=model)
 
 
-def test_an_answer_that_comes_too_late_answers_no_other_question() -> None:
-    """It comes with the first commit, which is after the deadline."""
+def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request() -> None:
+    """The answer arrives with the first commit, which is after the deadline."""
     with Running(make("downpour")) as running:
         with pytest.raises(DeadlineError, match="the server's answer to Observe"):
             running.driver.request(Observe(0, patience(300)), Status, timeout=brief(0.1))
@@ -137,8 +137,8 @@ class TestLostReplies:
                 send(message)
                 if not cut:
                     cut.append(True)
-                    assert running.driver.observe(0, patience(5)).clock == 1  # it is applied …
-                    socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
+                    assert running.driver.observe(0, patience(5)).clock == 1  # The commit is applied …
+                    socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)  # … and its reply never arrives.
 
             present(client.channel).send = send_then_cut
             reply = client.commit(request)
@@ -148,7 +148,7 @@ class TestLostReplies:
             loop.send(reply)
             client.close()
 
-    def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self) -> None:
+    def test_a_commit_that_is_cut_off_halfway_is_not_applied_and_is_sent_again(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
@@ -172,7 +172,7 @@ class TestLostReplies:
             assert running.driver.center().clock == 1
             client.close()
 
-    def test_a_server_that_is_gone_is_an_error_within_the_deadline(self) -> None:
+    def test_a_lost_server_is_reported_within_the_deadline(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client(deadlines=replace(PATIENT, connect=brief(1), reconnect=brief(0.5)))
             client.join()
@@ -182,7 +182,7 @@ class TestLostReplies:
 
 
 class TestTakeover:
-    def test_a_retried_attempt_continues_where_the_dead_one_ended(self) -> None:
+    def test_a_retried_attempt_continues_where_the_dead_attempt_ended(self) -> None:
         rule = make("downpour")
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(rule, workers=1) as running:
@@ -190,7 +190,7 @@ class TestTakeover:
             exchanges = drive(first, loop)
             next(exchanges)
             next(exchanges)
-            present(first.channel).close()  # dies without a word
+            present(first.channel).close()  # It dies without a message.
             thread, errors = running_worker(running, 0, values, attempt=8)
             thread.join(patience(20))
             assert errors == []
@@ -199,7 +199,7 @@ class TestTakeover:
             assert commits["first_batch"].tolist() == [0, 1, 2, 3, 4, 5]
             assert commits["attempt"].tolist() == [3, 3, 8, 8, 8, 8]
 
-    def test_a_newcomer_waits_for_the_holder(self) -> None:
+    def test_a_new_attempt_waits_while_another_attempt_holds_the_lease(self) -> None:
         with Running(make("downpour")) as running:
             holder = running.client(attempt=1)
             holder.join()
@@ -223,7 +223,7 @@ class TestTakeover:
 
 class TestRefusals:
     @pytest.mark.parametrize("message", [Pull(0, 0, 2), Leave(0, 0, 2)])
-    def test_what_belongs_to_another_incarnation_is_refused(self, message: Pull | Leave) -> None:
+    def test_a_message_of_another_incarnation_is_refused(self, message: Pull | Leave) -> None:
         with Running(make("downpour")) as running:
             client = running.client()
             client.join()
@@ -264,7 +264,7 @@ class TestRefusals:
                 running.driver.observe(0, patience(5))
             client.close()
 
-    def test_finite_commits_whose_sum_is_not_end_the_job_with_an_error(self) -> None:
+    def test_finite_commits_whose_sum_is_not_finite_end_the_job_with_an_error(self) -> None:
         rule = make("downpour", window=1)
         with Running(rule) as running:
             values = [[np.full(1, -2e38)], [np.zeros(1), np.full(1, -2e38)]]
@@ -296,7 +296,8 @@ class TestRefusals:
     def test_garbage_does_not_harm_other_connections(self, noise: bytes) -> None:
         with Running(make("downpour")) as running:
             with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
-                with contextlib.suppress(OSError):  # it may hang up before the noise is out
+                # The server may close the connection before all of the noise is sent.
+                with contextlib.suppress(OSError):
                     sock.sendall(noise)
                     sock.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionResetError):
@@ -311,11 +312,11 @@ class TestRefusals:
             running.server.deadlines = replace(PATIENT, handshake=brief(0.2))
             with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
                 while sock.recv(4096):
-                    pass  # the challenge, then the end: the server hung up
+                    pass  # It receives the challenge and then the end of the stream.
 
 
 class TestFaults:
-    def test_a_workers_fault_reaches_driver_and_other_workers(self) -> None:
+    def test_a_workers_fault_reaches_the_driver_and_the_other_workers(self) -> None:
         with Running(make("downpour")) as running:
             bad, good = running.client(0), running.client(1)
             bad.join()
@@ -330,7 +331,7 @@ class TestFaults:
             bad.close()
             good.close()
 
-    def test_the_first_fault_is_the_one_that_is_reported(self) -> None:
+    def test_the_first_of_several_faults_is_reported(self) -> None:
         with Running(make("downpour")) as running:
             clients = [running.client(worker) for worker in range(2)]
             for client, text in zip(clients, ("first", "second"), strict=True):
@@ -349,7 +350,7 @@ class TestFaults:
                 client.pull()
             client.close()
 
-    def test_nothing_is_applied_after_it(self) -> None:
+    def test_no_commit_is_applied_after_a_stop(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client()
             client.join()
@@ -380,11 +381,11 @@ def test_closing_ends_every_thread() -> None:
         for client in clients:
             client.join()
     for client in clients:
-        client.close()  # its thread of heartbeats ends a moment later
+        client.close()  # Its heartbeat thread ends shortly afterwards.
     until(lambda: set(threading.enumerate()) <= before)
 
 
-def test_toy_batches_start_anywhere() -> None:
+def test_toy_batches_start_at_any_position() -> None:
     assert [(b.epoch, b.index, b.last) for b in batches("ab", epochs=2, start=(0, 1))] == [
         (0, 1, True),
         (1, 0, False),
@@ -392,7 +393,7 @@ def test_toy_batches_start_anywhere() -> None:
     ]
 
 
-def test_a_reply_is_immutable_until_the_next_but_one() -> None:
+def test_consecutive_replies_use_different_buffers() -> None:
     with Running(make("downpour")) as running:
         client = running.client()
         client.join()

@@ -1,4 +1,4 @@
-"""What the server logs reaches the driver's loggers, and the events the driver's table."""
+"""The server's log records reach the driver's loggers, and its events reach the driver's table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distkeras.ps.worker.loop import run_worker
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_a_server_process_tells_its_driver(
+def test_a_server_process_reports_its_log_and_events_to_the_driver(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stderr.write('no record\\n')\n")
@@ -45,21 +45,21 @@ def test_a_server_process_tells_its_driver(
         clients[1].join()
         clients[1].close()
         driver.close()
-    told = {event.kind: event for event in events.all()}
-    assert set(told) == {"refused", "takeover"}
-    assert {event.source for event in told.values()} == {"server"}
-    assert (told["takeover"].worker, told["takeover"].attempt) == (0, 5)
-    assert "127.0.0.1" in told["refused"].text
+    reported = {event.kind: event for event in events.all()}
+    assert set(reported) == {"refused", "takeover"}
+    assert {event.source for event in reported.values()} == {"server"}
+    assert (reported["takeover"].worker, reported["takeover"].attempt) == (0, 5)
+    assert "127.0.0.1" in reported["refused"].text
     records = {record.name: record for record in caplog.records}
     assert records["distkeras.ps.server.admission"].levelno == logging.WARNING
-    assert records["distkeras.ps.server.dispatcher"].getMessage() == told["takeover"].text
+    assert records["distkeras.ps.server.dispatcher"].getMessage() == reported["takeover"].text
     assert "no record" in records["distkeras.ps.server.process"].getMessage()
 
 
-def test_a_filter_that_raises_does_not_stop_the_reading(
+def test_a_filter_that_raises_does_not_stop_the_reader_of_the_servers_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unread, the pipe of the server's log would fill up, and the server stand still."""
+    """If the pipe of the server's log were not read, it would fill up and block the server."""
 
     def refuse(record: logging.LogRecord) -> bool:
         raise ZeroDivisionError("a filter of the user's")
@@ -78,7 +78,7 @@ def test_a_filter_that_raises_does_not_stop_the_reading(
     assert capsys.readouterr().err.count("Traceback") == 2
 
 
-def test_who_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_attempt_that_has_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
     with Running(make("downpour"), size=3) as running:
         old, new = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
         old.join()
@@ -91,8 +91,8 @@ def test_who_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
         new.close()
 
 
-def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
-    """Worker 0 waits in a round for worker 1, which owes its commit; worker 2 has not joined, and worker 3 has left."""
+def test_the_worker_table_contains_silent_workers_and_reports_waiting_workers_as_active() -> None:
+    """Worker 0 waits in a round for worker 1, which has not committed; worker 2 has not joined; worker 3 has left."""
     rule = make("averaging", window=1)
     with Running(rule, workers=4, size=3) as running:
         present(running.server.center).scheduler.gather = False

@@ -22,7 +22,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 
 
 def fork_and_pause() -> int:
-    """What multiprocessing does to a driver: a child that has all its descriptors, and lives."""
+    """Fork a child that keeps all of the driver's descriptors open, as multiprocessing does; return its process id."""
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -31,7 +31,7 @@ def fork_and_pause() -> int:
 
 
 class TestProcess:
-    def test_it_serves_and_frees_its_port(self) -> None:
+    def test_a_server_process_serves_and_frees_its_port(self) -> None:
         with ServerProcess(ServerSettings(make("agn", window=3), workers=1)) as process:
             driver = DriverClient(process.address, PATIENT)
             driver.publish(np.zeros(4, np.float32))
@@ -43,7 +43,7 @@ class TestProcess:
             pass
 
     @pytest.mark.parametrize("dead", [False, True])
-    def test_it_takes_a_process_that_was_begun_ahead(self, dead: bool) -> None:
+    def test_a_process_that_was_spawned_ahead_is_used_if_it_lives(self, dead: bool) -> None:
         ahead = spawn_server()
         if dead:
             ahead.kill()
@@ -59,12 +59,14 @@ class TestProcess:
         [(False, True), (True, True), (True, False)],
         ids=["alone", "with a forked child", "with a forked child, on a system without descriptors of processes"],
     )
-    def test_it_dies_with_its_driver(self, forked: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_process_dies_with_its_driver(
+        self, forked: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if not descriptors:
             monkeypatch.setattr("distkeras.ps.world.processes._process_descriptor", lambda _: None)
         reader, writer = os.pipe()
         child = os.fork()
-        if child == 0:  # a driver that is killed before it can close anything
+        if child == 0:  # A driver that is killed before it can close anything.
             try:
                 process = ServerProcess(ServerSettings(make("downpour"), workers=1))
                 process.start()
@@ -72,14 +74,14 @@ class TestProcess:
                 os.write(writer, f"{process.pid} {process.address.port} {grandchild}\n".encode())
                 signal.pause()
             finally:
-                os._exit(1)  # even after an error, no second copy of the tests goes on
+                os._exit(1)  # Even after an error, the fork does not continue as a second copy of the tests.
         os.close(writer)
         with os.fdopen(reader) as lines:
             pid, port, grandchild = map(int, lines.readline().split())
         try:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            with contextlib.suppress(ProcessLookupError):  # it is gone already
+            with contextlib.suppress(ProcessLookupError):  # It has ended already.
                 pidfd = os.pidfd_open(pid)
                 readable, _, _ = select.select([pidfd], [], [], patience(10))
                 os.close(pidfd)
@@ -91,19 +93,19 @@ class TestProcess:
                 os.kill(grandchild, signal.SIGKILL)
 
     @pytest.mark.parametrize("saving", [False, True], ids=["", "with a checkpoint"])
-    def test_it_ends_by_itself_when_it_is_closed_although_the_driver_has_forked(
+    def test_a_closed_server_process_ends_by_itself_although_the_driver_has_forked(
         self, saving: bool, tmp_path: Path
     ) -> None:
         checkpoint = Checkpoint(str(tmp_path)) if saving else None
         with ServerProcess(ServerSettings(make("downpour"), workers=1, checkpoint=checkpoint)) as process:
             child = fork_and_pause()
         try:
-            assert process.exit_code == 0  # and not killed at the end of its time
+            assert process.exit_code == 0  # It was not killed at the deadline.
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
-    def test_it_outlives_a_forked_child_that_closes_its_copy(self) -> None:
+    def test_a_server_process_outlives_a_forked_child_that_closes_its_copy(self) -> None:
         with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
             child = os.fork()
             if child == 0:
@@ -116,7 +118,7 @@ class TestProcess:
             assert process.alive()
 
     @pytest.mark.parametrize("path", [None, "", ":"], ids=["", "empty path", "path with an empty entry"])
-    def test_it_imports_nothing_from_the_current_directory(
+    def test_a_server_process_imports_nothing_from_the_current_directory(
         self, path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("numpy", "json", "distkeras"):
@@ -128,7 +130,7 @@ class TestProcess:
         with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
             assert process.alive()
 
-    def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self) -> None:
+    def test_the_key_is_neither_in_the_arguments_nor_in_the_environment_of_the_process(self) -> None:
         with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
             for name in ("cmdline", "environ"):
                 shown = Path(f"/proc/{process.pid}/{name}").read_bytes()

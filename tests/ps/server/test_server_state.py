@@ -28,7 +28,9 @@ def test_every_state_is_in_the_table_and_is_reached() -> None:
 
 @pytest.mark.parametrize("state", ServerState)
 @pytest.mark.parametrize("following", ServerState)
-def test_a_step_that_the_table_lacks_names_both_states(state: ServerState, following: ServerState) -> None:
+def test_the_error_for_a_transition_that_the_table_lacks_names_both_states(
+    state: ServerState, following: ServerState
+) -> None:
     condition = JobCondition()
     condition.state = state
     with condition:
@@ -42,7 +44,7 @@ def test_a_step_that_the_table_lacks_names_both_states(state: ServerState, follo
 
 
 @pytest.mark.parametrize("state", ServerState)
-def test_every_event_is_taken_in_every_state(state: ServerState) -> None:
+def test_every_event_is_accepted_in_every_state(state: ServerState) -> None:
     """Threads report failures, the driver's goodbye and the close in any order."""
     for event in ("fail", "report_corruption", "release", "close"):
         condition = JobCondition()
@@ -52,7 +54,7 @@ def test_every_event_is_taken_in_every_state(state: ServerState) -> None:
         assert condition.state is state or condition.state in FOLLOWS[state]
 
 
-def test_a_goodbye_and_a_close_are_both_remembered() -> None:
+def test_a_goodbye_and_a_close_are_both_recorded() -> None:
     for order in (("release", "close"), ("close", "release")):
         condition = JobCondition()
         for event in order:
@@ -60,8 +62,8 @@ def test_a_goodbye_and_a_close_are_both_remembered() -> None:
         assert (condition.over, condition.closing) == (True, True)
 
 
-def test_workers_look_for_another_server_where_one_closes_without_a_goodbye() -> None:
-    """Another attempt may own the checkpoint, and a worker that received `JobStoppedError` would end a sound job."""
+def test_workers_look_for_another_server_if_theirs_closes_without_a_goodbye() -> None:
+    """Another attempt may own the checkpoint, and a worker that received `JobStoppedError` would end a healthy job."""
     condition = JobCondition()
     condition.close()
     with pytest.raises(ServerLostError, match="is closing, and its job has not ended"):

@@ -42,18 +42,18 @@ pytestmark = [
 ]
 
 SIZE = 3001
-#: For a child process: what this one imports from.
+#: The import path of this process, for a child process.
 PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))
 
 
 @pytest.fixture
 def pieces() -> Callable[[int], int]:
-    """How many pieces of shared memory a process has mapped that this one had not before the test."""
+    """Return a function that counts a process's mapped pieces of shared memory that this test has added."""
     return counting_pieces()
 
 
 def trained(rule: str, *, shared: bool, **options: Any) -> tuple[bytes, bytes]:
-    """The center after some commits of one worker, and their records."""
+    """Return the center after some commits of one worker, and their records."""
     values = [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(7)]
     hyper_parameters = {"window": 2} if make(rule).window not in (1, "auto") else {}
     with Running(make(rule, **hyper_parameters), workers=1, size=SIZE) as running:
@@ -77,7 +77,7 @@ def trained(rule: str, *, shared: bool, **options: Any) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("rule", center_rules())
-def test_every_rule_ends_with_the_same_numbers(rule: str) -> None:
+def test_every_rule_gives_the_same_result_with_and_without_shared_memory(rule: str) -> None:
     assert trained(rule, shared=True) == trained(rule, shared=False)
 
 
@@ -86,7 +86,7 @@ def test_every_rule_ends_with_the_same_numbers(rule: str) -> None:
     [{"wire_format": "bfloat16"}, {"wire_format": "int8"}, {"overlap": True}, {"wire_format": "int8", "overlap": True}],
     ids=lambda options: " ".join(map(str, options.values())),
 )
-def test_every_format_ends_with_the_same_numbers(options: dict[str, Any]) -> None:
+def test_every_wire_format_gives_the_same_result_with_and_without_shared_memory(options: dict[str, Any]) -> None:
     assert trained("downpour", shared=True, **options) == trained("downpour", shared=False, **options)
 
 
@@ -95,7 +95,7 @@ def record(parts: tuple[np.ndarray, ...], first: int) -> CommitRecord:
 
 
 def commit(client: WorkerClient, number: int) -> np.ndarray:
-    """The center after a commit of ones."""
+    """Commit ones; return the center of the reply."""
     parts = client.payload(1)
     parts[0].fill(1.0)
     center = client.commit(record(parts, number)).center
@@ -118,8 +118,8 @@ def test_an_encrypted_connection_shares_memory_too() -> None:
             assert set(commit(client, 0)) == {1.0}
 
 
-def test_a_lost_connections_successor_has_memory_of_its_own(pieces: Callable[[int], int]) -> None:
-    """What was written for the old connection, and had no answer, is sent again, and counts once."""
+def test_a_new_connection_has_shared_memory_of_its_own(pieces: Callable[[int], int]) -> None:
+    """A payload that was written for the lost connection and not answered is sent again, and counts once."""
     with (
         Running(make("downpour"), workers=1, size=SIZE) as running,
         contextlib.closing(Relay(running.server.address)) as relay,
@@ -137,7 +137,7 @@ def test_a_lost_connections_successor_has_memory_of_its_own(pieces: Callable[[in
             relay.cut()
             center = client.commit(record(parts, 1)).center
             assert client.shares_memory
-            assert set(first) == {1.0}  # in the memory of the old connection, which the worker still has
+            assert set(first) == {1.0}  # The worker still maps the memory of the lost connection.
             assert center is not None
             assert set(center) == {2.0}
             assert client.payload(1)[0].__array_interface__["data"] != before
@@ -145,17 +145,19 @@ def test_a_lost_connections_successor_has_memory_of_its_own(pieces: Callable[[in
             assert running.driver.drain().commits.view(COMMIT)["sequence"].tolist() == [1, 2, 3]
             del first, center, parts
             until(lambda: pieces(os.getpid()) == 2)
-        del client  # it has the center that it was sent last
+        del client  # It refers to the last center that it received.
         until(lambda: pieces(os.getpid()) == 0)
 
 
 @pytest.mark.parametrize("kind", ["another process", "no token", "nothing there", "a name"])
-def test_a_worker_that_names_something_else_shares_nothing(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_names_anything_but_its_own_memory_shares_nothing(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with Running(make("downpour"), workers=1, size=SIZE) as running, tempfile.TemporaryFile() as file:
         file.write(b"mine" * 50_000)
         file.flush()
 
-        class Liar(World):
+        class WorldWithFalsePlace(World):
             def share(self, size: int) -> Any:
                 shared: Any = super().share(size)
                 if kind == "another process":
@@ -169,7 +171,7 @@ def test_a_worker_that_names_something_else_shares_nothing(kind: str, caplog: py
                     shared.place = self.other.place
                 return shared
 
-        client = running.client(size=SIZE, shared_parts=1, world=Liar())
+        client = running.client(size=SIZE, shared_parts=1, world=WorldWithFalsePlace())
         with caplog.at_level(logging.INFO, "distkeras"), contextlib.closing(client):
             client.join()
             client.pull()
@@ -180,13 +182,13 @@ def test_a_worker_that_names_something_else_shares_nothing(kind: str, caplog: py
         assert file.read() == b"mine" * 50_000
 
 
-def test_a_worker_without_such_memory_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    class Poor(World):
+def test_a_worker_that_cannot_share_memory_logs_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    class WorldWithoutMemory(World):
         def share(self, size: int) -> Any:
             raise OSError(12, "no room")
 
     with Running(make("downpour"), workers=1, size=SIZE) as running:
-        client = running.client(size=SIZE, shared_parts=1, world=Poor())
+        client = running.client(size=SIZE, shared_parts=1, world=WorldWithoutMemory())
         with caplog.at_level(logging.INFO, "distkeras"), contextlib.closing(client):
             client.join()
             client.pull()
@@ -195,7 +197,7 @@ def test_a_worker_without_such_memory_says_why(caplog: pytest.LogCaptureFixture)
         assert "cannot share memory: [Errno 12] no room" in caplog.text
 
 
-#: A worker that is killed while it writes a payload, "half", or when its commit is sent, "sent".
+#: A worker that is killed while it writes a payload ("half"), or once its commit is sent ("sent").
 DYING = """
 import os, signal, sys
 import numpy as np
@@ -222,7 +224,9 @@ for number in range(2):
 
 
 @pytest.mark.parametrize(("when", "applied"), [("half", {1}), ("sent", {2})])
-def test_a_killed_workers_successor_goes_on_exactly(when: str, applied: set[int], pieces: Callable[[int], int]) -> None:
+def test_the_successor_of_a_killed_worker_continues_exactly(
+    when: str, applied: set[int], pieces: Callable[[int], int]
+) -> None:
     with Running(make("downpour"), workers=1, size=SIZE) as running:
         port = str(running.server.address[1])
         command = [sys.executable, "-c", DYING, port, str(SIZE), when, KEY.hex()]
@@ -239,11 +243,11 @@ def test_a_killed_workers_successor_goes_on_exactly(when: str, applied: set[int]
             assert client.shares_memory
             assert set(commit(client, count)) == {count + 1.0}
             del center
-        del client  # it has the center that it was sent last
+        del client  # It refers to the last center that it received.
         until(lambda: pieces(os.getpid()) == 0)
 
 
-def test_a_killed_server_leaves_nothing_behind(pieces: Callable[[int], int]) -> None:
+def test_a_killed_server_leaves_no_shared_memory_behind(pieces: Callable[[int], int]) -> None:
     deadlines = Deadlines(reconnect=brief(0.5))
     with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
         driver = DriverClient(process.address)
@@ -259,9 +263,9 @@ def test_a_killed_server_leaves_nothing_behind(pieces: Callable[[int], int]) -> 
         problem = ""
         try:
             commit(client, 1)
-        except ServerLostError as error:  # whose traceback has the payload
+        except ServerLostError as error:  # Its traceback refers to the payload.
             problem = error.message
         assert "must be reached within" in problem
         client.close()
-        del client  # it has the center that it was sent last
+        del client  # It refers to the last center that it received.
         until(lambda: pieces(os.getpid()) == 0)

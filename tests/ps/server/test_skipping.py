@@ -1,4 +1,4 @@
-"""Commits with a NaN or infinity that are left out: counted as skipped, once, and the center never touched."""
+"""Commits with NaN or infinity that are skipped: each is counted once, and the center does not change."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SIZE = 11
 LAYOUTS = (Layout(("first/kernel", "first/bias"), ((2, 4), (3,))), Layout((), ()))
 
 
-def poisoned(theta: np.ndarray, value: float) -> np.ndarray:
-    """The gradient of a batch is its value; that of a negative one is no number, in the ninth element."""
+def gradient_with_nan(theta: np.ndarray, value: float) -> np.ndarray:
+    """Return the batch's absolute value as the gradient, with NaN in its ninth element if the value is negative."""
     gradient = np.full(theta.shape, abs(value))
     if value < 0:
         gradient[8] = np.nan
@@ -31,7 +31,7 @@ def poisoned(theta: np.ndarray, value: float) -> np.ndarray:
 
 
 def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[Any]:
-    """Trains a worker on each list in ``data``; returns the errors."""
+    """Train a worker on each list in ``data``; return the errors."""
     errors: list[DistkerasError] = []
 
     def run(worker: int, values: list[float]) -> None:
@@ -43,7 +43,7 @@ def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[A
                 worker=worker,
                 size=SIZE,
                 eta=eta,
-                gradient=poisoned,
+                gradient=gradient_with_nan,
                 deadlines=PATIENT,
             )
             run_worker(client, welcome, begin)
@@ -74,8 +74,8 @@ def running(name: str, workers: int, max_skipped: int, **hyper: Any) -> Running:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", list(center_rules()))
-def test_every_rule_goes_on(name: str) -> None:
-    """Also where the round waits for the one whose contribution is left out, or all of a round's are."""
+def test_every_rule_continues_after_a_skipped_commit(name: str) -> None:
+    """This includes rounds that wait for a worker whose contribution is skipped, and rounds without contributions."""
     with running(name, 2, 10) as server:
         if not server.rule.traits.gradient:
             server.rule = make(name, window=1)
@@ -95,21 +95,21 @@ def test_every_rule_goes_on(name: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_is_left_out_counts_for_nothing() -> None:
+def test_a_skipped_commit_does_not_change_the_center() -> None:
     with running("downpour", 1, 1, window=1) as server:
         assert train(server, [[1.0, 2.0, -4.0, 8.0]]) == []
         np.testing.assert_array_equal(server.driver.center().center, np.full(SIZE, -11.0))
 
 
 @pytest.mark.timeout(60)
-def test_a_round_is_divided_by_those_who_contributed() -> None:
+def test_a_round_is_divided_by_the_number_of_contributions() -> None:
     with running("ssgd", 2, 1) as server:
         assert train(server, [[1.0, -2.0], [3.0, 5.0]]) == []
         np.testing.assert_array_equal(server.driver.center().center, np.full(SIZE, -(1.0 + 3.0) / 2 - 5.0))
 
 
 @pytest.mark.timeout(60)
-def test_one_more_than_may_be_ends_the_job_and_names_the_array() -> None:
+def test_one_skip_too_many_ends_the_job_and_names_the_array() -> None:
     with running("downpour", 1, 2) as server:
         (error,) = train(server, [[1.0, -1.0, -1.0, -1.0, 1.0]])
         assert type(error) is NonFiniteError
@@ -121,7 +121,7 @@ def test_one_more_than_may_be_ends_the_job_and_names_the_array() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_none_is_skipped_by_default() -> None:
+def test_no_commit_is_skipped_by_default() -> None:
     with running("downpour", 2, 0) as server:
         errors = train(server, [[-1.0], [1.0] * 1000])
         assert {type(error) for error in errors} <= {NonFiniteError, JobStoppedError}
@@ -131,8 +131,8 @@ def test_none_is_skipped_by_default() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["downpour", "aeasgd"])
-def test_a_lost_reply_to_a_skipped_commit(name: str) -> None:
-    """The worker learns, over a new connection, that it was skipped, and not that it was applied."""
+def test_a_worker_whose_reply_is_lost_does_not_take_its_skipped_commit_for_applied(name: str) -> None:
+    """The welcome over the new connection reports that the commit was skipped."""
     with running(name, 1, 5, window=1) as server:
         client, welcome, begin = toy_client(
             server.address,
@@ -141,7 +141,7 @@ def test_a_lost_reply_to_a_skipped_commit(name: str) -> None:
             worker=0,
             size=SIZE,
             eta=0.1,
-            gradient=poisoned,
+            gradient=gradient_with_nan,
             deadlines=PATIENT,
         )
         began = []

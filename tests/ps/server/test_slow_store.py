@@ -1,4 +1,4 @@
-"""A server that reads its snapshots from a slow store may take as long to start as it gets on."""
+"""A server may take long to read its snapshots from a slow store, as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(folder: Path, *, resume: bool) -> ServerProcess:
 
 
 class SlowFile:
-    """Gives what a file held a piece at a time, and pauses between them; then nothing more comes, and no end."""
+    """A FIFO in place of a file: its content arrives in pieces with pauses, and completely only if ``whole``."""
 
     def __init__(self, path: Path, *, whole: bool) -> None:
         content = path.read_bytes()
@@ -41,10 +41,10 @@ class SlowFile:
         pieces = [content[first : first + size] for first in range(0, len(content), size)]
         self._path, self._pieces, self._whole = path, pieces if whole else pieces[:3], whole
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._give)
+        self._thread = threading.Thread(target=self._write)
         self._thread.start()
 
-    def _give(self) -> None:
+    def _write(self) -> None:
         with self._path.open("wb", buffering=0) as pipe:
             for piece in self._pieces:
                 pipe.write(piece)
@@ -67,17 +67,17 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         driver.publish(np.arange(1000, dtype=np.float32))
         until(lambda: list(tmp_path.glob("snapshot-*.dks")))
         driver.close()
-    monkeypatch.setattr(process, "_START", brief(5))  # less than all pieces take
+    monkeypatch.setattr(process, "_START", brief(5))  # This is shorter than reading all pieces takes.
     return max(tmp_path.glob("snapshot-*.dks"))
 
 
-def test_a_start_lasts_as_long_as_it_gets_on(tmp_path: Path, snapshot: Path) -> None:
+def test_the_deadline_of_a_start_is_extended_while_it_makes_progress(tmp_path: Path, snapshot: Path) -> None:
     with SlowFile(snapshot, whole=True), server(tmp_path, resume=True) as second:
         driver = DriverClient(second.address, PATIENT)
         assert driver.center().center.tolist() == list(range(1000))
         driver.close()
 
 
-def test_and_no_longer(tmp_path: Path, snapshot: Path) -> None:
+def test_a_start_without_progress_misses_its_deadline(tmp_path: Path, snapshot: Path) -> None:
     with SlowFile(snapshot, whole=False), pytest.raises(DeadlineError, match="for the parameter server to start"):
         server(tmp_path, resume=True).start()

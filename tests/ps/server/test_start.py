@@ -1,4 +1,4 @@
-"""What a server's process tells its driver while it begins, and that it does not begin for a driver that is gone."""
+"""What a server's process reports to its driver during startup; it does not start for a dead driver."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def request(folder: Path) -> StartRequest:
     return StartRequest(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT, checkpoint=checkpoint), KEY)
 
 
-def test_it_tells_nothing_more_once_it_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process reads it any more: when the pipe is full, the checkpointer would wait forever."""
+def test_a_server_that_has_started_sends_no_further_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process reads them any longer: once the pipe is full, the checkpointer would wait forever."""
     monkeypatch.setattr(start, "_LOADING_SECONDS", -1.0)
-    told: list[StartReport] = []
+    sent: list[StartReport] = []
 
     def until_saved(server: ParameterServer) -> int:
         driver = DriverClient(Address(*server.address, KEY), PATIENT)
@@ -37,28 +37,31 @@ def test_it_tells_nothing_more_once_it_is_up(tmp_path: Path, monkeypatch: pytest
         driver.close()
         return 0
 
-    assert serve(lambda: request(tmp_path), told.append, until_saved) == 0
-    loading = [report.loading for report in told]
+    assert serve(lambda: request(tmp_path), sent.append, until_saved) == 0
+    loading = [report.loading for report in sent]
     assert loading == [True] * (len(loading) - 1) + [False]
     assert len(loading) > 1
 
 
-def test_the_snapshots_of_a_driver_that_is_gone_are_left_alone(tmp_path: Path) -> None:
-    """Another one may have come meanwhile, whose claim would be as high."""
+def test_a_server_whose_driver_is_dead_writes_nothing(tmp_path: Path) -> None:
+    """Another driver may have started meanwhile, and a claim of this server would be as high as that driver's."""
 
-    def gone() -> None:
+    def require_driver_alive() -> None:
         raise ServerLostError("the driver must live. Received: its end")
 
-    told: list[StartReport] = []
-    assert serve(lambda: request(tmp_path), told.append, lambda server: 0, require_driver=gone) == 2
-    assert [report.error for report in told] == ["the driver must live. Received: its end"]
+    sent: list[StartReport] = []
+    assert serve(lambda: request(tmp_path), sent.append, lambda server: 0, require_driver=require_driver_alive) == 2
+    assert [report.error for report in sent] == ["the driver must live. Received: its end"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_claim_of_a_driver_that_is_gone_by_then_is_withdrawn(tmp_path: Path) -> None:
-    def gone() -> None:
+def test_a_claim_is_withdrawn_if_the_driver_has_died_meanwhile(tmp_path: Path) -> None:
+    def require_driver_alive() -> None:
         if list(tmp_path.glob("owner-*.dks")):
             raise ServerLostError("the driver must live. Received: its end")
 
-    assert serve(lambda: request(tmp_path), lambda report: None, lambda server: 0, require_driver=gone) == 2
+    assert (
+        serve(lambda: request(tmp_path), lambda report: None, lambda server: 0, require_driver=require_driver_alive)
+        == 2
+    )
     assert list(tmp_path.iterdir()) == []

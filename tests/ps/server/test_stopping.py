@@ -1,4 +1,4 @@
-"""A job that ends early: every worker learns of it in the next reply, commits what it has, and leaves."""
+"""A job that ends early: each worker learns of it from its next reply, commits what it has computed, and leaves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Workers:
             self.clients.append(client)
             run_worker(client, welcome, begin)
             client.close()
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
             self.errors.append(error)
 
     def join(self) -> None:
@@ -63,7 +63,7 @@ class Workers:
 
 
 def assert_prefixes(driver: DriverClient, workers: int) -> np.ndarray:
-    """No gap and nothing twice, in the partitions that began."""
+    """Check that each worker's commits cover its first mini-batches without gap or repetition; return all commits."""
     commits = driver.drain(count=10**6).commits.view(COMMIT)
     for worker in range(workers):
         own = commits[commits["worker"] == worker]
@@ -74,7 +74,7 @@ def assert_prefixes(driver: DriverClient, workers: int) -> np.ndarray:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["downpour", "aeasgd", "averaging", "ssgd", "dana_zero"])
-def test_workers_leave_after_the_commit_that_they_are_at(name: str) -> None:
+def test_workers_leave_after_their_current_commit(name: str) -> None:
     rule = make(name) if make(name).traits.gradient else make(name, window=2)
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
         workers = Workers(running.address, rule, [0, 1])
@@ -87,15 +87,15 @@ def test_workers_leave_after_the_commit_that_they_are_at(name: str) -> None:
         commits = assert_prefixes(running.driver, 2)
         assert len(commits) == status.clock < 50_000
         late = running.client(worker=0, attempt=7, size=SIZE)
-        welcome = late.join()  # a task that Spark tries again ends at once
+        welcome = late.join()  # A task that Spark retries ends at once.
         assert welcome.finished
         assert welcome.stopping
         late.close()
 
 
 @pytest.mark.timeout(60)
-def test_who_waits_for_others_to_join_is_let_go() -> None:
-    """Two of three have a slot, and the deadline of their gathering is far away."""
+def test_workers_that_wait_for_others_to_join_end() -> None:
+    """Two of three workers have a slot, and the deadline for the third to join is far away."""
     rule = make("averaging", window=2)
     with Running(rule, workers=3, size=SIZE, deadlines=PATIENT) as running:
         workers = Workers(running.address, rule, [0, 1])
@@ -109,8 +109,8 @@ def test_who_waits_for_others_to_join_is_let_go() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_round_ends_although_one_of_its_workers_died() -> None:
-    """Worker 1 dies with its step; worker 0 waits in the round. The successor's answer is to leave: the round ends."""
+def test_a_round_ends_when_the_successor_of_a_dead_worker_leaves() -> None:
+    """Worker 0 waits in a round; worker 1 dies, and its successor leaves at once, which ends the round."""
     rule = make("ssgd")
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
         dying, welcome, _ = toy_client(running.address, rule, ENDLESS, worker=1, size=SIZE, deadlines=PATIENT)
@@ -126,11 +126,11 @@ def test_a_round_ends_although_one_of_its_workers_died() -> None:
         workers.join()
         commits = assert_prefixes(running.driver, 2)
         assert commits["worker"].tolist() == [0]
-        np.testing.assert_allclose(running.driver.center().center, -0.1)  # the mean over the one that contributed
+        np.testing.assert_allclose(running.driver.center().center, -0.1)  # This is the mean over the only contribution.
 
 
 @pytest.mark.timeout(60)
-def test_bounded_staleness_lets_everybody_go() -> None:
+def test_workers_under_bounded_staleness_end() -> None:
     rule = make("downpour")
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT, staleness_bound=0) as running:
         workers = Workers(running.address, rule, [0, 1])

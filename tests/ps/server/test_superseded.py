@@ -1,4 +1,4 @@
-"""What an attempt had sent before it came back over another connection, and arrives after that."""
+"""Messages of an attempt's older connection that arrive after the attempt has joined over a newer one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ OLDER = "holds its lease over another connection"
 
 
 def record(batch: int) -> CommitRecord:
-    """Of one mini-batch."""
+    """Return a record of one mini-batch."""
     return CommitRecord(0, batch, batch, False, True, 0.1, 1.0, (np.ones(SIZE, np.float32),))
 
 
 @contextlib.contextmanager
 def clients(running: Running) -> Iterator[tuple[WorkerClient, WorkerClient, WorkerClient]]:
-    """Two connections of worker 0's one attempt, which has pulled over the older one; and worker 1, who joined."""
+    """Yield an older and a newer connection of worker 0's attempt, which has pulled over the older, and worker 1's."""
     older, newer, other = (running.client(worker, attempt=1, size=SIZE) for worker in (0, 0, 1))
     with contextlib.closing(older), contextlib.closing(newer), contextlib.closing(other):
         older.join()
@@ -64,7 +64,7 @@ def test_a_late_commit_is_refused(value: float) -> None:
         other.commit(record(0))
         with pytest.raises(LeaseLostError, match=OLDER):
             older.request(some_commit(np.full(SIZE, value, np.float32), attempt=1), (CenterReply, Ack))
-        assert running.driver.drain().total == 1  # the other one's
+        assert running.driver.drain().total == 1  # This is the other worker's.
         newer.commit(record(0))
         assert staleness(running, worker=0) == [1]
 
@@ -79,7 +79,7 @@ def test_a_late_leave_is_refused() -> None:
 
 
 def test_a_late_hello_is_refused() -> None:
-    """It stood in the network while its attempt came back; else that one would lose its lease to it."""
+    """A Hello that was delayed in the network must not cost the attempt its lease."""
     with Running(make("downpour"), size=SIZE) as running:
         attempt = running.client(attempt=1, size=SIZE)
         late = running.client(attempt=1, size=SIZE)
@@ -93,7 +93,7 @@ def test_a_late_hello_is_refused() -> None:
             attempt.pull()
 
 
-def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_comes_back() -> None:
+def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_joins_again() -> None:
     with Running(make("averaging"), size=SIZE) as running:
         older, newer = (running.client(attempt=1, size=SIZE) for _ in range(2))
         with contextlib.closing(older), contextlib.closing(newer):
@@ -102,7 +102,7 @@ def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_comes_back
 
             def pull() -> None:
                 try:
-                    older.request(Pull(0, 1, 1), CenterReply)  # it waits for worker 1
+                    older.request(Pull(0, 1, 1), CenterReply)  # It waits for worker 1.
                 except DistkerasError as error:
                     errors.append(error)
 
@@ -116,7 +116,7 @@ def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_comes_back
 
 
 def test_the_end_of_an_older_connection_does_not_cost_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its attempt lives, over a newer one; a rival has to wait."""
+    """The attempt lives and uses its newer connection; a rival has to wait."""
     monkeypatch.setattr(dispatcher, "_PARKED", 0.0)
     with Running(make("downpour"), size=SIZE) as running, clients(running) as (older, newer, _):
         sessions = len(running.server.sessions)

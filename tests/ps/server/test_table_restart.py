@@ -1,4 +1,4 @@
-"""The server's process is killed while rows travel, and continues from its snapshots: tables end as dense ones do."""
+"""A killed server continues from its snapshots while rows travel: tables end as in a dense exchange."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distkeras.ps.worker.loop import run_worker
 
 SHAPES = (TableShape("users", 300, 3, 8), TableShape("items", 9, 2, 8))
 RULE = make("downpour", window=2)
-#: Mini-batches of a worker.
+#: Mini-batches of each worker.
 BATCHES = 120
 
 
@@ -50,7 +50,7 @@ class Job:
 
     def __init__(self, folder: Path, *, workers: int = 1, every: int = 3, **options: Any) -> None:
         self.model = some_model()
-        #: The mini-batch at which workers wait.
+        #: The mini-batch at which the workers wait.
         self.limit = BATCHES
         checkpoint = Checkpoint(str(folder), every=every)
         self.process = ServerProcess(
@@ -71,7 +71,7 @@ class Job:
         """Start a worker."""
         gradient = gradient_of(self.model.dense.size, SHAPES)
 
-        def gated(theta: np.ndarray, batch: TableBatch) -> np.ndarray:
+        def gated_gradient(theta: np.ndarray, batch: TableBatch) -> np.ndarray:
             until(lambda: batch.index < self.limit)
             return gradient(theta, batch)
 
@@ -84,12 +84,12 @@ class Job:
                     some_batches(worker),
                     worker=worker,
                     attempt=attempt,
-                    gradient=gated,
+                    gradient=gated_gradient,
                     deadlines=PATIENT,
                 )
                 run_worker(client, welcome, begin)
                 client.close()
-            except Exception as error:  # noqa: BLE001 - handed to the test
+            except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
                 self.errors.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -121,12 +121,12 @@ class Job:
         assert self.errors == []
 
     def result(self) -> np.ndarray:
-        """The dense vector and all tables as one."""
+        """Return the dense vector and all tables as one vector."""
         tables = [self.driver.table(number, shape).reshape(-1) for number, shape in enumerate(SHAPES)]
         return np.concatenate([self.driver.center().center, *tables])
 
     def batches_of(self, worker: int) -> list[int]:
-        """The mini-batches of ``worker`` in the order in which they were committed."""
+        """Return the mini-batches of ``worker`` in the order in which they were committed."""
         commits = self.driver.drain().commits.view(COMMIT)
         own = commits[commits["worker"] == worker]
         ranges = own[["first_batch", "last_batch"]].tolist()
@@ -142,14 +142,14 @@ class Job:
 
 
 def dense_result(data: Sequence[TableBatch]) -> np.ndarray:
-    """What one worker's dense exchange ends with."""
+    """Return the result of one worker's dense exchange."""
     job = TableJob(RULE, some_model(), [data], by_rows=False)
     while job.pending:
         job.commit(0)
     return job.result()
 
 
-def test_a_server_that_is_killed_goes_on_with_the_rows_of_its_snapshot(tmp_path: Path) -> None:
+def test_a_killed_server_continues_with_the_rows_of_its_snapshot(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.start()
         clock = 0
@@ -186,8 +186,8 @@ def test_a_snapshot_without_its_rows_is_skipped(tmp_path: Path, damage: str) -> 
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_another_driver_goes_on_with_the_rows(tmp_path: Path, workers: int) -> None:
-    """With the same number of workers, and with another one."""
+def test_another_driver_continues_with_the_saved_rows(tmp_path: Path, workers: int) -> None:
+    """The number of workers is the same or another one."""
     with Job(tmp_path, workers=2) as job:
         job.limit = 40
         for worker in range(2):

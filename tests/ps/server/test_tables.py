@@ -71,13 +71,13 @@ def started(rule: Rule, model: ToyTables, workers: int = 1, **options: Any) -> R
 
 
 def result_of(running: Running, model: ToyTables) -> np.ndarray:
-    """The dense vector and all tables as one, as the driver reads them."""
+    """Return the dense vector and all tables as one vector, as the driver reads them."""
     tables = [running.driver.table(number, shape).reshape(-1) for number, shape in enumerate(model.shapes)]
     return np.concatenate([running.driver.center().center, *tables])
 
 
 def dense_result(rule: Rule, model: ToyTables, data: list[list[TableBatch]]) -> np.ndarray:
-    """What the dense exchange ends with, one worker after the other."""
+    """Return the result of the dense exchange, one worker after the other."""
     job = TableJob(rule, model, data, by_rows=False)
     while job.pending:
         job.commit(min(job.pending))
@@ -85,7 +85,7 @@ def dense_result(rule: Rule, model: ToyTables, data: list[list[TableBatch]]) -> 
 
 
 class Turns:
-    """A worker's client and loop, which takes one exchange a turn."""
+    """A worker's client and loop, which performs one exchange at a time."""
 
     def __init__(self, running: Running, model: ToyTables, data: list[TableBatch], worker: int = 0) -> None:
         self.client, welcome, begin = table_worker(
@@ -95,9 +95,9 @@ class Turns:
         request = next(self._loop)
         assert isinstance(request, PullRequest)
         self.over = False
-        self._go_on(self.client.pull(request.wants))
+        self._continue(self.client.pull(request.wants))
 
-    def _go_on(self, reply: Reply) -> None:
+    def _continue(self, reply: Reply) -> None:
         try:
             request = self._loop.send(reply)
             while isinstance(request, Compute):
@@ -111,14 +111,14 @@ class Turns:
 
     def turn(self) -> Reply:
         reply = self.client.commit(self.record)
-        self._go_on(reply)
+        self._continue(reply)
         return reply
 
 
 @pytest.mark.parametrize("dense", [0, 4])
 @pytest.mark.parametrize("name", ["downpour", "agn", "asgd"])
 @pytest.mark.parametrize("shared", [False, hasattr(os, "memfd_create")])
-def test_a_job_by_rows_ends_as_the_dense_one(name: str, dense: int, shared: bool) -> None:
+def test_a_job_by_rows_gives_the_result_of_the_dense_job(name: str, dense: int, shared: bool) -> None:
     rule, model = make(name) if name == "asgd" else make(name, window=2), some_model(dense=dense)
     data = some_batches(model, 7, epochs=2)
     with started(rule, model) as running:
@@ -130,7 +130,7 @@ def test_a_job_by_rows_ends_as_the_dense_one(name: str, dense: int, shared: bool
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
 
-def test_many_tables() -> None:
+def test_a_job_with_many_tables_gives_the_result_of_the_dense_job() -> None:
     model = some_model(*[TableShape(f"table {number}", 5 + number, 2, 4) for number in range(20)])
     rule, data = make("downpour"), some_batches(model, 3)
     with started(rule, model) as running:
@@ -140,8 +140,8 @@ def test_many_tables() -> None:
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
 
-def test_a_table_of_the_dense_vectors_size() -> None:
-    """Rows as many as the dense vector has elements, which come into memory of their own."""
+def test_a_table_may_have_as_many_elements_as_the_dense_vector() -> None:
+    """The rows are received into memory of their own although their size is that of the dense vector."""
     model = some_model(TableShape("users", 4, 2, 4), dense=8)
     rule = make("downpour")
     data = [replace(batch, ids=(ids(0, 1, 2, 3),)) for batch in some_batches(model, 5)]
@@ -152,21 +152,21 @@ def test_a_table_of_the_dense_vectors_size() -> None:
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
 
-def test_the_records_have_the_bytes_of_rows() -> None:
+def test_the_records_contain_the_bytes_of_the_rows() -> None:
     rule, model = make("downpour"), some_model()
     data = [replace(batch, ids=(ids(1, 1, 2, 3), ids(0, 0, 0, 0))) for batch in some_batches(model, 2)]
     with started(rule, model) as running:
         worker = Turns(running, model, data)
         while not worker.over:
             worker.turn()
-        # 4 dense elements; 3 users of 3 elements, 1 item of 2; and 8 bytes for the number of each row.
+        # 4 dense elements; 3 users of 3 elements and 1 item of 2; and 8 bytes for each row number.
         size = 4 * 4 + 3 * (8 + 4 * 3) + 1 * (8 + 4 * 2)
         assert running.driver.drain().commits.view(COMMIT)["bytes"].tolist() == [size, size]
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_commit_whose_reply_was_lost_is_applied_once(number: int) -> None:
-    """The pull in its place brings the rows that the commit wanted."""
+    """The pull that replaces the lost reply returns the rows that the commit requested."""
     rule, model = make("downpour", window=2), some_model()
     data = some_batches(model, 8)
     with started(rule, model) as running:
@@ -179,8 +179,8 @@ def test_a_commit_whose_reply_was_lost_is_applied_once(number: int) -> None:
         def send_then_cut(message: Any) -> None:
             send(message)
             if isinstance(message, Commit):
-                assert running.driver.observe(number - 1, patience(5)).clock == number  # it is applied …
-                channel.close()  # … and the answer is not read
+                assert running.driver.observe(number - 1, patience(5)).clock == number  # The commit is applied …
+                channel.close()  # … and its reply is not read.
 
         channel.send = send_then_cut
         wants = worker.record.wants
@@ -193,7 +193,7 @@ def test_a_commit_whose_reply_was_lost_is_applied_once(number: int) -> None:
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
 
-def test_a_refused_window_is_taken_again_from_its_own_rows() -> None:
+def test_a_refused_window_is_computed_again_from_its_own_rows() -> None:
     rule, model = make("ringmaster", window=2, threshold=1, patience=None), some_model()
     data = [some_batches(model, 6, seed=1), some_batches(model, 6, seed=2)]
     order = [1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0]
@@ -214,13 +214,13 @@ def test_a_refused_window_is_taken_again_from_its_own_rows() -> None:
         np.testing.assert_array_equal(result_of(running, model), job.result())
 
 
-def test_a_number_in_a_row_refuses_the_commit_as_a_whole() -> None:
+def test_a_nan_in_a_row_refuses_the_whole_commit() -> None:
     rule, model = make("downpour"), some_model()
     bad = some_batches(model, 1)[0]
     bad = replace(bad, ids=(ids(7, 7, 7, 41), ids(0, 0, 0, 0)), values=np.array([1, 1, 1, np.nan]))
     with started(rule, model) as running:
         worker = Turns(running, model, [bad])
-        # The slope of the dense vector is no number either; the rows are to be found.
+        # The dense gradient is NaN, too; a finite one makes the server find the NaN in the rows.
         record = replace(worker.record, parts=(np.ones(4, np.float32),))
         text = (
             r"a commit holds nan in column 0 of row 41 of table 'users' \(3 such elements\), from mini-batches 0-0 of"
@@ -235,14 +235,14 @@ def test_a_number_in_a_row_refuses_the_commit_as_a_whole() -> None:
             np.testing.assert_array_equal(table.array, rows)
 
 
-def test_a_skipped_commit_leaves_the_rows_as_they_are() -> None:
+def test_a_skipped_commit_does_not_change_the_rows() -> None:
     rule, model = make("downpour"), some_model()
     data = some_batches(model, 4)
     bad = data[1].values.copy()
     bad[2] = np.nan
-    poisoned = [batch if batch.index != 1 else replace(batch, values=bad) for batch in data]
+    with_nan = [batch if batch.index != 1 else replace(batch, values=bad) for batch in data]
     with started(rule, model, max_skipped=1) as running:
-        client, welcome, begin = table_worker(running.address, rule, model, poisoned, deadlines=PATIENT)
+        client, welcome, begin = table_worker(running.address, rule, model, with_nan, deadlines=PATIENT)
         with np.errstate(all="ignore"):
             run_worker(client, welcome, begin)
         client.close()
@@ -275,7 +275,7 @@ class TestMalformedRows:
             ({"wants": (ids(), ids(9))}, r"`wants` must name rows of table 'items' in \[0, 9\). Received: 9"),
         ],
     )
-    def test_in_a_commit(self, fields: dict[str, Any], text: str) -> None:
+    def test_malformed_rows_in_a_commit_are_refused(self, fields: dict[str, Any], text: str) -> None:
         model = some_model()
         right: dict[str, Any] = {"touched": (ids(1, 2), ids()), "moved": (np.ones(6, np.float32), NO_FLOATS)}
         right |= {"wants": (ids(), ids()), "history": np.zeros((1, 3))}
@@ -284,11 +284,11 @@ class TestMalformedRows:
             with pytest.raises(ShapeError, match=text):
                 client.request(some_commit(np.ones(4, np.float32), **(right | fields)), (Ack, CenterReply))
             client.close()
-            # The server answers; nothing has changed.
+            # The server still answers, and nothing has changed.
             np.testing.assert_array_equal(result_of(running, model), model.vector())
 
     @pytest.mark.parametrize("wants", [(), (ids(1),), (ids(2, 1), ids()), (ids(), ids(9)), (ids(*range(9)), ids())])
-    def test_in_a_pull(self, wants: tuple[np.ndarray, ...]) -> None:
+    def test_malformed_rows_in_a_pull_are_refused(self, wants: tuple[np.ndarray, ...]) -> None:
         model = some_model()
         with started(make("downpour"), model) as running:
             client = self.joined(running, model)
@@ -297,8 +297,7 @@ class TestMalformedRows:
             client.close()
             np.testing.assert_array_equal(result_of(running, model), model.vector())
 
-    def test_from_a_worker_without_the_lease(self) -> None:
-        """A mistake of its own does not end the job."""
+    def test_malformed_rows_from_a_worker_without_the_lease_do_not_end_the_job(self) -> None:
         model = some_model()
         rule, data = make("downpour"), some_batches(model, 3)
         with started(rule, model) as running:
@@ -311,7 +310,7 @@ class TestMalformedRows:
             client.close()
             np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
-    def test_of_another_dtype(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_rows_of_another_dtype_are_refused(self, caplog: pytest.LogCaptureFixture) -> None:
         model = some_model()
         rule, data = make("downpour"), some_batches(model, 3)
         with started(rule, model) as running:
@@ -330,7 +329,7 @@ class TestMalformedRows:
             client.close()
             np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
-    def test_a_worker_of_other_tables(self) -> None:
+    def test_a_worker_with_other_tables_is_refused(self) -> None:
         model = some_model()
         with started(make("downpour"), model) as running:
             client = running.client(size=4, tables=(USERS,))
@@ -340,7 +339,7 @@ class TestMalformedRows:
 
 
 def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker commits between two blocks of rows, and between the last one and the center."""
+    """A worker commits between two blocks of rows, and between the last block and the center."""
     rule, model = make("downpour", window=2), some_model()
     table, expected = DriverClient.table, list[np.ndarray]()
     with started(rule, model) as running:
@@ -366,7 +365,7 @@ def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> No
         np.testing.assert_array_equal(vector, result_of(running, model))
 
 
-def test_a_whole_center_of_many_tables() -> None:
+def test_the_whole_center_may_contain_many_tables() -> None:
     model = some_model(*(TableShape(f"table {number}", 6, 2, 6) for number in range(9)))
     with started(make("downpour"), model) as running:
         _, vector = running.driver.whole_center(model.shapes)
@@ -383,18 +382,18 @@ class TestPublication:
                 with pytest.raises(RemoteProtocolError, match=f"{text} must be published before .* Received: 0"):
                     running.driver.publish(model.dense)
                 assert running.server.center is None
-                running.driver.close()  # the server has hung up
+                running.driver.close()  # The server has closed the connection.
             running.publish()
             np.testing.assert_array_equal(result_of(running, model), model.vector())
 
-    def test_rows_in_several_blocks(self) -> None:
+    def test_rows_are_published_and_read_in_several_blocks(self) -> None:
         shape = TableShape("wide", 11, 400_000, 2)
         model = some_model(shape)
         assert 1 < block_rows(shape) < 11
         with started(make("downpour"), model) as running:
             np.testing.assert_array_equal(running.driver.table(0, shape), model.rows[0])
 
-    def test_rows_may_be_published_again_and_change_nothing_then(self) -> None:
+    def test_rows_that_are_published_again_change_nothing(self) -> None:
         rule, model = make("downpour"), some_model()
         data = some_batches(model, 3)
         with started(rule, model) as running:
@@ -404,7 +403,7 @@ class TestPublication:
             running.publish()
             np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
-    def test_a_publication_that_was_cut_begins_again(self) -> None:
+    def test_an_interrupted_publication_starts_over(self) -> None:
         model = some_model()
         with started(make("downpour"), model, publish=False) as running:
             other = DriverClient(running.address, PATIENT)
@@ -432,7 +431,7 @@ class TestPublication:
             (PublishRows(0, 0, np.ones(153, np.float32)), "the first 0 of 50. Received: 153 elements"),
         ],
     )
-    def test_rows_that_do_not_belong_there(self, message: PublishRows, text: str) -> None:
+    def test_invalid_published_rows_are_refused(self, message: PublishRows, text: str) -> None:
         model = some_model()
         with started(make("downpour"), model, publish=False) as running:
             with pytest.raises(RemoteProtocolError, match=text):
@@ -452,7 +451,7 @@ class TestPublication:
             InspectRows(2, 0, 1),
         ],
     )
-    def test_rows_that_are_not_there_to_be_read(self, message: InspectRows) -> None:
+    def test_a_request_for_rows_that_do_not_exist_is_refused(self, message: InspectRows) -> None:
         model = some_model()
         with started(make("downpour"), model) as running:
             with pytest.raises(RemoteProtocolError, match="Received"):
@@ -470,13 +469,13 @@ class TestPublication:
             (([1, 1 << 50], []), "in [0, 1125899906842624)"),
         ],
     )
-    def test_rows_that_a_driver_cannot_want_with_the_center(self, wants: Any, problem: str) -> None:
+    def test_a_request_for_invalid_rows_with_the_center_is_refused(self, wants: Any, problem: str) -> None:
         shapes = TableShape("far", 1 << 50, 2, 4, seed=0), TableShape("whole", 3, 2, 3)
         message = Inspect(wants=tuple(np.array(ids, np.int64) for ids in wants))
         with pytest.raises(RemoteProtocolError, match=re.escape(problem)):
             rows_to_inspect(tuple(map(make_table, shapes)), message)
 
-    def test_a_server_without_tables(self) -> None:
+    def test_a_server_without_tables_refuses_rows(self) -> None:
         with Running(make("downpour"), size=4, deadlines=PATIENT) as running:
             for message in (PublishRows(0, 0, np.ones(3, np.float32)), InspectRows(0, 0, 1)):
                 with pytest.raises(RemoteProtocolError, match="one of 0 tables"):
@@ -484,7 +483,7 @@ class TestPublication:
                 running.driver.close()
 
 
-def test_rows_that_are_read_do_not_change_any_more() -> None:
+def test_rows_of_a_reply_are_a_copy() -> None:
     model = some_model()
     with started(make("downpour"), model) as running:
         server, table = running.server.dispatcher, present(running.server.center).tables[0]
@@ -495,7 +494,7 @@ def test_rows_that_are_read_do_not_change_any_more() -> None:
         assert not np.shares_memory(answer.rows, table.array)
 
 
-def test_a_job_that_has_ended_says_so_when_rows_are_asked_for() -> None:
+def test_a_commit_with_rows_to_an_ended_job_is_refused() -> None:
     model = some_model()
     with started(make("downpour"), model) as running:
         worker = Turns(running, model, some_batches(model, 3))

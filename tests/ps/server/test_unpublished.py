@@ -1,4 +1,4 @@
-"""A driver has several connections; over some it asks a server that was just started again, and has no center yet."""
+"""Requests over one of the driver's connections to a server that has just restarted and has no center yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 
 KEY = bytes(range(32))
-QUESTIONS: dict[str, Callable[[DriverClient], Any]] = {
+REQUESTS: dict[str, Callable[[DriverClient], Any]] = {
     "center": lambda driver: driver.center().center.tolist(),
     "drain": lambda driver: driver.drain().total,
     "list_workers": lambda driver: driver.list_workers().tolist(),
@@ -28,35 +28,35 @@ QUESTIONS: dict[str, Callable[[DriverClient], Any]] = {
 ANSWERS = {"center": [0.0, 0.0], "drain": 0, "list_workers": [], "finish": None}
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_question_about_the_center_waits_until_it_is_published(name: str) -> None:
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_about_the_center_waits_until_the_center_is_published(name: str) -> None:
     settings = ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)
     answers: list[Any] = []
     with ParameterServer(settings, KEY) as server:
         address = Address(*server.address, KEY)
-        asking, publishing = (DriverClient(address, PATIENT) for _ in range(2))
+        requesting, publishing = (DriverClient(address, PATIENT) for _ in range(2))
 
-        def ask() -> None:
+        def send_request() -> None:
             try:
-                answers.append(QUESTIONS[name](asking))
-            except Exception as error:  # noqa: BLE001 - handed to the test
+                answers.append(REQUESTS[name](requesting))
+            except Exception as error:  # noqa: BLE001 - compared with the expected answer
                 answers.append(error)
 
-        asking.ping()
-        thread = threading.Thread(target=ask, daemon=True)
+        requesting.ping()
+        thread = threading.Thread(target=send_request, daemon=True)
         thread.start()
         publishing.publish(np.zeros(2, np.float32))
         thread.join(patience(20))
-        asking.close()
+        requesting.close()
         publishing.close()
     assert answers == [ANSWERS[name]]
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_it_does_not_wait_forever(name: str) -> None:
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_wait_for_a_published_center_has_a_deadline(name: str) -> None:
     settings = ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, publish=0.05))
     with ParameterServer(settings, KEY) as server:
         client = DriverClient(Address(*server.address, KEY), PATIENT)
         with pytest.raises(DeadlineError, match="the driver to publish the center"):
-            QUESTIONS[name](client)
+            REQUESTS[name](client)
         client.close()

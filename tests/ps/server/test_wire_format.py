@@ -61,7 +61,7 @@ def through_bfloat16(vector: np.ndarray) -> np.ndarray:
 
 
 def step_of(vector: np.ndarray) -> float:
-    """The int8 scale that one block of this range has."""
+    """Return the int8 scale of one block with this range."""
     return float(np.abs(vector).max()) / 127
 
 
@@ -72,7 +72,7 @@ def joined(running: Running, worker: int = 0, **options: Any) -> WorkerClient:
 
 
 class TestBFloat16:
-    def test_both_ways_to_the_bit(self) -> None:
+    def test_both_directions_round_each_vector_once(self) -> None:
         start = normal(0)
         with Running(make("downpour"), start=start) as running:
             client = joined(running, wire_format="bfloat16")
@@ -82,11 +82,11 @@ class TestBFloat16:
                 payload = normal(number + 1, 0.01)
                 reply = client.commit(request(number, payload))
                 exact = exact + through_bfloat16(payload)
-                np.testing.assert_array_equal(center_of(running), exact)  # rounded on the wire only
+                np.testing.assert_array_equal(center_of(running), exact)  # It is rounded on the wire only.
                 np.testing.assert_array_equal(reply.center, through_bfloat16(exact))
             records = running.driver.drain().commits.view(COMMIT)
             assert records["bytes"].tolist() == [2 * SIZE] * 5
-            np.testing.assert_array_equal(running.driver.center().center, exact)  # the driver's is not rounded
+            np.testing.assert_array_equal(running.driver.center().center, exact)  # The driver's center is not rounded.
             client.close()
 
 
@@ -103,14 +103,14 @@ class TestInt8:
                     center = center_of(running)
                     bound = 0.51 * step_of(center - known[worker]) + 2e-7 * np.abs(center)
                     assert (np.abs(reply.center - center) <= bound).all(), number
-                    assert bound.max() < 4e-4  # of a center that is spread over [-5, 5]
+                    assert bound.max() < 4e-4  # The center is spread over [-5, 5].
                     known[worker] = present(reply.center).copy()
             records = running.driver.drain().commits.view(COMMIT)
             assert set(records["bytes"].tolist()) == {SIZE + 4 * -(-SIZE // BLOCK)}
             for client in clients:
                 client.close()
 
-    def test_what_is_applied_adds_up_to_what_was_meant(self) -> None:
+    def test_the_sum_of_what_is_applied_approximates_the_sum_of_the_payloads(self) -> None:
         with Running(make("downpour")) as running:
             client = joined(running, wire_format="int8")
             client.pull()
@@ -120,11 +120,11 @@ class TestInt8:
                 meant += payload
                 largest = max(largest, float(np.abs(payload).max()))
                 client.commit(request(number, payload))
-                # The rest of a commit, and of what went into it the rest of the one before.
+                # The residual of a commit, whose payload included the residual of the previous one.
                 assert np.abs(center_of(running) - meant).max() < 0.55 * largest / 126
             client.close()
 
-    def test_a_vector_that_was_delivered_stays_until_the_next_one(self) -> None:
+    def test_the_vector_of_a_reply_does_not_change_with_the_next_reply(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format="int8")
             reply = client.pull()
@@ -135,7 +135,7 @@ class TestInt8:
                 assert not np.array_equal(present(reply.center), before)
             client.close()
 
-    def test_a_pull_is_exact_and_changes_go_on_from_it(self) -> None:
+    def test_a_pull_is_exact_and_later_differences_refer_to_it(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client, other = joined(running, wire_format="int8"), joined(running, 1)
             client.pull()
@@ -149,20 +149,20 @@ class TestInt8:
             client.close()
             other.close()
 
-    def test_who_joins_again_begins_with_a_whole_center(self) -> None:
+    def test_a_worker_that_joins_again_receives_a_whole_center(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format="int8")
             client.pull()
             client.commit(request(0, normal(1)))
-            client.join()  # over the same connection
+            client.join()  # It uses the same connection.
             reply = client.commit(request(1, normal(2)))
             np.testing.assert_array_equal(reply.center, center_of(running))
             client.close()
 
     @pytest.mark.parametrize("applied", [True, False])
     @pytest.mark.parametrize("wire_format", FORMATS)
-    def test_a_connection_that_is_cut(self, wire_format: str, applied: bool) -> None:
-        """Commit 3 is cut off before it, or its reply, is there: the server ends as if nothing had happened."""
+    def test_a_cut_connection_does_not_change_the_result(self, wire_format: str, applied: bool) -> None:
+        """The connection is cut before commit 3 or its reply has arrived; the result is as without the cut."""
 
         def train(cut: bool) -> np.ndarray:
             with Running(make("downpour"), start=normal(0), deadlines=PATIENT) as running:
@@ -187,7 +187,7 @@ class TestInt8:
         def breaking(running: Running, channel: Channel) -> Callable[..., Any]:
             send = channel.send
 
-            def then_cut(message: Commit) -> None:
+            def send_and_cut(message: Commit) -> None:
                 if applied:
                     send(message)
                     assert running.driver.observe(3, patience(5)).clock == 4
@@ -197,14 +197,14 @@ class TestInt8:
                 socket_of(channel).shutdown(socket.SHUT_RDWR)
                 raise ConnectionResetError("cut by the test")
 
-            return then_cut
+            return send_and_cut
 
         np.testing.assert_array_equal(train(cut=True), train(cut=False))
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_a_number_that_is_none_is_refused_and_named(wire_format: str, bad: float) -> None:
+def test_a_commit_that_is_not_finite_is_refused_and_its_element_is_named(wire_format: str, bad: float) -> None:
     with Running(make("downpour"), layouts=LAYOUTS) as running:
         client = joined(running, wire_format=wire_format)
         client.pull()
@@ -217,8 +217,8 @@ def test_a_number_that_is_none_is_refused_and_named(wire_format: str, bad: float
         client.close()
 
 
-def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
-    # The rests of 0.6 and of the commit with the NaN would show in the center.
+def test_a_skipped_commit_resets_the_residual() -> None:
+    # The residuals of 0.6 and of the commit with the NaN would be visible in the center.
     payloads = [np.full(3, 0.6), np.array([1.0, np.nan, 0.3]), np.array([127.0, 1.0, -1.0])]
     with Running(make("downpour"), size=3, max_skipped=1) as running:
         client, welcome, begin = toy_client(
@@ -232,13 +232,13 @@ def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
         client.close()
 
 
-#: Of rules whose step at the server is as long as its rate, however far the workers move.
+#: Rates of rules whose step at the server has the length of the rate, however far the workers move.
 SERVER_RATES = {"fadas": {"server_rate": 0.1}, "fedopt": {"server_rate": 0.5}}
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("name", [name for name in center_rules() if not make(name).traits.keeps_replica])
-def test_every_other_rule_trains(name: str, wire_format: str) -> None:
+def test_every_rule_without_replica_trains_or_refuses_the_format(name: str, wire_format: str) -> None:
     rule = make(name, **SERVER_RATES.get(name, {}))
     with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:
         errors = []
@@ -273,13 +273,12 @@ def test_every_other_rule_trains(name: str, wire_format: str) -> None:
         assert errors == []
         assert running.driver.observe(-1, patience(1)).batches == 100
         error = np.abs(center_of(running) - 0.5)
-        assert error.max() < 1.3  # it was 1.5
+        assert error.max() < 1.3  # It was 1.5 at the start.
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("cut", [False, True])
-def test_during_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
-    """With `overlap`: the commit travels while the next window is computed from what was delivered."""
+def test_a_commit_travels_while_the_next_window_is_computed(wire_format: str, cut: bool) -> None:
     clients: list[WorkerClient] = []
     values, taken = np.linspace(1, 2, 20, dtype=np.float32), itertools.count(1)
 
@@ -305,13 +304,13 @@ def test_during_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
         run_worker(client, welcome, begin)
         client.close()
         assert present(running.server.center).clock == 10
-        # All of a movement's elements are nearly the same: int8 has them exactly, bfloat16 each within 2^-9.
+        # All elements of a difference are nearly equal: int8 has them exactly, bfloat16 each within 2^-9.
         np.testing.assert_allclose(center_of(running), normal(0) - values.sum(), rtol=0, atol=0.06)
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
-def test_statistics_as_many_as_weights(wire_format: str) -> None:
-    """A vector and statistics of one size arrive side by side, and are two."""
+def test_moving_statistics_may_have_the_size_of_the_center(wire_format: str) -> None:
+    """The vector and the moving statistics have one size and arrive together, but are distinguished."""
     size, start = 6, normal(0, size=6)
     with Running(make("downpour"), size=size, start=start, moving_statistics=size) as running:
         client = joined(running, size=size, moving_statistics=size, wire_format=wire_format)
@@ -324,7 +323,7 @@ def test_statistics_as_many_as_weights(wire_format: str) -> None:
         client.close()
 
 
-def test_plain_statistics_as_many_as_weights() -> None:
+def test_moving_statistics_may_have_the_size_of_an_unrounded_center() -> None:
     with Running(make("downpour"), size=6, start=normal(0, size=6), moving_statistics=6) as running:
         client = joined(running, size=6, moving_statistics=6)
         reply = client.pull()
@@ -336,14 +335,14 @@ def test_plain_statistics_as_many_as_weights() -> None:
 class TestRefused:
     @pytest.mark.parametrize("wire_format", FORMATS)
     @pytest.mark.parametrize("name", ["adag", "aeasgd", "dana_dc", "dc_asgd", "eamsgd", "easgd"])
-    def test_rules_that_rely_on_what_was_sent(self, name: str, wire_format: str) -> None:
+    def test_a_rule_that_relies_on_the_sent_center_refuses_rounding(self, name: str, wire_format: str) -> None:
         with Running(make(name)) as running:
             with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32': rule"):
                 joined(running, wire_format=wire_format)
             assert running.server.fault is None
             assert present(running.server.center).leases == {}
 
-    def test_names_that_are_none(self) -> None:
+    def test_an_unknown_wire_format_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of"):
             WorkerClient(Address("localhost", 1, KEY), worker=0, attempt=0, size=SIZE, wire_format="int4")
         with Running(make("downpour")) as running:
@@ -366,7 +365,9 @@ class TestRefused:
             ("float32", [SIZE], [0]),
         ],
     )
-    def test_parts_that_were_not_agreed_on(self, agreed: str, plain: list[int], packed: list[Any]) -> None:
+    def test_parts_of_another_format_than_agreed_are_refused(
+        self, agreed: str, plain: list[int], packed: list[Any]
+    ) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format=agreed)
             client.pull()
@@ -380,8 +381,7 @@ class TestRefused:
             np.testing.assert_array_equal(center_of(running), normal(0))
 
 
-def test_a_server_keeps_no_more_than_one_request_of_a_peer() -> None:
-    """What a request that was refused had brought is given back."""
+def test_the_buffers_of_a_refused_request_are_released() -> None:
     with Running(make("downpour")) as running:
         client = joined(running, wire_format="int8")
         client.pull()
