@@ -1,4 +1,4 @@
-"""Framing without a socket: round trips, one byte at a time, garbage, bounds."""
+"""Framing without a socket: round trips, one byte at a time, garbage, and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fields_of(kind: type[Message]) -> dict[str, Any]:
 
 
 def any_message() -> st.SearchStrategy[Message]:
-    """Every message type, with any values of its fields' types."""
+    """Return a strategy that draws every message type with any values of its fields' types."""
     strategies = {
         int: INT64,
         bool: st.booleans(),
@@ -57,8 +57,8 @@ def commit(*parts: np.ndarray) -> Commit:
     return some_commit(*parts, worker=3, sequence=7, first=4, last=5, history=np.arange(8.0).reshape(2, 4))
 
 
-def test_the_rest_of_a_header_is_asked_for_alone() -> None:
-    """A read that waits until its spaces are full must not wait for what the peer has no reason to send."""
+def test_a_partly_received_header_requests_only_its_remaining_bytes() -> None:
+    """A read that waits until its spaces are full must not wait for bytes that the peer has no reason to send."""
     reader, data = Reader(Limits()), joined(encode(Ack(1, 2, 3, 4)))
     header = len(reader.spaces()[0])
     reader.spaces()[0][:5] = data[:5]
@@ -67,7 +67,7 @@ def test_the_rest_of_a_header_is_asked_for_alone() -> None:
 
 
 def scatter(reader: Reader, data: bytes, sizes: Iterator[int]) -> list[Any]:
-    """What comes of reads of these sizes into all the spaces there are."""
+    """Return the results of reads of these sizes, each into all available spaces."""
     events = []
     while data:
         left, filled = next(sizes), 0
@@ -98,14 +98,14 @@ def test_a_read_may_end_anywhere(message: Message, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("more", [1, 10, 300])
-def test_a_peer_that_does_not_wait_for_the_answer(more: int) -> None:
+def test_a_peer_that_does_not_wait_for_the_answer_is_refused(more: int) -> None:
     data = joined(encode(Ack(1, 2, 3, 4))) + b"D" * more
     with pytest.raises(RemoteProtocolError, match="wait for the answer"):
         scatter(Reader(Limits()), data, itertools.repeat(10_000))
 
 
-def test_a_reader_lets_go_of_what_it_has_read() -> None:
-    """Its connection may live long and hear no more: a published model must not stay in memory for that."""
+def test_a_reader_keeps_no_reference_to_a_message() -> None:
+    """Its connection may be open and idle for long, and must not keep a published model in memory."""
     reader = Reader(Limits())
     (message,) = feed(reader, joined(encode(commit(np.ones(5, np.float32)))))
     part = weakref.ref(message.parts[0])
@@ -115,7 +115,7 @@ def test_a_reader_lets_go_of_what_it_has_read() -> None:
 
 @settings(max_examples=200)
 @given(st.lists(any_message(), min_size=1, max_size=3), st.sampled_from([None, 1, 7]))
-def test_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None:
+def test_messages_survive_a_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None:
     reader = Reader(ROOMY)
     events = feed(reader, b"".join(joined(encode(message)) for message in sent), step)
     assert len(events) == len(sent)
@@ -124,7 +124,7 @@ def test_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None
 
 @settings(max_examples=100)
 @given(any_message(), st.integers(0, 200))
-def test_a_frame_by_itself(message: Message, less: int) -> None:
+def test_a_whole_frame_is_decoded_and_a_truncated_one_is_refused(message: Message, less: int) -> None:
     frame = joined(encode(message))
     assert same_message(message, decode(frame))
     for other in (frame[: -1 - less], frame + b"D", b"", frame + frame):
@@ -153,9 +153,9 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
 
 @pytest.mark.parametrize("more", [4, -4])
 def test_arrays_that_do_not_fill_the_body_are_refused(more: int) -> None:
-    """The rest of it would be read as the next frame; an equal table that filled its body was accepted before."""
+    """Bytes left in the body would be read as the next frame. A layout that filled its body was accepted before."""
     frame = bytearray(joined(encode(commit(np.ones(5, np.float32)))))
-    at = struct.calcsize(">4sBBHI")  # of the body's bytes, in the header
+    at = struct.calcsize(">4sBBHI")  # The offset of the body's size in the header.
     (body,) = struct.unpack_from(">Q", frame, at)
     assert body >= 20
     decode(bytes(frame))
@@ -200,7 +200,7 @@ def test_a_bad_header_is_refused_before_anything_is_allocated(header: bytes, tex
         feed(Reader(Limits(), allocate), header)
 
 
-def test_arrays_are_received_into_the_memory_that_is_given() -> None:
+def test_arrays_are_received_into_the_allocated_memory() -> None:
     memory = np.zeros(3, np.float32)
 
     def allocate(kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -222,7 +222,7 @@ def test_arrays_are_sent_without_a_copy() -> None:
 @pytest.mark.parametrize(
     "vector", [np.zeros(3, np.int64), np.zeros(3), np.zeros((4, 4), np.float32)[:, 1], np.zeros(2, ">f4")]
 )
-def test_arrays_that_do_not_travel_are_a_local_error(vector: np.ndarray) -> None:
+def test_unsupported_arrays_are_a_local_error(vector: np.ndarray) -> None:
     with pytest.raises(LocalProtocolError, match="contiguous"):
         encode(Publish(vector))
 
@@ -231,20 +231,21 @@ def test_an_array_of_another_dtype_is_refused_before_anything_is_allocated() -> 
     def allocate(*_: Any) -> np.ndarray:
         raise AssertionError("allocated")
 
-    fields = struct.pack(">IBQ", 0, 1, 3)  # ModelFile has no strings, and an array of bytes: here come three float32
+    # ModelFile has no strings and one array of bytes; this header announces three float32.
+    fields = struct.pack(">IBQ", 0, 1, 3)
     header = HEADER.pack(MAGIC, VERSION, MESSAGES.index(messages.ModelFile), 1, len(fields) - 4, 12)
     with pytest.raises(RemoteProtocolError, match="arrays of dtypes"):
         feed(Reader(Limits(), allocate), header + fields[4:])
 
 
-def test_a_string_that_takes_the_room_of_the_next_ones_length_is_refused() -> None:
-    fields = struct.pack(">qqqI", 0, -1, -1, 12) + bytes(12)  # a Fault: three numbers, three strings
+def test_a_string_that_reaches_into_the_length_of_the_next_string_is_refused() -> None:
+    fields = struct.pack(">qqqI", 0, -1, -1, 12) + bytes(12)  # A Fault has three numbers and three strings.
     header = HEADER.pack(MAGIC, VERSION, MESSAGES.index(Fault), 0, len(fields), 0)
     with pytest.raises(RemoteProtocolError, match="`column` must end within the fields"):
         feed(Reader(Limits()), header + fields)
 
 
-def test_fields_that_are_left_over_are_refused() -> None:
+def test_surplus_fields_are_refused() -> None:
     frame = joined(encode(Ack(1, 2, 3, 4)))
     fields = frame[HEADER.size :] + bytes(3)
     header = HEADER.pack(MAGIC, VERSION, ACK, 0, len(fields), 0)
@@ -252,23 +253,23 @@ def test_fields_that_are_left_over_are_refused() -> None:
         feed(Reader(Limits()), header + fields)
 
 
-def test_half_a_surrogate_pair_travels_as_its_escape() -> None:
+def test_half_a_surrogate_pair_is_sent_as_its_escape() -> None:
     (fault,) = feed(Reader(Limits()), joined(encode(Fault(0, "file \udcff"))))
     assert fault.message == "file \\udcff"
 
 
-def test_what_is_not_a_message_is_a_local_error() -> None:
+def test_an_object_that_is_not_a_message_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="one of the protocol's"):
         encode(cast(Any, "hello"))
 
 
 @pytest.mark.parametrize("columns", [-1, 3, 5, 0, 2**63 - 1])
-def test_rows_that_are_not_whole_are_refused_before_anything_is_allocated(columns: int) -> None:
+def test_incomplete_rows_are_refused_before_anything_is_allocated(columns: int) -> None:
     def allocate(*_: Any) -> np.ndarray:
         raise AssertionError("allocated")
 
     frame = bytearray(joined(encode(messages.WorkerTable(np.zeros((2, 4))))))
-    decode(bytes(frame))  # an equal table with whole rows was accepted before
+    decode(bytes(frame))  # An equal layout with whole rows was accepted before.
     frame[HEADER.size : HEADER.size + 8] = struct.pack(">q", columns)
     with pytest.raises(RemoteProtocolError, match=f"`rows` must fill its rows of {columns} columns"):
         feed(Reader(Limits(), allocate), bytes(frame))

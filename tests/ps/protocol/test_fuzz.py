@@ -1,7 +1,7 @@
-"""Inputs that hypothesis finds, to both ends of a connection: what `tests/fuzz` does a million times.
+"""Inputs that hypothesis draws, for both ends of a connection, as `tests/fuzz` draws them a million times.
 
-For every input, in pieces of every size, an end raises only the two errors, takes no more memory than the limits
-allow, and accepts nothing from strangers.
+For every input, in pieces of every size, an end raises only the two protocol errors, allocates no more memory than
+the limits allow, and accepts nothing from strangers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ FRAMES = [
 ]
 
 
-class Fed:
-    """One end of a connection, before the handshake (a stranger feeds it) or after (a peer does)."""
+class EndUnderTest:
+    """One end of a connection that receives input from a stranger, or, after the handshake, from a peer."""
 
     def __init__(self, *, server: bool, known: bool) -> None:
         self.allocated = 0
@@ -87,7 +87,7 @@ class Fed:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """One or two frames with some numbers replaced, pieces cut out, doubled or put in."""
+    """Draw one or two frames with some numbers replaced, and pieces removed, repeated or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(FRAMES), min_size=1, max_size=2))))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(data)))
@@ -107,8 +107,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-def begun() -> Any:
-    """Garbage that gets past the first look."""
+def with_valid_start() -> Any:
+    """Return a strategy for garbage that begins with a valid magic number, version and code."""
     return st.builds(
         lambda code, rest: struct.pack(">4sBB", MAGIC, VERSION, code) + rest,
         st.integers(0, len(MESSAGES)),
@@ -116,7 +116,7 @@ def begun() -> Any:
     )
 
 
-INPUTS = damaged() | begun() | st.binary(max_size=60)
+INPUTS = damaged() | with_valid_start() | st.binary(max_size=60)
 STEPS = st.sampled_from([10**6, 1, 3, 17])
 
 
@@ -124,13 +124,13 @@ STEPS = st.sampled_from([10**6, 1, 3, 17])
 @pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
 @settings(max_examples=250)
 @given(data=INPUTS, step=STEPS)
-def test_nothing_but_refusals_comes_of_it(server: bool, known: bool, data: bytes, step: int) -> None:
-    Fed(server=server, known=known).feed(data, step)
+def test_garbage_is_refused(server: bool, known: bool, data: bytes, step: int) -> None:
+    EndUnderTest(server=server, known=known).feed(data, step)
 
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 123), st.integers(1, 255)), min_size=1, max_size=3))
-def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages: list[tuple[int, int]]) -> None:
+def test_a_damaged_answer_does_not_authenticate_a_client(damages: list[tuple[int, int]]) -> None:
     server, client = (Connection(server=role, key=KEY) for role in (True, False))
     challenge, answer = b"".join(map(bytes, server.start())), b""
     while challenge:

@@ -1,4 +1,4 @@
-"""The handshake of two ends in memory: keys, replays, strangers, bounds."""
+"""The handshake of two ends in memory: keys, replays, strangers, limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pair(client_key: bytes = KEY, server_key: bytes = KEY) -> tuple[Connection, 
     return Connection(server=False, key=client_key), Connection(server=True, key=server_key)
 
 
-def test_both_ends_prove_the_key_and_then_talk() -> None:
+def test_both_ends_prove_the_key_before_they_exchange_messages() -> None:
     client, server = pair()
     shake_hands(client, server)
     assert client.authenticated
@@ -44,7 +44,7 @@ def test_a_server_with_another_key_is_refused() -> None:
     assert not client.authenticated
 
 
-def test_the_proof_of_one_end_is_none_of_the_other() -> None:
+def test_the_proofs_of_the_two_ends_differ() -> None:
     nonces = Nonces(np.zeros(32, np.uint8), np.zeros(32, np.uint8))
     assert nonces.proof(KEY, b"server").tobytes() != nonces.proof(KEY, b"client").tobytes()
 
@@ -58,7 +58,7 @@ def test_a_replayed_answer_is_refused() -> None:
 
 
 def test_a_replayed_proof_is_refused() -> None:
-    """A stranger who has recorded what a server said has said nothing to another client."""
+    """A stranger that has recorded a server's proof cannot use it with another client."""
     client, server = pair()
     challenge = server.start()
     _, answer = deliver(client, challenge)
@@ -73,25 +73,25 @@ def test_a_replayed_proof_is_refused() -> None:
     "message",
     [Ack(1, 2, 3, 4), Fault(0, "x"), Publish(np.zeros(4, np.float32)), messages.FetchModel(), messages.Abort("x")],
 )
-def test_nothing_else_is_read_before_it_is_over(message: Message) -> None:
+def test_other_messages_are_refused_before_the_handshake_ends(message: Message) -> None:
     _, server = pair()
     with pytest.raises(RemoteProtocolError, match="must be one of Answer"):
         deliver(server, encode(message))
 
 
-def test_its_frames_are_small() -> None:
+def test_a_large_frame_is_refused_during_the_handshake() -> None:
     _, server = pair()
     with pytest.raises(RemoteProtocolError, match="at most"):
         deliver(server, encode(messages.Answer(np.zeros(33, np.uint8), np.zeros(32, np.uint8))))
 
 
-def test_nothing_is_sent_before_it_is_over() -> None:
+def test_no_message_is_sent_before_the_handshake_ends() -> None:
     client, _ = pair()
     with pytest.raises(LocalProtocolError, match="handshake"):
         client.send(Ack(1, 2, 3, 4))
 
 
-def test_it_is_not_repeated() -> None:
+def test_a_second_handshake_is_refused() -> None:
     client, server = pair()
     shake_hands(client, server)
     with pytest.raises(RemoteProtocolError):

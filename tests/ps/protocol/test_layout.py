@@ -26,7 +26,7 @@ def test_views_of_a_vector_are_its_arrays(shapes: list[Any]) -> None:
 
 
 @given(shapes)
-def test_layouts_travel(shapes: list[Any]) -> None:
+def test_layouts_survive_encoding(shapes: list[Any]) -> None:
     layouts = [Layout(tuple(f"a{i}" for i in range(len(shapes))), tuple(shapes)), Layout((), ())]
     assert decode(encode(layouts), [layouts[0].size, 0]) == layouts
 
@@ -34,7 +34,7 @@ def test_layouts_travel(shapes: list[Any]) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"7", b"[7]", b"[[7]]", b'[[["a", 3]]]', b'[[["a", ["b"]]]]', b'[[["a", [4]]]]', b"[]"]
 )
-def test_what_is_no_layout_is_refused(data: bytes) -> None:
+def test_an_invalid_layout_is_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="layouts must"):
         decode(data, [3])
 

@@ -1,4 +1,4 @@
-"""Frames that a relay changes, repeats, leaves out, reorders or sends back to their sender: all are refused."""
+"""Frames that a man in the middle changes, repeats, drops, reorders or sends back to their sender: all are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT, LONGER = np.ones(LONG // 4, np.float32), np.ones(LONG // 4 + 1, np.float3
 
 
 def pair(*, whole: bool = False) -> tuple[Connection, Connection]:
-    """A client and a server past the handshake."""
+    """Return a client and a server after the handshake."""
     client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
     shake_hands(client, server)
     return client, server
@@ -58,7 +58,7 @@ COVERED = [Ack(1, 2, 3, 4), Pull(0, 1, 1), Fault(0, "text"), some_commit(np.ones
 
 @settings(max_examples=300)
 @given(st.sampled_from(COVERED), st.data())
-def test_no_change_of_a_byte_comes_through(message: Message, data: st.DataObject) -> None:
+def test_a_frame_with_a_changed_byte_is_not_accepted(message: Message, data: st.DataObject) -> None:
     client, server = pair()
     frame = bytearray(joined(client.send(message)))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
@@ -66,11 +66,11 @@ def test_no_change_of_a_byte_comes_through(message: Message, data: st.DataObject
         events, _ = deliver(server, [bytes(frame)])
     except RemoteProtocolError:
         return
-    assert events == []  # it waits for more
+    assert events == []  # The reader waits for more bytes.
 
 
-def changed(message: Message, whole: bool) -> list[Any]:
-    """What comes of a frame whose last byte, of its last array, is another one on arrival."""
+def deliver_changed(message: Message, whole: bool) -> list[Any]:
+    """Deliver a frame in which the last byte of the last array is changed; return the events."""
     client, server = pair(whole=whole)
     frame = bytearray(joined(client.send(message)))
     frame[-1] ^= 0x80
@@ -83,28 +83,28 @@ def changed(message: Message, whole: bool) -> list[Any]:
         (some_commit(SHORT), True),
         (some_commit(LONGER), False),
         (some_commit(packed=(np.ones(LONG + 1, np.uint8),)), False),
-        (some_commit(LONGER, history=np.zeros((LONG, 3))), True),  # the history is behind the vector
+        (some_commit(LONGER, history=np.zeros((LONG, 3))), True),  # The history follows the vector.
         (center(SHORT), True),
         (center(LONGER), False),
         (center(SHORT, moving_statistics=LONGER), False),
         (Publish(LONGER), True),
         (Publish(LONGER, model=np.ones(LONG + 1, np.uint8)), True),
-        (some_commit(LONGER, wants=(np.arange(LONG),)), True),  # row numbers are no vector
+        (some_commit(LONGER, wants=(np.arange(LONG),)), True),  # Row numbers are not a vector.
         (some_commit(LONGER, touched=(np.arange(LONG),), moved=(LONGER,)), False),
         (center(LONGER, rows=(LONGER,)), False),
         (PublishRows(0, 0, LONGER), True),
         (TableRows(0, LONGER), False),
     ],
 )
-def test_what_is_covered(message: Message, covered: bool) -> None:
-    """All but the long vectors of commits and of the center; those, too, where the server says so."""
+def test_tags_cover_all_but_the_long_vectors(message: Message, covered: bool) -> None:
+    """The exceptions are the long vectors of commits and of the center; a server may require tags for these, too."""
     if covered:
         with pytest.raises(RemoteProtocolError, match=SEALED):
-            changed(message, whole=False)
+            deliver_changed(message, whole=False)
     else:
-        assert len(changed(message, whole=False)) == 1
+        assert len(deliver_changed(message, whole=False)) == 1
     with pytest.raises(RemoteProtocolError, match=SEALED):
-        changed(message, whole=True)
+        deliver_changed(message, whole=True)
 
 
 def replayed(frames: list[bytes]) -> list[bytes]:
@@ -119,11 +119,11 @@ def reordered(frames: list[bytes]) -> list[bytes]:
     return [frames[1]]
 
 
-@pytest.mark.parametrize("meddle", [replayed, left_out, reordered])
-def test_a_frame_comes_once_and_in_its_turn(meddle: Callable[[list[bytes]], list[bytes]]) -> None:
+@pytest.mark.parametrize("tamper", [replayed, left_out, reordered])
+def test_a_repeated_missing_or_reordered_frame_is_refused(tamper: Callable[[list[bytes]], list[bytes]]) -> None:
     client, server = pair()
     frames = [joined(client.send(Pull(0, 1, 1))) for _ in range(3)]
-    *fine, last = meddle(frames)
+    *fine, last = tamper(frames)
     for frame in fine:
         deliver(server, [frame])
     with pytest.raises(RemoteProtocolError, match=SEALED):
@@ -131,12 +131,12 @@ def test_a_frame_comes_once_and_in_its_turn(meddle: Callable[[list[bytes]], list
 
 
 def test_no_two_frames_of_a_connection_have_the_same_tag() -> None:
-    """Else one that was recorded could be sent again, once as many others have passed as the count can tell apart."""
+    """Otherwise a recorded frame could be sent again once the counter of frames has wrapped around."""
     seal, frames = Seal(KEY, whole=False), (1 << 16) + 2
     assert len({seal.tag(Pull, b"head", ()) for _ in range(frames)}) == frames
 
 
-def test_a_frame_is_for_one_direction_of_one_connection() -> None:
+def test_a_frame_is_valid_in_one_direction_of_one_connection() -> None:
     client, _ = pair()
     frame = joined(client.send(Ack(1, 2, 3, 4)))
     for other in (client, pair()[1]):
@@ -151,18 +151,18 @@ def test_a_frame_without_a_tag_is_refused() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_no_relay_can_change_what_tags_cover(whole: bool) -> None:
+def test_a_man_in_the_middle_cannot_change_what_tags_cover(whole: bool) -> None:
     client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
-    (challenge,) = feed(Reader(Limits()), joined(server.start()))  # as a relay reads it
+    (challenge,) = feed(Reader(Limits()), joined(server.start()))  # A man in the middle can read it.
     _, answer = deliver(client, encode(dataclasses.replace(challenge, whole=not whole)))
     with pytest.raises(AuthenticationError, match="the client does not hold"):
         deliver(server, answer)
 
 
-def test_proof_and_seal_differ() -> None:
+def test_the_proof_is_not_the_key_of_the_seal() -> None:
     nonces = Nonces(np.zeros(32, np.uint8), np.ones(32, np.uint8))
     tags = {nonces.seal(KEY, role).tag(Ack, b"head", []) for role in (b"server", b"client")}
     tags |= {dataclasses.replace(nonces, whole=True).seal(KEY, b"server").tag(Ack, b"head", [])}
-    tags.add(Seal(nonces.proof(KEY, b"server").tobytes(), whole=False).tag(Ack, b"head", []))  # everybody reads it
+    tags.add(Seal(nonces.proof(KEY, b"server").tobytes(), whole=False).tag(Ack, b"head", []))  # The proof is public.
     assert len(tags) == 4
     assert "kkk" not in repr(nonces.seal(KEY, b"server"))

@@ -1,4 +1,4 @@
-"""Frames of vectors in shared memory: what they have in place of the bytes, and what is refused."""
+"""Frames whose vectors are in shared memory: what they contain instead of the bytes, and what is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pair:
         self.server_end.share(self.server)
 
     def send(self, message: Message, *, by_worker: bool = True) -> tuple[Any, int]:
-        """What arrives, and the bytes that travel."""
+        """Send a message; return what arrives, and the number of bytes that travel."""
         source, sink = (self.client_end, self.server_end)[:: 1 if by_worker else -1]
         data = b"".join(bytes(buffer) for buffer in source.send(message))
         rest, event = memoryview(data), None
@@ -59,7 +59,7 @@ def test_a_payload_in_its_slots_does_not_travel(whole: bool) -> None:
     for arrived in (event, plain):
         assert isinstance(arrived, Commit)
         np.testing.assert_array_equal(arrived.parts, [np.arange(5), np.arange(5) + 1])
-    parts[0][...] = -1.0  # of the next commit: the server has its own copy
+    parts[0][...] = -1.0  # This is for the next commit: the server has its own copy.
     assert event.parts[0].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -73,17 +73,17 @@ def test_an_encoded_payload_in_its_slot_does_not_travel() -> None:
     assert event.packed[0].tolist() == list(range(7))
 
 
-def test_centers_take_turns() -> None:
+def test_centers_alternate_between_two_slots() -> None:
     pair = Pair()
     centers = [np.full(5, number, np.float32) for number in range(3)]
     events = [pair.send(reply(center), by_worker=False)[0] for center in centers[:2]]
     assert [event.center[0] for event in events] == [0, 1]
     third, _ = pair.send(reply(centers[2], moving_statistics=np.ones(5, np.float32)), by_worker=False)
-    assert [event.center[0] for event in (*events, third)] == [2, 1, 2]  # the first one's slot is the third one's
+    assert [event.center[0] for event in (*events, third)] == [2, 1, 2]  # The third center is in the slot of the first.
     assert third.moving_statistics.tolist() == [1] * 5
 
 
-def test_an_encoded_center_and_a_whole_one_take_turns() -> None:
+def test_an_encoded_center_and_a_whole_center_alternate_between_two_slots() -> None:
     pair = Pair(PACKED)
     whole, _ = pair.send(reply(np.arange(5, dtype=np.float32)), by_worker=False)
     packed, _ = pair.send(reply(np.empty(0, np.float32), packed=np.arange(7, dtype=np.uint8)), by_worker=False)
@@ -94,7 +94,7 @@ def test_an_encoded_center_and_a_whole_one_take_turns() -> None:
 TABLES = SlotSizes(2, parts=1, rows=(6, 4))
 
 
-def test_rows_are_in_slots_of_their_own() -> None:
+def test_rows_have_slots_of_their_own() -> None:
     pair = Pair(TABLES)
     (payload,) = pair.worker.payload(0)
     payload[...] = np.arange(12)
@@ -104,11 +104,11 @@ def test_rows_are_in_slots_of_their_own() -> None:
     _, longer = pair.send(some_commit(dense.copy(), moved=copies))
     assert longer == traveled + 4 * (2 + 4 + 1)
     assert [part.tolist() for part in (*event.parts, *event.moved)] == [[0, 1], [2, 3, 4, 5], [8]]
-    payload[...] = -1.0  # of the next commit: the server has its own copy
+    payload[...] = -1.0  # This is for the next commit: the server has its own copy.
     assert event.moved[0].tolist() == [2, 3, 4, 5]
 
 
-def test_rows_of_replies_take_turns() -> None:
+def test_rows_of_replies_alternate_between_two_slots() -> None:
     pair = Pair(TABLES)
     events = []
     for number in range(3):
@@ -123,10 +123,10 @@ def test_rows_of_replies_take_turns() -> None:
         assert longer == traveled + 4 * (6 + 2)
         events.append(event)
     assert [[part.tolist() for part in event.rows] for event in events[1:]] == [[[n] * 6, [n] * 2] for n in (1, 2)]
-    assert events[0].rows[0].tolist() == [2] * 6  # the first one's slot is the third one's
+    assert events[0].rows[0].tolist() == [2] * 6  # The third reply's rows are in the slot of the first.
 
 
-def test_the_rows_of_more_tables_than_there_are_slots_travel() -> None:
+def test_rows_travel_if_there_are_more_tables_than_slots() -> None:
     sizes = SlotSizes(2, parts=1, rows=(3,) * 12)
     assert sizes.slots <= MOST_SLOTS
     pair = Pair(sizes)
@@ -142,9 +142,9 @@ def test_the_rows_of_more_tables_than_there_are_slots_travel() -> None:
 
 def test_more_rows_than_a_slot_has_are_refused() -> None:
     pair = Pair(TABLES)
-    liar = Lying(TABLES, memoryview(bytearray(TABLES.nbytes)), server=False)
-    liar.slot = 1
-    pair.client_end.share(liar)
+    false_slots = SlotsWithFalseNumber(TABLES, memoryview(bytearray(TABLES.nbytes)), server=False)
+    false_slots.slot = 1
+    pair.client_end.share(false_slots)
     with pytest.raises(RemoteProtocolError, match=r"a slot must be one of .* or with rows"):
         pair.send(some_commit(np.ones(7, np.float32)))
 
@@ -163,16 +163,17 @@ def test_a_server_cannot_write_to_payloads() -> None:
 
 
 @pytest.mark.parametrize("by_worker", [True, False])
-def test_vectors_of_members_take_turns_and_are_read_where_they_are(by_worker: bool) -> None:
+def test_vectors_of_members_alternate_between_two_slots_and_are_not_copied(by_worker: bool) -> None:
     pair = Pair(SlotSizes(5, parts=1))
     answer, _ = pair.send(PeerVector(0, 7, np.full(5, 9, np.float32)), by_worker=not by_worker)
     sent = [PeerVector(0, 7, np.full(5, number, np.float32)) for number in range(3)]
     events, traveled = zip(*[pair.send(message, by_worker=by_worker) for message in sent], strict=True)
-    assert [event.vector[0] for event in (*events, answer)] == [2, 1, 2, 9]  # the third one is in the first one's slot
+    # The third vector is in the slot of the first.
+    assert [event.vector[0] for event in (*events, answer)] == [2, 1, 2, 9]
     assert all(event.vector.base is not None for event in events)
     own = (pair.worker if by_worker else pair.server).next_vector()
     own.fill(3)
-    assert [event.vector[0] for event in events] == [2, 3, 2]  # it is the slot whose turn it is
+    assert [event.vector[0] for event in events] == [2, 3, 2]  # This is the slot that the next vector uses.
     fourth, _ = pair.send(PeerVector(0, 7, own), by_worker=by_worker)
     fifth, _ = pair.send(PeerVector(0, 7, np.full(5, 4, np.float32)), by_worker=by_worker)
     assert [event.vector[0] for event in (fourth, fifth)] == [3, 4]
@@ -181,7 +182,7 @@ def test_vectors_of_members_take_turns_and_are_read_where_they_are(by_worker: bo
     assert (empty.vector.size, empty.members) == (0, 0)
 
 
-def test_a_token_is_found_or_not() -> None:
+def test_the_server_finds_only_the_token_that_the_worker_has_written() -> None:
     pair = Pair()
     token = bytes(range(TOKEN_BYTES))
     assert not pair.server.has_token(token)
@@ -190,8 +191,8 @@ def test_a_token_is_found_or_not() -> None:
     assert not pair.server.has_token(bytes(TOKEN_BYTES))
 
 
-class Lying(SharedSlots):
-    """Says that every vector of five is in a certain slot."""
+class SlotsWithFalseNumber(SharedSlots):
+    """Slots that claim one fixed slot for every vector that is not empty."""
 
     slot = 0
 
@@ -226,21 +227,21 @@ class Lying(SharedSlots):
 )
 def test_a_worker_may_name_payloads_only(slot: int, message: Message) -> None:
     pair = Pair()
-    liar = Lying(SIZES, memoryview(bytearray(SIZES.nbytes)), server=False)
-    liar.slot = slot
-    pair.client_end.share(liar)
+    false_slots = SlotsWithFalseNumber(SIZES, memoryview(bytearray(SIZES.nbytes)), server=False)
+    false_slots.slot = slot
+    pair.client_end.share(false_slots)
     with pytest.raises(RemoteProtocolError, match="a slot must be one of"):
         pair.send(message)
 
 
 def test_a_server_may_name_replies_only() -> None:
     pair = Pair()
-    pair.server_end.share(Lying(SIZES, memoryview(bytearray(SIZES.nbytes)), server=True))
+    pair.server_end.share(SlotsWithFalseNumber(SIZES, memoryview(bytearray(SIZES.nbytes)), server=True))
     with pytest.raises(RemoteProtocolError, match="a slot must be one of"):
         pair.send(reply(np.ones(5, np.float32)), by_worker=False)
 
 
-def test_without_memory_no_slot_is_named() -> None:
+def test_an_end_without_shared_memory_names_and_accepts_no_slot() -> None:
     pair = Pair()
     pair.server_end.share(None)
     with pytest.raises(RemoteProtocolError, match="share no memory"):

@@ -1,4 +1,4 @@
-"""Tables of which only touched rows exist: their initial rows, and the index of those that are kept."""
+"""Tables of which only touched rows exist: their initial rows, and the index of the rows that exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ numbers = st.integers(0, 40) | st.integers(0, LARGEST - 1)
 
 
 def mixed(bits: int) -> int:
-    """SplitMix64's finalizer, in Python's integers."""
+    """Return SplitMix64's finalizer, computed with Python integers."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ bits >> shift) * factor % 2**64
     return bits ^ bits >> 31
@@ -33,7 +33,7 @@ def number(seed: int, row: int, column: int, scale: float) -> np.float32:
 
 
 @given(st.lists(numbers, min_size=1, max_size=20), st.integers(0, LARGEST), st.sampled_from([0.05, 1.0, 3.0]))
-def test_a_row_depends_on_seed_and_number_alone(rows: list[int], seed: int, scale: float) -> None:
+def test_an_initial_row_depends_only_on_the_seed_and_its_number(rows: list[int], seed: int, scale: float) -> None:
     shape = TableShape("users", LARGEST, 3, 8, seed=seed, scale=scale)
     found = initial_rows(shape, np.array(rows))
     expected = [[number(seed, row, column, scale) for column in range(3)] for row in rows]
@@ -41,7 +41,7 @@ def test_a_row_depends_on_seed_and_number_alone(rows: list[int], seed: int, scal
     assert np.abs(found).max() <= scale
 
 
-def test_initial_rows_of_this_seed_stay_what_they_are() -> None:
+def test_the_initial_rows_of_a_seed_do_not_change_between_versions() -> None:
     found = initial_rows(HUGE, np.array([0, 1, LARGEST - 1]))
     expected = [
         [0.23578500747680664, 0.4287106394767761, 0.04822784662246704],
@@ -56,7 +56,8 @@ def test_initial_numbers_are_spread_evenly() -> None:
     flat = initial_rows(HUGE, np.arange(100_000)).reshape(-1)
     counts, _ = np.histogram(flat, bins=50, range=(-0.5, 0.5))
     assert counts.sum() == 300_000
-    assert ((counts - 6000) ** 2 / 6000).sum() < 100  # of a chi-squared distribution with 49 degrees of freedom
+    # The statistic has a chi-squared distribution with 49 degrees of freedom.
+    assert ((counts - 6000) ** 2 / 6000).sum() < 100
 
 
 @given(st.lists(st.lists(numbers, max_size=700, unique=True), max_size=6))
@@ -84,7 +85,7 @@ def test_an_index_grows_with_the_rows_and_not_with_their_numbers() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"seed": -1}, {"seed": LARGEST + 1}, {"scale": -1.0}, {"scale": np.inf}, {"rows": LARGEST + 1}]
 )
-def test_what_is_no_shape(wrong: dict[str, Any]) -> None:
+def test_an_invalid_shape_is_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     shape: dict[str, Any] = {"name": "users", "rows": 9, "width": 2, "most": 2, "seed": 0}
     with pytest.raises(ConfigurationError, match=f"`{name}` must be"):

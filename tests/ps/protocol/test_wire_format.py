@@ -1,4 +1,4 @@
-"""Both ends of a wire format in memory: what one encodes is what the other decodes, and what is refused."""
+"""Both ends of a wire format in memory: one decodes what the other encodes, and invalid replies are refused."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def take_bytes() -> np.ndarray:
     return np.empty(Int8(SIZE).nbytes, np.uint8)
 
 
-def test_vectors_are_sent_as_they_are() -> None:
+def test_float32_vectors_are_sent_unchanged() -> None:
     assert WorkerFormat("float32", SIZE).nbytes is None
     vectors, answer = PeerVectors(), reply(vector(0))
     vectors.agree(None, Pool(SIZE))
     assert vectors.encode(answer, whole=False) is answer
 
 
-def test_a_first_reply_is_whole_and_the_next_ones_are_changes_of_it() -> None:
+def test_the_first_reply_is_whole_and_later_replies_are_differences() -> None:
     worker, peer = WorkerFormat("int8", SIZE), PeerFormat(Int8(SIZE))
     first = peer.encode(reply(vector(0)), take_bytes, whole=False)
     assert not first.packed.size
@@ -55,7 +55,7 @@ def test_a_first_reply_is_whole_and_the_next_ones_are_changes_of_it() -> None:
     assert not peer.encode(reply(vector(9)), take_bytes, whole=True).packed.size
 
 
-def test_what_commits_lose_is_added_to_the_next_one_until_it_is_forgotten() -> None:
+def test_the_residual_is_added_to_the_next_commit_until_it_is_reset() -> None:
     worker, peer = WorkerFormat("int8", SIZE), PeerFormat(Int8(SIZE))
     small = np.zeros(SIZE, np.float32)
     small[:2] = 127.0, 0.4
@@ -72,7 +72,7 @@ def test_what_commits_lose_is_added_to_the_next_one_until_it_is_forgotten() -> N
     assert [float(sent()[1]) for _ in range(2)] == [0.0, 1.0]
 
 
-def test_a_change_of_what_the_worker_does_not_have() -> None:
+def test_a_difference_to_an_unknown_center_is_refused() -> None:
     worker, out = WorkerFormat("int8", SIZE), take()
     change = dataclasses.replace(reply(NO_FLOATS), packed=np.zeros(Int8(SIZE).nbytes, np.uint8))
     with pytest.raises(RemoteProtocolError, match="whole before a change of it"):

@@ -1,4 +1,4 @@
-"""Pauses between attempts, by a clock that the test turns."""
+"""Pauses between attempts, measured by a manual clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from distkeras.ps.world.world import World
 
 
 class Clock(World):
-    """A clock that stands still except while a thread sleeps."""
+    """A manual clock, which advances only while a thread sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -21,7 +21,7 @@ class Clock(World):
         self.seconds += seconds
 
 
-def test_pauses_double_up_to_the_longest_each_from_its_upper_half() -> None:
+def test_pauses_double_up_to_the_longest_and_are_drawn_from_their_upper_half() -> None:
     clock = Clock()
     backoff = Backoff(first=1.0, longest=5.0, world=clock)
     assert all(backoff.pause() for _ in range(6))
@@ -34,11 +34,11 @@ def test_there_is_no_pause_beyond_the_deadline() -> None:
     backoff = Backoff(first=1.0, longest=8.0, timeout=20.0, world=clock)
     while backoff.pause():
         pass
-    assert 12.0 < clock.seconds <= 20.0  # the next pause could be 8 s
+    assert 12.0 < clock.seconds <= 20.0  # The next pause could be 8 s.
     assert not backoff.pause()
 
 
-def test_two_do_not_try_again_at_the_same_moment() -> None:
+def test_two_processes_do_not_retry_at_the_same_moment() -> None:
     clocks = [Clock(), Clock()]
     for clock in clocks:
         assert Backoff(longest=1.0, world=clock).pause()

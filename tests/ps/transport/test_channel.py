@@ -1,4 +1,4 @@
-"""A channel's waits: each ends at its deadline, however long the kernel lets one call wait."""
+"""Waits of a channel: each ends at its deadline, regardless of how long the kernel lets one call wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = bytes(32)
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
-    """A server's and a client's channel, past the handshake; the kernel lets no call wait for long."""
+    """Yield a server's and a client's channel after the handshake; the kernel ends each call after a short time."""
     monkeypatch.setattr(streams, "_LONGEST_CALL", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialed = socket.create_connection(listener.getsockname(), timeout=patience(10))
@@ -39,22 +39,22 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
         end.close()
 
 
-def test_a_wait_goes_on_over_several_calls(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_continues_over_several_calls(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     server, client = ends
-    again = threading.Semaphore(0)
-    plain_pipe = streams._Plain  # noqa: SLF001 - only the kernel's limit shows that a wait began again
+    repeated = threading.Semaphore(0)
+    plain_pipe = streams._Plain  # noqa: SLF001 - only the kernel's limit shows that a call was repeated
     limit = plain_pipe._limit  # noqa: SLF001 - see above
 
     def counted(plain: Any, option: int, timeout: float) -> None:
         if option == socket.SO_RCVTIMEO:
-            again.release()
+            repeated.release()
         limit(plain, option, timeout)
 
     monkeypatch.setattr(plain_pipe, "_limit", counted)
 
     def answer() -> None:
         for _ in range(4):
-            assert again.acquire(timeout=patience(10))
+            assert repeated.acquire(timeout=patience(10))
         server.send(Occupancy(True))
 
     peer = threading.Thread(target=answer)
@@ -65,7 +65,7 @@ def test_a_wait_goes_on_over_several_calls(ends: tuple[Channel, Channel], monkey
     peer.join(patience(10))
 
 
-def test_and_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
+def test_a_wait_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
     server, client = ends
     with pytest.raises(DeadlineError, match="an answer"):
         client.receive(brief(0.1), "an answer")
@@ -73,14 +73,16 @@ def test_and_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
     assert isinstance(server.receive(patience(10), "a question"), Probe)
 
 
-def test_a_host_that_takes_nothing_is_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's own time-out ends it, and none of our deadlines."""
+def test_a_host_that_accepts_no_data_is_a_connection_error_and_not_a_missed_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel's own timeout ends the write, not one of the client's deadlines."""
     monkeypatch.setattr(streams, "HOST_SILENCE", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = connect(listener.getsockname(), patience(10))
         far, _ = listener.accept()
 
-    def fill_buffers() -> None:  # and no one empties them
+    def fill_buffers() -> None:  # The peer never reads.
         while True:
             near.write([memoryview(bytes(1 << 20))], patience(5))
 

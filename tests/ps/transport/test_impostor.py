@@ -1,4 +1,4 @@
-"""A stranger who has the server's port while the server is away: it is dialed until the server is back."""
+"""A stranger that listens at the server's port while the server is down: clients dial until the server is back."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SIZE = 3
 
 
 def another_key(sock: socket.socket) -> None:
-    """A server of another job."""
+    """Answer as a server of another job."""
     sock.sendall(b"".join(map(bytes, Connection(server=True, key=bytes(32)).start())))
     sock.recv(4096)
     sock.sendall(b"".join(map(bytes, Connection(server=True, key=bytes(32)).refusal())))
 
 
 def another_protocol(sock: socket.socket) -> None:
-    """A server that speaks first, of something else."""
+    """Answer as a server of another protocol that sends first."""
     sock.sendall(b"220 mail.example.com ESMTP ready and willing, as ever\r\n")
     sock.recv(4096)
 
@@ -79,21 +79,21 @@ def test_a_worker_dials_until_the_server_is_back(
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS)
-def test_a_driver_that_has_met_the_server_takes_a_stranger_for_its_absence(
+def test_a_driver_that_has_reached_its_server_takes_a_stranger_for_a_lost_server(
     running: Running, relay: Relay, impostor: Callable[[socket.socket], None]
 ) -> None:
     with contextlib.closing(DriverClient(relay.address, running.deadlines)) as driver:
         driver.center()
         relay.impostors = [impostor]
         relay.cut()
-        for _ in range(2):  # the cut may be found first
+        for _ in range(2):  # The first request may find the cut connection.
             with contextlib.suppress(ServerLostError):
                 driver.center()
         assert relay.impostors == []
         assert driver.center().clock == 0
 
 
-def test_a_stranger_who_stays_is_named_in_the_error(running: Running, relay: Relay) -> None:
+def test_the_error_reports_a_stranger_that_keeps_the_port(running: Running, relay: Relay) -> None:
     relay.impostors = [another_key] * 10**6
     deadlines = dataclasses.replace(running.deadlines, reconnect=brief(0.5))
     worker = WorkerClient(relay.address, worker=0, attempt=0, size=SIZE, deadlines=deadlines)
@@ -102,12 +102,12 @@ def test_a_stranger_who_stays_is_named_in_the_error(running: Running, relay: Rel
     driver = DriverClient(relay.address, deadlines)
     with pytest.raises(AuthenticationError):
         driver.center()
-    driver = DriverClient(relay.address, deadlines, met=True)  # as the driver that started the server
+    driver = DriverClient(relay.address, deadlines, met=True)  # The driver has started the server.
     with pytest.raises(ServerLostError, match="has lost its port"):
         driver.center()
 
 
-def test_a_reply_that_was_changed_is_fetched_again_over_another_connection(running: Running, relay: Relay) -> None:
+def test_a_changed_reply_is_requested_again_over_another_connection(running: Running, relay: Relay) -> None:
     worker = WorkerClient(relay.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
     with contextlib.closing(worker):
         worker.join()

@@ -1,4 +1,4 @@
-"""Members over real connections: what they must not take from each other, and the memory that they share."""
+"""Members over real connections: invalid messages between them, and the memory that they share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkeras.ps.world.world import World
 
 SIZE = 5
 THETA = np.arange(SIZE, dtype=np.float32)
-#: What the second member may send in place of its parameters after step 7.
+#: What the second member sends instead of its parameters after step 7.
 WRONG = {
     "must send a PeerVector of step 7": PeerVector(Purpose.PARAMETERS, 8, THETA),
     "must send PARAMETERS": PeerVector(Purpose.GRADIENT, 7, THETA, members=1),
@@ -30,44 +30,44 @@ WRONG = {
 
 @contextmanager
 def connected(count: int, nodes: int, **options: Any) -> Iterator[list[MemberLinks]]:
-    """So many members of these nodes, connected."""
+    """Yield the links of so many connected members, distributed over these nodes."""
     with ExitStack() as stack:
         make = partial(MemberLinks, "127.0.0.1", b"k" * 32, attempt=0, size=SIZE, deadlines=PATIENT, **options)
         links = [stack.enter_context(closing(make(worker=worker))) for worker in range(count)]
         places = tuple((worker, *link.address) for worker, link in enumerate(links))
-        at_once([partial(link.connect, Membership(places, nodes, rank, 9, True)) for rank, link in enumerate(links)])
+        call_concurrently(
+            [partial(link.connect, Membership(places, nodes, rank, 9, True)) for rank, link in enumerate(links)]
+        )
         yield links
 
 
-def at_once(calls: list[Any]) -> list[Any]:
-    """What the calls return, each in a thread of its own."""
+def call_concurrently(calls: list[Any]) -> list[Any]:
+    """Call each function in a thread of its own; return the results."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [wait.result() for wait in [pool.submit(call) for call in calls]]
 
 
 @pytest.fixture
 def members() -> Iterator[tuple[MemberLinks, MemberLinks]]:
-    """The members of two nodes, connected."""
+    """Yield the links of two connected members, each on a node of its own."""
     with connected(2, nodes=2) as (first, second):
         yield first, second
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_message_that_is_not_the_expected_one_is_an_error(
-    members: tuple[MemberLinks, MemberLinks], message: str
-) -> None:
+def test_an_unexpected_message_is_refused(members: tuple[MemberLinks, MemberLinks], message: str) -> None:
     first, second = members
-    second._send(0, WRONG[message])  # noqa: SLF001 - what no member does
+    second._send(0, WRONG[message])  # noqa: SLF001 - no member does this
     with pytest.raises(RemoteProtocolError, match=message):
         first.sum_parameters(7, THETA, cast=False)
 
 
-def test_a_posted_sum_that_has_failed_is_an_error_before_its_connections_are_used_again(
+def test_a_failed_posted_sum_raises_before_its_connections_are_used_again(
     members: tuple[MemberLinks, MemberLinks],
 ) -> None:
     first, second = members
     first.post(6, THETA)
-    second._send(0, WRONG["must send PARAMETERS"])  # noqa: SLF001 - what no member does
+    second._send(0, WRONG["must send PARAMETERS"])  # noqa: SLF001 - no member does this
     with pytest.raises(RemoteProtocolError, match="of step 6"):
         first.settle(7)
 
@@ -80,13 +80,13 @@ class NoMemory(World):
 
 
 class OtherUser(World):
-    """One whose memory others may not map."""
+    """A system on which a process may not map another's memory."""
 
     def map_shared(self, place: str, size: int) -> memoryview:
         raise PermissionError(13, "not yours")
 
 
-#: How a node of three exchanges, and how many pieces of memory are mapped in all: two for each member but the first.
+#: How a node of three members exchanges, and how many pieces are mapped: two for each member but the first.
 WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "shared memory": ({}, 4),
     "switched off": ({"shared": False}, 0),
@@ -95,8 +95,8 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def gradient(worker: int, step: int) -> np.ndarray | None:
-    """That of a member; the rows of the first one end after the others', and those of the last one before."""
+def gradient_or_none(worker: int, step: int) -> np.ndarray | None:
+    """Return a member's gradient, or None after its last row; a lower rank has more rows."""
     if step > 3 - worker:
         return None
     return np.random.default_rng((worker, step)).normal(size=SIZE).astype(np.float32)
@@ -104,7 +104,7 @@ def gradient(worker: int, step: int) -> np.ndarray | None:
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_node_has_the_same_numbers_through_shared_memory_and_without(way: str) -> None:
+def test_a_node_computes_the_same_numbers_with_and_without_shared_memory(way: str) -> None:
     options, expected_pieces = WAYS[way]
     pieces = counting_pieces()
     with connected(3, nodes=1, **options) as links:
@@ -113,7 +113,7 @@ def test_a_node_has_the_same_numbers_through_shared_memory_and_without(way: str)
         def work(worker: int) -> list[tuple[bytes, int]]:
             done = []
             for step in range(5):
-                own = gradient(worker, step)
+                own = gradient_or_none(worker, step)
                 if own is not None:
                     memory = links[worker].memory_of_gradient()
                     memory[...] = own
@@ -125,11 +125,11 @@ def test_a_node_has_the_same_numbers_through_shared_memory_and_without(way: str)
                 done.append((links[worker].hand_down(step, source, sent).tobytes(), source))
             return done
 
-        first, *others = at_once([partial(work, worker) for worker in range(3)])
+        first, *others = call_concurrently([partial(work, worker) for worker in range(3)])
     assert others == [first, first]
     expected: list[tuple[bytes, int]] = []
     for step in range(5):
-        present = [one for one in (gradient(worker, step) for worker in range(3)) if one is not None]
+        present = [one for one in (gradient_or_none(worker, step) for worker in range(3)) if one is not None]
         total = np.empty(0, np.float32)
         for number, one in enumerate(present):
             total = total + one if number else one
@@ -139,12 +139,12 @@ def test_a_node_has_the_same_numbers_through_shared_memory_and_without(way: str)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
-def test_a_member_that_is_lost_while_it_writes_has_sent_nothing() -> None:
+def test_a_member_that_is_lost_while_it_writes_contributes_nothing() -> None:
     pieces = counting_pieces()
     with connected(2, nodes=1) as (first, second):
-        slots = second._links[0].connection._slots  # noqa: SLF001 - what it writes to
+        slots = second._links[0].connection._slots  # noqa: SLF001 - the memory that it writes to
         assert slots is not None
-        slots._vectors[1][:3] = 7.0  # noqa: SLF001 - half of a gradient, whose frame is not sent
+        slots._vectors[1][:3] = 7.0  # noqa: SLF001 - half of a gradient whose frame is not sent
         second.close()
         with pytest.raises(MemberLostError, match="worker 1, with which worker 0 exchanges, is lost"):
             first.sum_gradients(0, THETA.copy(), 0.1)

@@ -1,4 +1,4 @@
-"""A server whose process stands still while its host takes connections: a worker waits for what its driver does."""
+"""A suspended server process whose host accepts connections: a worker waits until the driver replaces the server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.timeout(120)
 SIZE = 5_000_000
 
 
-class Dialing(World):
-    """The system's own, which counts connections."""
+class CountingWorld(World):
+    """The system's world, which also counts connections."""
 
     dialed = 0
 
@@ -40,8 +40,8 @@ class Dialing(World):
 
 
 @pytest.fixture
-def stopped() -> Iterator[ServerProcess]:
-    """A server that a test may stop; it goes on in the end."""
+def suspendable() -> Iterator[ServerProcess]:
+    """Yield a server that a test may suspend; it is resumed afterwards."""
     with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process:
         try:
             yield process
@@ -49,20 +49,20 @@ def stopped() -> Iterator[ServerProcess]:
             os.kill(process.pid, signal.SIGCONT)
 
 
-def test_a_commit_that_fills_all_buffers_survives_a_standstill(
-    stopped: ServerProcess, monkeypatch: pytest.MonkeyPatch
+def test_a_commit_that_fills_all_buffers_survives_a_suspension_of_the_server(
+    suspendable: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel ends its connection: it treats buffers that no one empties like a host that vanished."""
+    """The kernel ends the connection: it treats full buffers that the peer does not read like a vanished host."""
     monkeypatch.setattr(streams, "HOST_SILENCE", 1)
-    with contextlib.closing(DriverClient(stopped.address, PATIENT)) as driver:
+    with contextlib.closing(DriverClient(suspendable.address, PATIENT)) as driver:
         driver.publish(np.zeros(SIZE, np.float32))
-    world = Dialing()
+    world = CountingWorld()
     deadlines = dataclasses.replace(PATIENT, handshake=brief(0.5), reconnect=brief(0.9), standstill=patience(30))
-    worker = WorkerClient(stopped.address, worker=0, attempt=0, size=SIZE, deadlines=deadlines, world=world)
+    worker = WorkerClient(suspendable.address, worker=0, attempt=0, size=SIZE, deadlines=deadlines, world=world)
     with contextlib.closing(worker):
         worker.join()
         worker.pull()
-        os.kill(stopped.pid, signal.SIGSTOP)
+        os.kill(suspendable.pid, signal.SIGSTOP)
         replies: list[np.ndarray | None] = []
 
         def commit() -> None:
@@ -71,9 +71,10 @@ def test_a_commit_that_fills_all_buffers_survives_a_standstill(
 
         thread = threading.Thread(target=commit, daemon=True)
         thread.start()
-        until(lambda: world.dialed > 3)  # the first one was answered; two that are not take longer than `reconnect`
+        # Only the first connection was answered; two unanswered handshakes exceed `reconnect`.
+        until(lambda: world.dialed > 3)
         worker.deadlines = dataclasses.replace(deadlines, handshake=PATIENT.handshake)
-        os.kill(stopped.pid, signal.SIGCONT)
+        os.kill(suspendable.pid, signal.SIGCONT)
         thread.join(patience(30))
         (center,) = replies
         np.testing.assert_array_equal(center, np.ones(SIZE))

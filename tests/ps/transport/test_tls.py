@@ -1,4 +1,4 @@
-"""Encrypted connections: the same training, the pinned certificate only, and no secret where it can be read."""
+"""Encrypted connections: training is the same, only the pinned certificate is accepted, and secrets are not exposed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from distkeras.ps.world.streams import TcpStream
 
 pytest.importorskip("cryptography")
 
-SIZE = 70_001  # many records of TLS, and not a multiple of one
+SIZE = 70_001  # This needs many TLS records, and is not a multiple of one.
 BRIEF = replace(PATIENT, connect=brief(1), handshake=brief(0.5))
 
 
@@ -66,17 +66,17 @@ def server(certificate: Certificate) -> Iterator[ParameterServer]:
 
 @pytest.fixture
 def impatient(server: ParameterServer) -> ParameterServer:
-    """One that soon hangs up on who is in a handshake."""
+    """Return the server with a short deadline for handshakes."""
     server.deadlines = BRIEF
     return server
 
 
 def refusal(server: ParameterServer) -> str:
-    until(lambda: server.admission.refusals)  # its thread writes that down, perhaps after the peer's answer
-    return server.admission.refusals[0].reason  # a client whose connection was reset meanwhile has come again
+    until(lambda: server.admission.refusals)  # Its thread may record the refusal after the peer received the answer.
+    return server.admission.refusals[0].reason  # A client whose connection was reset has dialed again.
 
 
-def test_training_over_tls_is_training_to_the_bit() -> None:
+def test_training_over_tls_gives_bitwise_the_same_result() -> None:
     with ServerProcess(ServerSettings(RULE, workers=1, deadlines=PATIENT), tls=True) as process:
         assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
         driver = DriverClient(process.address, PATIENT)
@@ -85,7 +85,7 @@ def test_training_over_tls_is_training_to_the_bit() -> None:
         assert isinstance(sock, ssl.SSLSocket)
         assert sock.version() == "TLSv1.3"
         worker = HonestWorker(process.address, SIZE, PATIENT)
-        assert_every_step_committed_once(worker, driver)  # against a plain server
+        assert_every_step_committed_once(worker, driver)  # It compares with a plain server.
         driver.close()
 
 
@@ -98,42 +98,42 @@ def test_a_vector_that_takes_many_records_arrives_whole(server: ParameterServer,
 
 
 class TestRefusals:
-    def test_another_certificate_even_with_the_right_key(self, server: ParameterServer) -> None:
+    def test_another_certificate_is_refused_even_with_the_right_key(self, server: ParameterServer) -> None:
         other = make_certificate().certificate
         with pytest.raises(AuthenticationError, match="does not have the job's certificate"):
             DriverClient(Address(*server.address, KEY, other), PATIENT).publish(np.zeros(3, np.float32))
         assert server.center is None
 
-    def test_another_key_even_with_the_right_certificate(
+    def test_another_key_is_refused_even_with_the_right_certificate(
         self, server: ParameterServer, certificate: Certificate
     ) -> None:
         with pytest.raises(AuthenticationError, match="does not hold this job's key"):
             DriverClient(Address(*server.address, b"x" * 32, certificate.certificate), PATIENT).center()
 
-    def test_a_plain_client(self, impatient: ParameterServer) -> None:
+    def test_a_plain_client_is_refused(self, impatient: ParameterServer) -> None:
         with pytest.raises((DeadlineError, ServerLostError), match="handshake"):
             dial(impatient.address, KEY, BRIEF)
 
-    def test_a_plain_client_that_speaks_first(self, server: ParameterServer) -> None:
+    def test_a_plain_client_that_sends_first_is_refused(self, server: ParameterServer) -> None:
         with connect_unauthenticated(server.address) as sock:
             send_unless_closed(sock, b"DKPS" + bytes(60))
             read_to_eof(sock)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_an_older_tls(self, server: ParameterServer, certificate: Certificate) -> None:
+    def test_an_older_tls_version_is_refused(self, server: ParameterServer, certificate: Certificate) -> None:
         context = client_context(certificate.certificate)
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
         with pytest.raises(RemoteProtocolError, match=r"TLS 1\.3"):
             dial(server.address, KEY, PATIENT, context=context)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, impatient: ParameterServer) -> None:
+    def test_the_deadline_of_the_handshake_ends_silence_and_half_a_greeting(self, impatient: ParameterServer) -> None:
         with connect_unauthenticated(impatient.address) as silent, connect_unauthenticated(impatient.address) as half:
             send_unless_closed(half, bytes.fromhex("16030100c8010000c4"))
             assert read_to_eof(silent) == b""
             read_to_eof(half)
 
-    def test_a_plain_server(self, certificate: Certificate) -> None:
+    def test_a_plain_server_is_refused(self, certificate: Certificate) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
             def serve() -> None:
@@ -153,7 +153,7 @@ class TestRefusals:
 class TestChannel:
     @pytest.fixture
     def pair(self, certificate: Certificate) -> Iterator[tuple[Channel, Channel]]:
-        """The server's and the client's end of one connection."""
+        """Yield the server's and the client's end of one connection."""
         ends: list[Channel] = []
         with socket.create_server(("127.0.0.1", 0)) as listener:
             context = server_context(certificate)
@@ -173,7 +173,7 @@ class TestChannel:
         ends[0].close()
         client.close()
 
-    def test_it_finds_out_that_the_peer_hung_up(self, pair: tuple[Channel, Channel]) -> None:
+    def test_a_channel_detects_that_the_peer_has_hung_up(self, pair: tuple[Channel, Channel]) -> None:
         server, client = pair
         assert not server.hung_up()
         assert not client.hung_up()
@@ -186,22 +186,22 @@ class TestChannel:
         server, client = pair
         client.send(Heartbeat())
         until(lambda: select.select([socket_of(server)], [], [], 0)[0])
-        server.close()  # with bytes that were not read: that is a reset
+        server.close()  # Unread bytes turn the close into a reset.
         with pytest.raises(ConnectionResetError):
             client.receive(patience(10), "anything")
 
     def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair: tuple[Channel, Channel]) -> None:
         server, _ = pair
-        heard: list[object] = []
-        reading = threading.Thread(target=lambda: heard.append(server.receive(patience(20), "anything")), daemon=True)
+        received: list[object] = []
+        reading = threading.Thread(
+            target=lambda: received.append(server.receive(patience(20), "anything")), daemon=True
+        )
         reading.start()
         server.hang_up()
         reading.join(patience(10))
         assert not reading.is_alive()
 
-    def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(
-        self, pair: tuple[Channel, Channel]
-    ) -> None:
+    def test_a_closed_channel_raises_an_os_error(self, pair: tuple[Channel, Channel]) -> None:
         server, client = pair
         server.close()
         with pytest.raises(OSError):
@@ -210,32 +210,32 @@ class TestChannel:
 
 
 class TestSecrets:
-    def test_the_process_shows_none(self) -> None:
+    def test_a_server_process_does_not_expose_its_secrets(self) -> None:
         with ServerProcess(ServerSettings(RULE, workers=1), tls=True) as process:
-            private = present(process._request.certificate).private_key  # noqa: SLF001 - it is a secret
+            private = present(process._request.certificate).private_key  # noqa: SLF001 - the test needs the secret
             assert private.startswith("-----BEGIN PRIVATE KEY-----")
             secrets = [process.address.key.hex().encode(), *(line.encode() for line in private.split("\n")[1:-2])]
             shown = [repr(process).encode(), repr(process.address).encode()]
             for name in ("cmdline", "environ"):
                 shown.append(Path(f"/proc/{process.pid}/{name}").read_bytes())
             for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # It was closed meanwhile.
                     assert descriptor.readlink().suffix != ".pem"
         assert len(secrets) > 2
         assert not [secret for secret in secrets for text in shown if secret in text]
 
-    def test_the_private_key_is_on_disk_for_a_moment_and_for_its_owner_alone(
+    def test_the_private_key_is_on_disk_only_while_it_is_loaded_and_only_for_its_owner(
         self, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         modes: list[int] = []
         load = ssl.SSLContext.load_cert_chain
 
-        def watched(context: ssl.SSLContext, path: Path, *rest: Any) -> None:
+        def record_modes(context: ssl.SSLContext, path: Path, *rest: Any) -> None:
             modes.extend(place.stat().st_mode & 0o777 for place in (path, path.parent))
             return load(context, path, *rest)
 
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", record_modes)
         server_context(certificate)
         assert modes == [0o600, 0o700]
         assert list(tmp_path.iterdir()) == []
@@ -246,7 +246,7 @@ class TestSecrets:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_what_is_no_certificate_is_a_configuration_error(text: str) -> None:
+def test_an_invalid_certificate_is_a_configuration_error(text: str) -> None:
     with pytest.raises(ConfigurationError, match="in PEM"):
         client_context(text)
     with pytest.raises(ConfigurationError, match="in PEM"):
@@ -258,7 +258,7 @@ def test_a_private_key_of_another_certificate_is_a_configuration_error(certifica
         server_context(Certificate(certificate.certificate, make_certificate().private_key))
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def missing(name: str, *rest: Any) -> Any:
