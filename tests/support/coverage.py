@@ -1,4 +1,4 @@
-"""Functions that SlipCover measures, on their way to Spark's workers."""
+"""Pickling of functions that SlipCover measures, so that Spark can send them to its workers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slipcover import probe
 
 
 def let_probes_travel() -> None:
-    """Let Spark pickle a function that is measured: each of its lines has a probe, which notes nothing elsewhere."""
+    """Let Spark pickle a function that is measured: its lines have probes, which record nothing in a worker."""
     copyreg.pickle(type(probe.new(*_nowhere())), lambda _: (probe.new, _nowhere()))
 
 
 def _nowhere() -> tuple[Any, ...]:
-    """Return the arguments of a probe whose notes go nowhere; all of them can be pickled."""
+    """Return arguments of a probe that records nothing; all of them can be pickled."""
     return SimpleNamespace(newly_seen=defaultdict(set), deinstrument_seen=list), "", 0, 50

@@ -1,1 +1,1 @@
-"""What the tests of the parameter server share: toy models, servers, peers, transcriptions of the papers."""
+"""Shared parts of the parameter server's tests: toy models, servers, peers, transcriptions of papers."""

@@ -1,7 +1,7 @@
-"""A server that announces itself, as a process of its own: one of several attempts at a job's server.
+"""A server that announces itself, as a process of its own: one of several attempts to serve a job.
 
-``python announced_server.py REQUEST PUBLICATION ATTEMPT GIVEN_UP`` serves what the two files hold. What the server
-returns is its last line: a `StartReport`, or nothing.
+``python announced_server.py REQUEST PUBLICATION ATTEMPT GIVEN_UP`` serves what the two files contain. Its last line
+is what the server returns: a `StartReport`, or nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class AnnouncedServer:
     """One attempt, which runs until it ends by itself or is killed.
 
     Args:
-        folder: for its files.
+        folder: the folder for its files.
         request, publication, attempt, given_up: see `serve_announced`.
     """
 
@@ -50,21 +50,21 @@ class AnnouncedServer:
         self.process.communicate()
 
     def kill(self) -> None:
-        """Return when the process is gone."""
+        """Kill the process; return when it has ended."""
         self.process.kill()
         self.process.wait(patience(30))
 
     def stop(self) -> None:
-        """Return when the process stands still."""
+        """Suspend the process; return when it is suspended."""
         self.process.send_signal(signal.SIGSTOP)
         until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED)
 
     def go_on(self) -> None:
-        """End what `stop` began."""
+        """Resume the process."""
         self.process.send_signal(signal.SIGCONT)
 
     def returned(self) -> StartReport | None:
-        """Return what the server did, once it has ended successfully."""
+        """Return the server's result once it has ended successfully."""
         out, _ = self.process.communicate(timeout=patience(60))
         assert self.process.returncode == 0
         line = out.strip()
@@ -72,7 +72,7 @@ class AnnouncedServer:
 
 
 def main() -> None:
-    """Serve."""
+    """Serve the job described by the arguments."""
     request, publication, attempt, given_up = sys.argv[1:]
     report = serve_announced(
         StartRequest.from_json(Path(request).read_text()),

@@ -1,4 +1,4 @@
-"""A center and its commits, made by hand."""
+"""A center and its commits, built without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds whose time a test moves: what ends at a deadline ends where the test says so, on any machine."""
+"""Worlds whose time a test controls, so that deadlines end at the same point on any machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distkeras.ps.world.world import World
 
 
 class HandWorld(World):
-    """The system's own, with a clock that only the test moves."""
+    """The system's world, except that its clock is manual."""
 
     now = 0.0
 
@@ -15,7 +15,7 @@ class HandWorld(World):
 
 
 class LateWorld(World):
-    """The system's own, whose clock can be set ahead, by so many seconds."""
+    """The system's world, except that its clock can be set ahead by some seconds."""
 
     ahead = 0.0
 

@@ -1,4 +1,4 @@
-"""Jobs of DASO with toy replicas: a real server, and members in threads that exchange over real sockets."""
+"""DASO jobs with toy replicas: a real server, and members in threads that exchange over real sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
 
 class RecordingReplica(ToyReplica):
-    """Notes the parameters after each step; ``gradient(theta, value)`` is that of the batch's value."""
+    """A replica that records its parameters after each step; ``gradient(theta, value)`` is a mini-batch's."""
 
     def __init__(self, size: int, eta: float, gradient: Callable[[np.ndarray, Any], np.ndarray]) -> None:
         super().__init__(size, eta, gradient, np.float32)
@@ -48,14 +48,14 @@ class RecordingReplica(ToyReplica):
 
 
 class Killed(Exception):
-    """The end of a member, which hangs up on all."""
+    """The simulated death of a member, which closes all its connections."""
 
 
 class Member(threading.Thread):
-    """One worker, and its error if it fails.
+    """A worker in a thread; ``error`` is set if it fails.
 
     Args:
-        die: called before each request of the loop, with its number from 0 on; raises `Killed` where the worker dies.
+        die: a function that is called before each request with its number, and raises `Killed` to end the worker.
     """
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
@@ -88,7 +88,7 @@ class Member(threading.Thread):
         )
 
     def successor(self) -> Member:
-        """The next attempt at the partition, whose model has the same gradient."""
+        """Return the next attempt at the partition, whose model has the same gradient."""
         client, own = self.client, self.replica
         replica = RecordingReplica(own.size, own.learning_rate, own.gradient_of)
         replica.losses = own.losses
@@ -104,17 +104,17 @@ class Member(threading.Thread):
         )
 
     def start_and_report(self, ended: Queue[Member]) -> None:
-        """Start, and put itself there at its end."""
+        """Start the thread, which puts this member into ``ended`` when it ends."""
         self._ended = ended
         self.start()
 
     def run(self) -> None:
         try:
             run_worker(self.client, self.client.join(), self._begin)
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except Exception as error:  # noqa: BLE001 - the test asserts on it
             self.error = error
             if isinstance(error, DistkerasError) and error.origin is Origin.USER:
-                self.client.report(error)  # as a task does
+                self.client.report(error)  # A task does this, too.
         finally:
             self.links.close()
             self.client.close()
@@ -158,9 +158,9 @@ class Member(threading.Thread):
 
 
 def run_members(members: Sequence[Member], *, replaced: bool = True) -> list[Member]:
-    """Run them to their end, and the successors of those that are killed; return the last one in each one's place.
+    """Run members to their end, and successors of those that are killed; return each partition's last member.
 
-    Not ``replaced``: there are no successors.
+    If ``replaced`` is false, there are no successors.
     """
     last, running = list(members), len(members)
     ended: Queue[Member] = Queue()

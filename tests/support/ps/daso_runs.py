@@ -12,14 +12,14 @@ from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
 from support.ps.transcriptions import Problem
 
 ETA = 0.05
-#: Loss of every epoch the same: the first counts as a decrease, each further one does not.
+#: Every epoch has the same loss: the first counts as a decrease, and the later ones do not.
 FLAT: dict[str, Any] = {"loss": lambda theta: 1.0}
 
 
 def run_daso(
     daso: Daso, *, nodes: int = 3, devices: int = 2, epochs: int = 4, batches: int = 3, seed: int = 0, **options: Any
 ) -> DasoTrace:
-    """The run of a noisy quadratic."""
+    """Simulate DASO on a noisy quadratic."""
     job = Problem(nodes * devices, [], eta=ETA, seed=7)
     options.setdefault("learning_rate", ETA)
     options.setdefault("keep_thetas", True)
@@ -46,7 +46,7 @@ def run_without_gradients(
     gradient: Callable[..., Any] = lambda theta, worker: np.zeros(1),
     **options: Any,
 ) -> DasoTrace:
-    """A run in which nothing happens to the parameters: for who sends when."""
+    """Simulate DASO with constant parameters, to test when each device sends."""
     options.setdefault("learning_rate", 1.0)
     return simulate_daso(
         daso, np.ones(1), gradient, nodes=nodes, devices=devices, epochs=epochs, batches=batches, **options
@@ -54,12 +54,12 @@ def run_without_gradients(
 
 
 def cycling(**hyper: Any) -> Daso:
-    """No other phase."""
+    """Return DASO with the cycling phase only."""
     return Daso(**{"warm_up": 0, "cool_down": 0, **hyper})
 
 
 def blocking(epochs: int, **hyper: Any) -> Daso:
-    """Blocking throughout, as sequential methods are: no cast."""
+    """Return DASO that blocks in every epoch, as sequential methods do, and does not cast."""
     return Daso(**{"warm_up": epochs, "cool_down": 0, "cast": False, **hyper})
 
 

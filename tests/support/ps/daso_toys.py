@@ -1,4 +1,4 @@
-"""A quadratic for each worker of a DASO job, and what the simulator makes of it."""
+"""A quadratic for each worker of a DASO job, and its simulation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OPTIMA = np.random.default_rng(4).normal(size=(6, SIZE)).astype(np.float32)
 
 
 WORKERS, EPOCHS, BATCHES = 4, 5, 3
-#: One epoch of warm-up, three of cycling, one of cool-down. With each epoch of cycling an exchange is on its way.
+#: One epoch of warm-up, three of cycling, one of cool-down. An exchange is in progress during each epoch of cycling.
 DASO = Daso(nodes=2, interval=2, wait=2, warm_up=1, cool_down=1)
 
 
 def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
-    """Of a quadratic with the worker's own optimum."""
+    """Return the gradient of a quadratic with the worker's own optimum."""
     return np.float32(1 + worker / 8) * (theta - OPTIMA[worker])
 
 
@@ -68,7 +68,7 @@ def simulated(daso: Daso, workers: int, epochs: int, batches: int, **options: An
 
 
 def killed_at(step: int, act: Any) -> Any:
-    """A gradient that does something else in the member's step number ``step``."""
+    """Return a gradient function that calls ``act`` in the member's step number ``step``."""
     steps = iter(range(1 << 30))
 
     def compute(theta: np.ndarray, worker: int) -> np.ndarray:
@@ -82,17 +82,17 @@ def die(*args: Any) -> Any:
 
 
 def die_at(number: int) -> Callable[[int, Any], None]:
-    """Die before the request of that number."""
+    """Return a `Member`'s ``die`` that ends it before the request of that number."""
     return lambda at, request: die() if at == number else None
 
 
 def assert_as_without_a_death(driver: DriverClient, members: Sequence[Member], epochs: int = EPOCHS) -> None:
-    """Their latest steps, the center and the ledger are those of the simulator."""
+    """Check that the members' latest steps, the center and the ledger are those of the simulator."""
     assert [member.error for member in members] == [None] * len(members)
     trace = simulated(DASO, len(members), epochs, BATCHES)
     thetas = present(trace.thetas)
     for worker, member in enumerate(members):
-        if member.replica.thetas:  # else it came when all steps were taken
+        if member.replica.thetas:  # Otherwise the member joined after all steps.
             np.testing.assert_array_equal(member.replica.thetas[-BATCHES:], thetas[-BATCHES:, worker // 2])
     np.testing.assert_allclose(driver.center().center, trace.mean, rtol=1e-6)
     commits = driver.drain().commits.view(COMMIT)

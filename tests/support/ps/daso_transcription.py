@@ -1,4 +1,4 @@
-"""DASO as its paper has it, in plain numpy and device by device: what `ps.simulation.daso` is held against."""
+"""DASO as in its paper, in plain numpy and for each device: the reference for `ps.simulation.daso`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Vector = np.ndarray
 
 
 def bfloat16(x: np.ndarray) -> np.ndarray:
-    """The upper half of each float32, rounded to the nearest, ties to even."""
+    """Return the upper half of each float32, rounded to the nearest, ties to even."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
 
@@ -25,10 +25,10 @@ def daso(
     plan: Sequence[tuple[int, int] | None],
     cast: bool,
 ) -> Iterator[np.ndarray]:
-    """Yields all devices' parameters after each batch, shape ``(P, G, size)``.
+    """Yield the parameters of all devices after each mini-batch, shape ``(P, G, size)``.
 
     Args:
-        plan: for each batch, B and W in force; None where it is synchronized blocking.
+        plan: B and W for each mini-batch; None if its synchronization is blocking.
     """
     x = np.array([[start] * G] * P)
     v = np.zeros_like(x)

@@ -1,4 +1,4 @@
-"""A parameter server that has no memory left within its fifth commit, in its first incarnation: run as a program."""
+"""A program: a parameter server whose first incarnation runs out of memory during its fifth commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _add = CommitLog.add
 
 
 class Forgetful(World):
-    """Has this program run in place of a server's."""
+    """The system's world, except that it starts this program in place of a server's."""
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
         return ChildProcess([sys.executable, __file__, *command[2:]], environment)

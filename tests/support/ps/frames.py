@@ -1,4 +1,4 @@
-"""What tests of the protocol share: messages as bytes, bytes into a parser, and whether two messages are the same."""
+"""Messages as bytes, bytes into a parser, and the comparison of messages, for tests of the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Parser(Protocol):
 
 
 def some_commit(*parts: np.ndarray, **fields: Any) -> Commit:
-    """The first commit of worker 0: of one mini-batch, unless ``fields`` say more."""
+    """Return the first commit of worker 0, of one mini-batch unless ``fields`` change that."""
     first: dict[str, Any] = {
         "worker": 0,
         "attempt": 0,
@@ -38,7 +38,7 @@ def joined(buffers: Sequence[bytes | memoryview]) -> bytes:
 
 
 def feed(parser: Parser, data: bytes, step: int | None = None) -> list[Any]:
-    """Gives ``data`` to a parser, ``step`` bytes at a time; returns what it returned, but for None."""
+    """Feed ``data`` to a parser, ``step`` bytes at a time; return its results other than None."""
     events = []
     while data:
         space = parser.spaces()[0]
@@ -51,7 +51,7 @@ def feed(parser: Parser, data: bytes, step: int | None = None) -> list[Any]:
 
 
 def deliver(to: Connection, buffers: Sequence[bytes | memoryview]) -> tuple[list[Any], list[bytes | memoryview]]:
-    """Bytes to one end of a connection; returns its messages, and what it wants sent."""
+    """Deliver bytes to one end of a connection; return its messages, and the buffers that it wants to send."""
     events, answers = [], []
     for event, answer in feed(to, joined(buffers)):
         answers += answer
@@ -61,14 +61,14 @@ def deliver(to: Connection, buffers: Sequence[bytes | memoryview]) -> tuple[list
 
 
 def shake_hands(client: Connection, server: Connection) -> None:
-    """The handshake of two ends, in memory."""
+    """Perform the handshake of two ends in memory."""
     _, answer = deliver(client, server.start())
     _, proof = deliver(server, answer)
     deliver(client, proof)
 
 
 def same_message(a: Message, b: Message) -> bool:
-    """Whether type, numbers (a NaN equals a NaN) and arrays are the same."""
+    """Return whether type, numbers (a NaN equals a NaN) and arrays are the same."""
     if type(a) is not type(b):
         return False
     for name, value in vars(a).items():

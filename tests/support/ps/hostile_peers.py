@@ -1,4 +1,4 @@
-"""An honest worker that trains while others do their worst, and what it would have reached undisturbed."""
+"""An honest worker that trains while others attack the server, and the center that it would reach undisturbed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.ps.running_server import KEY, Running
 from support.ps.toy_model import ToyBatch, ToyReplica
 
 RULE = make("downpour", window=1)
-#: How often the honest worker's connection is cut on purpose: it must get in again.
+#: How often the honest worker's connection is cut on purpose, after which it must reconnect.
 COMMITS_PER_CUT = 7
 MIN_STEPS = 20
 
@@ -34,7 +34,7 @@ def gradient(theta: np.ndarray, value: float) -> np.ndarray:
 
 
 class HonestWorker(threading.Thread):
-    """Trains with ``size`` parameters until `finish`; its connection is cut now and then."""
+    """A worker that trains with ``size`` parameters until `finish`; its connection is cut at times."""
 
     def __init__(self, address: Address, size: int, deadlines: Any) -> None:
         super().__init__(daemon=True)
@@ -55,11 +55,11 @@ class HonestWorker(threading.Thread):
         try:
             self.client.join()
             drive(self.client, self._batches(), cut=True)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
+        except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self.error = error
 
     def finish(self) -> int:
-        """Ends the training; returns the number of steps."""
+        """End the training; return the number of steps."""
         self.over.set()
         self.join(patience(60))
         assert not self.is_alive()
@@ -100,7 +100,7 @@ def undisturbed_center(steps: int, size: int, deadlines: Any) -> np.ndarray:
 
 
 def assert_every_step_committed_once(honest: HonestWorker, driver: DriverClient) -> None:
-    """Every step is committed once, in order, and the center is the undisturbed one to the bit."""
+    """Check that every step is committed once, in order, and that the center is bitwise the undisturbed one."""
     steps = honest.finish()
     records = driver.drain(count=steps + 1)
     commits = records.commits.view(COMMIT)
@@ -112,7 +112,7 @@ def assert_every_step_committed_once(honest: HonestWorker, driver: DriverClient)
 
 
 def connect_unauthenticated(address: tuple[str, int], source: str = "127.0.0.1") -> socket.socket:
-    """A connection that has proved nothing; closing it leaves no trace in the system's table of ports."""
+    """Open a connection without a handshake; closing it does not leave its port in use."""
     sock = socket.socket()
     sock.settimeout(patience(10))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -122,7 +122,7 @@ def connect_unauthenticated(address: tuple[str, int], source: str = "127.0.0.1")
 
 
 def read_to_eof(sock: socket.socket) -> bytes:
-    """What the server still says before it hangs up; a server that does not is a `TimeoutError`."""
+    """A mini-batch: the row of each table that each sample looks up, and one number for each sample."""
     heard = b""
     with contextlib.suppress(ConnectionError):
         while piece := sock.recv(4096):
@@ -131,13 +131,13 @@ def read_to_eof(sock: socket.socket) -> bytes:
 
 
 def send_unless_closed(sock: socket.socket, noise: bytes) -> None:
-    """Sends, unless the server has hung up already."""
+    """Send bytes, unless the server has closed the connection already."""
     with contextlib.suppress(ConnectionError):
         sock.sendall(noise)
 
 
 class AuthenticatedPeer:
-    """A peer that proves the key and then sends what it likes."""
+    """A peer that proves the key and then sends arbitrary bytes."""
 
     def __init__(self, address: tuple[str, int], source: str = "127.0.0.1", key: bytes = KEY) -> None:
         self.sock = connect_unauthenticated(address, source)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 
 def mapped(pid: int) -> Counter[int]:
-    """How often a process has mapped each piece of shared memory, by the number of its file.
+    """Return how often a process has mapped each piece of shared memory, by the inode of its file.
 
-    A count of all would count what other tests of the process have left, which goes at any time.
+    A single count would include the pieces of other tests in this process, which may disappear at any time.
     """
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return Counter(int(line.split()[4]) for line in lines if "memfd:distkeras" in line)
 
 
 def counting_pieces() -> Callable[[int], int]:
-    """What counts the pieces of shared memory of a process that this one does not have mapped now."""
+    """Return a function that counts a process's pieces of shared memory that this process has not mapped now."""
     before = mapped(os.getpid())
 
     def count(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""A relay between a client and the server: it passes everything on, or changes it, or answers as a stranger."""
+"""A relay between a client and the server, which forwards bytes, changes them, or answers as a stranger."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from support.ps.running_server import KEY
 
 
 class Relay:
-    """A port whose connections lead to a server, but for what a test sets.
+    """A port that forwards its connections to a server, except as a test configures.
 
     Args:
         where: the server's address.
 
     Attributes:
-        address: the port, with the server's key.
-        change: bytes, and what they become, in either direction.
-        left: how often they still do.
-        impostors: who talks to the next connections, one each, instead of the server.
+        address: the relay's port, with the server's key.
+        change: bytes to replace, and their replacement, in either direction.
+        left: the number of replacements that remain.
+        impostors: functions that answer the next connections instead of the server, one each.
     """
 
     def __init__(self, where: tuple[str, int]) -> None:
@@ -36,12 +36,12 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # The listener was closed.
             while True:
                 near, _ = self._listener.accept()
                 near.settimeout(patience(30))
                 if self.impostors:
-                    with near, contextlib.suppress(OSError):  # the client hangs up when it likes
+                    with near, contextlib.suppress(OSError):  # The client may close the connection at any time.
                         self.impostors.pop()(near)
                     continue
                 far = socket.create_connection(self._where, timeout=patience(30))
@@ -62,14 +62,14 @@ class Relay:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        """Ends the connections that there are."""
+        """Close all open connections."""
         socks, self._socks = self._socks, []
         for sock in socks:
-            with contextlib.suppress(OSError):  # the other side was faster
+            with contextlib.suppress(OSError):  # The other side has closed the connection already.
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
     def close(self) -> None:
-        """No more connections."""
+        """Stop listening, and close all connections."""
         self._listener.close()
         self.cut()

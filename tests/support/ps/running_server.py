@@ -17,13 +17,14 @@ from distkeras.ps.world.world import REAL, World
 from support.patience import PATIENT
 
 KEY = bytes(range(32))
-SIZE = 140_001  # several chunks, and not a multiple of one
+SIZE = 140_001  # Several chunks, and not a multiple of one.
 
 
 class Running:
-    """A server that serves, and has been sent a center of ``size`` elements (zeros, unless ``start`` is given).
+    """A running server that has received a center of ``size`` elements (zeros, unless ``start`` is given).
 
-    ``moving_statistics`` are theirs, or a number of zeros; ``tables`` are `ToyTables`, with ``start`` in front of them.
+    ``moving_statistics`` are an array, or a number of zeros; ``tables`` are `ToyTables`, and ``start`` is then their
+    dense vector.
     """
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few

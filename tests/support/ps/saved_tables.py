@@ -1,4 +1,4 @@
-"""A center with tables in a checkpoint's directory, whose commits come at chosen moments of a snapshot."""
+"""A center with tables in a checkpoint's directory, which can receive commits at chosen moments of a snapshot."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Meanwhile = Callable[[], object]
 
 
 def nothing() -> None:
-    """Do nothing meanwhile."""
+    """Do nothing during a snapshot."""
 
 
 @contextmanager
 def small_files(width: int) -> Iterator[None]:
-    """Files of at most 6 rows of that width, of which 3 small ones become one; 2 rows under one hold of the lock."""
+    """Limit files to 6 rows of that width, merge 3 small files into one, and copy 2 rows per hold of the lock."""
     row = 4 * width
     small = 4 * (8 + row)
     with mock.patch.multiple(table_files, LARGEST=6 * row, MERGED=3, SMALL=small, AT_ONCE=2 * row, SEARCHED=5):
@@ -40,7 +40,7 @@ def small_files(width: int) -> Iterator[None]:
 
 
 class Lock(threading.Condition):
-    """One after each hold of which something happens."""
+    """A lock that calls ``meanwhile`` after each release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Lock(threading.Condition):
 
 
 class FullDisk(World):
-    """The system's files, of which one write fails: the one after so many others (``room``)."""
+    """The system's files, except that one write fails after ``room`` successful writes."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -72,18 +72,18 @@ class FullDisk(World):
                 super().write(name, pieces)
 
             def sync(self, name: str = "") -> None:
-                """Do nothing, for it takes long: no power is cut here."""
+                """Do nothing: syncing is slow, and these tests have no power failure."""
 
         return Full(Path(uri))
 
 
 def add(chunk: Chunk) -> None:
-    """What the server's half of DOWNPOUR does."""
+    """Add a payload to the center, as the server's part of DOWNPOUR does."""
     np.add(chunk.center, chunk.payload[0], out=chunk.out)
 
 
 class Taken(NamedTuple):
-    """A snapshot that was written: its name, the files with its rows, and what these rows must be."""
+    """A saved snapshot: its name, the files with its rows, and the expected rows."""
 
     name: str
     files: frozenset[str]
@@ -91,14 +91,14 @@ class Taken(NamedTuple):
 
 
 class SavedTables:
-    """Tables of these rows and widths, and the files that their snapshots leave in a folder."""
+    """Tables with these numbers of rows and widths, and the files that their snapshots leave in a folder."""
 
     def __init__(
         self, folder: Path, shapes: Sequence[tuple[int, int]], *, token: str = "0000000a", partial: bool = False
     ) -> None:
         self.folder, self.world, self.lock = folder, FullDisk(), Lock()
         self.rng = np.random.default_rng(7)
-        #: The snapshots that were written, the latest last.
+        #: The saved snapshots, the latest last.
         self.taken: list[Taken] = []
         self.partial = partial
         own: dict[str, Any] = {"seed": 5, "scale": 2.0} if partial else {}
@@ -118,23 +118,23 @@ class SavedTables:
 
     @property
     def rows(self) -> list[np.ndarray]:
-        """A copy of the rows of each table now."""
+        """Return a copy of the current rows of each table."""
         return [table.array[: table.count].copy() for table in self.center.tables]
 
     @property
     def touched(self) -> list[np.ndarray | None]:
-        """Which rows of each table are touched, if only these are kept."""
+        """Return the touched rows of each table, if it keeps only these."""
         return [table.ids_of(slice(0, table.count)) for table in self.center.tables]
 
     def commit(self, *touched: Iterable[int]) -> None:
-        """Move these rows of each table by chance."""
+        """Add random numbers to these rows of each table."""
         for table, numbers in zip(self.center.tables, touched, strict=True):
             ids = np.array(sorted(set(numbers)), np.int64)
             table.apply(ids, self.rng.random(ids.size * table.shape.width, np.float32), add)
         self.center.clock += 1
 
     def snapshot(self, meanwhile: Meanwhile = nothing, *, keep: int = 99, merge: bool = True) -> list[np.ndarray]:
-        """Take a snapshot, with ``meanwhile`` after each hold of the lock; return the rows that it must have.
+        """Take a snapshot, with ``meanwhile`` after each release of the lock; return the expected rows.
 
         Raises:
             SnapshotError: a file cannot be written.
@@ -161,16 +161,16 @@ class SavedTables:
         return [rows for _, rows in present(SnapshotDirectory(str(self.folder)).latest()).state.tables]
 
     def restored(self, token: str = "0000000b") -> SavedTables:
-        """Return what another job's server makes of the folder."""
+        """Return the tables that another job's server restores from the folder."""
         shapes = [(table.shape.rows, table.shape.width) for table in self.center.tables]
         return SavedTables(self.folder, shapes, token=token, partial=self.partial)
 
     def path(self, file: RowFile) -> Path:
-        """Return where a file is."""
+        """Return a file's path."""
         return self.folder / f"{file.name}.dks"
 
     def table_files(self) -> set[str]:
-        """Return the names of the files with rows that are there."""
+        """Return the names of the existing files with rows."""
         return self._stems("table")
 
     def _stems(self, kind: str) -> set[str]:

@@ -9,6 +9,6 @@ from distkeras.ps.world.streams import TcpStream
 
 
 def socket_of(channel: Channel) -> socket.socket:
-    """What ``channel`` sends and receives through."""
+    """Return the socket of ``channel``."""
     assert isinstance(channel.stream, TcpStream)
     return channel.stream.sock

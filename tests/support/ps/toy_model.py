@@ -28,7 +28,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import work
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
-#: What a worker trains on, one value a batch.
+#: The values that a worker trains on, one for each mini-batch.
 Values = Sequence[Any] | np.ndarray
 
 
@@ -43,7 +43,7 @@ class ToyBatch:
 
 
 def batches(values: Values, *, epochs: int = 1, start: tuple[int, int] = (0, 0)) -> Iterator[ToyBatch]:
-    """One batch a value, ``epochs`` times over, from ``start`` on."""
+    """Yield one mini-batch for each value, ``epochs`` times, from ``start`` on."""
     for epoch in range(epochs):
         for index, value in enumerate(values):
             if (epoch, index) >= start:
@@ -51,7 +51,7 @@ def batches(values: Values, *, epochs: int = 1, start: tuple[int, int] = (0, 0))
 
 
 class ToyReplica:
-    """Plain SGD on a vector; ``gradient(theta, batch.value)`` gives the gradient (default: the value itself)."""
+    """Plain SGD on a vector; ``gradient(theta, batch.value)`` returns the gradient (default: the value itself)."""
 
     def __init__(
         self, size: int, learning_rate: float, gradient: Gradient | None = None, dtype: Any = np.float64
@@ -90,7 +90,7 @@ class ToyReplica:
 
 
 class ToyJob:
-    """Workers and a center in this process, one commit at a time, in the order that a test wants."""
+    """Workers and a center in this process, which perform one commit at a time in the order that a test chooses."""
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
         self,
@@ -143,11 +143,11 @@ class ToyJob:
 
     def _pull(self, worker: int) -> Reply:
         released = self.center.release(worker, 0)
-        released.buffer.hold()  # toys keep what they were sent for good
+        released.buffer.hold()  # A toy replica keeps the vectors that it received.
         return Reply(released.learning_rate, released.buffer.array)
 
     def _advance(self, worker: int, reply: Reply | None) -> None:
-        """Up to the worker's next exchange, or its end."""
+        """Run a worker up to its next exchange or its end."""
         try:
             request = self._loops[worker].send(reply)
             while isinstance(request, (Compute, PostRequest, ProbeRequest)):
@@ -162,7 +162,7 @@ class ToyJob:
             self._release_ready()
 
     def commit(self, worker: int) -> None:
-        """Completes the next exchange of ``worker``; what it has posted is applied when it asks for the reply."""
+        """Complete the next exchange of ``worker``; a posted commit is applied when the loop requests its reply."""
         if isinstance(self._pending[worker], PullRequest):
             self._advance(worker, self._pull(worker))
         request = self._pending[worker]
@@ -214,7 +214,7 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
     micro_batch: int = -1,
     group: Any = None,
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
-    """Return a real client, the answer to its joining, and how to begin with a toy replica: for `run_worker`."""
+    """Return a real client, its welcome, and a function that begins with a toy replica, for `run_worker`."""
     options: dict[str, Any] = {"deadlines": deadlines, "wire_format": wire_format, "micro_batch": micro_batch}
     options["group"] = group
     options["shared_parts"] = rule.traits.parts if shared else 0
@@ -229,6 +229,6 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
 
 
 def toy_worker(address: Address, rule: Rule, values: Values, **options: Any) -> tuple[WorkerClient, Loop]:
-    """A real client with a toy replica, joined, and its loop."""
+    """Return a real client that has joined, and its loop with a toy replica."""
     client, welcome, begin = toy_client(address, rule, values, **options)
     return client, begin(welcome)

@@ -1,4 +1,4 @@
-"""A model of a dense vector and tables, trained by rows or as one vector: the arithmetic is the same, to the bit."""
+"""A model of a dense vector and tables, trained by rows or as one vector with bitwise the same arithmetic."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.ps.toy_model import ToyReplica
 
 @dataclass(frozen=True)
 class TableBatch:
-    """A mini-batch: the row of each table that each of its samples looks up, and a number a sample."""
+    """A mini-batch: the row of each table that each sample looks up, and one number for each sample."""
 
     epoch: int
     index: int
     last: bool
-    #: int64, an array for each table, one entry a sample.
+    #: int64; an array for each table with one entry for each sample.
     ids: tuple[np.ndarray, ...]
     values: np.ndarray
     checksum: int = 0
@@ -38,24 +38,24 @@ class TableBatch:
 
     @property
     def value(self) -> TableBatch:
-        """What a `ToyReplica` hands to its gradient."""
+        """Return what a `ToyReplica` passes to its gradient function."""
         return self
 
 
 @dataclass(frozen=True)
 class ToyTables:
-    """The start of a model: a dense vector, and tables with their rows."""
+    """A model's initial parameters: a dense vector, and tables with their rows."""
 
     dense: np.ndarray
     shapes: tuple[TableShape, ...]
     rows: tuple[np.ndarray, ...]
 
     def vector(self) -> np.ndarray:
-        """The dense vector and all tables as one, float32."""
+        """Return the dense vector and all tables as one float32 vector."""
         return np.concatenate([self.dense, *(rows.reshape(-1) for rows in self.rows)]).astype(np.float32)
 
     def whole(self) -> tuple[TableShape, ...]:
-        """The shapes of small tables that hold all rows."""
+        """Return the shapes of small tables that contain all rows."""
         return tuple(replace(shape, most=shape.rows) for shape in self.shapes)
 
     def tables(self) -> list[Table]:
@@ -63,7 +63,7 @@ class ToyTables:
 
 
 def gradient_of(dense: int, shapes: Sequence[TableShape]) -> Callable[[np.ndarray, TableBatch], np.ndarray]:
-    """Return the gradient on one flat vector with these small tables; every operation is one of a sample's numbers."""
+    """Return the gradient on one flat vector with these small tables; each operation uses the numbers of one sample."""
     places = spans(dense, shapes)
 
     def gradient(theta: np.ndarray, batch: TableBatch) -> np.ndarray:
@@ -82,7 +82,7 @@ def gradient_of(dense: int, shapes: Sequence[TableShape]) -> Callable[[np.ndarra
 
 
 def cut_windows(batches: Iterator[TableBatch], window: int) -> Iterator[Window]:
-    """Cut mini-batches into windows with local ids, the last row's first; none crosses an epoch's end."""
+    """Cut mini-batches into windows with local ids, in order of first use; no window crosses the end of an epoch."""
     group: list[TableBatch] = []
     for batch in batches:
         group.append(batch)
@@ -109,7 +109,7 @@ def _window_of(group: Sequence[TableBatch]) -> Window:
 
 
 def continued(batches: Sequence[TableBatch], welcome: Welcome) -> Iterator[TableBatch]:
-    """Those from where ``welcome`` says on."""
+    """Return the mini-batches from the position of ``welcome`` on."""
     return iter([batch for batch in batches if (batch.epoch, batch.index) >= (welcome.epoch, welcome.batch)])
 
 
@@ -125,12 +125,12 @@ def table_worker(
     gradient: Callable[[np.ndarray, TableBatch], np.ndarray] | None = None,
     **options: Any,
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
-    """A real client, the answer when it joined, and how to begin with a toy replica: for `run_worker`."""
+    """Return a real client, its welcome, and a function that begins with a toy replica, for `run_worker`."""
     size = model.dense.size
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
 
     def begin(welcome: Welcome) -> Loop:
-        cut = cut_windows(continued(batches, welcome), rule.window)  # type: ignore[arg-type]  # a number
+        cut = cut_windows(continued(batches, welcome), rule.window)  # the window is a number
         windows = TableWindows(model.shapes, size, cut, outgoing=lambda: client.payload(1)[0])
         replica = ToyReplica(windows.size, eta, gradient or gradient_of(size, model.shapes), np.float32)
         return work(rule, replica, iter(windows), windows.payload, tables=windows)
@@ -139,7 +139,7 @@ def table_worker(
 
 
 class TableJob:
-    """Workers and a center in this process; by rows, or dense with the same numbers in one vector."""
+    """Workers and a center in this process that exchange rows, or one dense vector with the same numbers."""
 
     def __init__(
         self, rule: Rule, model: ToyTables, data: Sequence[Sequence[TableBatch]], *, by_rows: bool, eta: float = 0.1
@@ -180,7 +180,7 @@ class TableJob:
         return Reply(released.learning_rate, released.buffer.array, rows=released.rows)
 
     def _advance(self, worker: int, reply: Reply) -> None:
-        """Up to the worker's next commit, or its end."""
+        """Run a worker up to its next commit or its end."""
         try:
             request = self._loops[worker].send(reply)
             while isinstance(request, Compute):
@@ -206,5 +206,5 @@ class TableJob:
             self._advance(worker, self._pull(worker, PullRequest(record.touched))._replace(refused=True))
 
     def result(self) -> np.ndarray:
-        """The dense vector and all tables as one."""
+        """Return the dense vector and all tables as one vector."""
         return np.concatenate([self.center.current.array, *(table.array.reshape(-1) for table in self.center.tables)])

@@ -1,7 +1,7 @@
-"""Each update rule as its paper has it, in plain numpy: what the product's rules are held against.
+"""Each update rule as in its paper, in plain numpy: the reference for the product's rules.
 
-A transcription shares nothing with the product. It gets a `Problem` and the rule's hyper-parameters, and yields the
-center after each commit, or after each round where the rule is synchronous. ``t`` is the clock, ``k`` the worker.
+A transcription shares no code with the product. It receives a `Problem` and the rule's hyper-parameters, and yields
+the center after each commit, or after each round if the rule is synchronous. ``t`` is the clock, ``k`` the worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Centers = Iterator[Vector]
 
 
 class Problem:
-    """A quadratic of coupled coordinates whose gradient carries noise that depends on the worker and its step.
+    """A quadratic of coupled coordinates whose gradient has noise that depends on the worker and its step.
 
     Args:
-        n: workers.
-        schedule: who commits, in order.
-        eta: learning rate at each clock.
-        weight_decay: of the transcriptions of gradient rules.
+        n: the number of workers.
+        schedule: the workers in the order of their commits.
+        eta: the learning rate at each clock.
+        weight_decay: the weight decay in the transcriptions of gradient rules.
     """
 
     def __init__(
@@ -49,32 +49,32 @@ class Problem:
         self.start = rng.normal(size=size)
         self._noise = [np.random.default_rng((seed, worker)) for worker in range(n)]
         self._queue = [np.random.default_rng((seed, worker, 1)) for worker in range(n)]
-        #: Where each worker took its gradients, and which they were.
+        #: The points at which each worker computed its gradients, and the gradients.
         self.points: list[list[Vector]] = [[] for _ in range(n)]
         self.gradients: list[list[Vector]] = [[] for _ in range(n)]
 
     def g(self, k: int, theta: Vector) -> Vector:
-        """The next mini-batch gradient of worker ``k``."""
+        """Return the next mini-batch gradient of worker ``k``."""
         gradient = self.matrix @ theta + 0.3 * self._noise[k].normal(size=theta.size)
         self.points[k].append(theta.copy())
         self.gradients[k].append(gradient)
         return gradient + self.weight_decay * theta
 
     def numbered(self, k: int, theta: Vector, batch: int) -> Vector:
-        """The gradient of mini-batch ``batch`` of worker ``k``, however often it is taken."""
+        """Return the gradient of mini-batch ``batch`` of worker ``k``, the same each time."""
         return self.matrix @ theta + 0.3 * np.random.default_rng((self._seed, k, 2, batch)).normal(size=theta.size)
 
     def occupied(self, k: int) -> bool:
-        """The answer when worker ``k`` asks next whether the server is busy."""
+        """Return whether the server is occupied at the next probe of worker ``k``."""
         return bool(self._queue[k].random() < 0.6)
 
     def rounds(self) -> Iterator[tuple[int, list[int]]]:
-        """The clock at which each round begins, and its workers in the order of their arrival."""
+        """Yield the clock at which each round begins, and its workers in the order of their arrival."""
         for t in range(0, len(self.schedule), self.n):
             yield t, self.schedule[t : t + self.n]
 
     def simulated(self, rule: Rule, **options: Any) -> Trace:
-        """The product's run of the same problem, with all centers."""
+        """Return the product's run of the same problem, with all centers."""
         options.setdefault("learning_rate", self.eta(0))
         options.setdefault("numbered", rule.traits.refuses)
         plain, numbered = (lambda theta, worker: self.g(worker, theta)), self.numbered
@@ -94,7 +94,7 @@ class Problem:
 
 
 def _window(job: Problem, k: int, theta: Vector, steps: int) -> Vector:
-    """Algorithm 7's worker: the accumulated steps of one window that begins at ``theta``."""
+    """Return the accumulated steps of one window of Algorithm 7's worker that begins at ``theta``."""
     accumulated = np.zeros_like(theta)
     for _ in range(steps):
         step = -job.eta(0) * job.g(k, theta)
@@ -205,7 +205,7 @@ def averaging(job: Problem, window: int) -> Centers:
         yield center
 
 
-# Shi et al. 2024; the learning rate of a synchronous rule is that of its round's beginning
+# Shi et al. 2024; the learning rate of a synchronous rule is that of the round's beginning
 
 
 def ssgd(job: Problem) -> Centers:
@@ -256,7 +256,7 @@ def shifted_momentum(job: Problem, momentum: float) -> Centers:
     for t, k in enumerate(job.schedule):
         u[k] = momentum * eta[k] / before[k] * u[k] + eta[k] * job.g(k, sent[k])
         w = w - u[k]
-        sent[k], before[k], eta[k] = w, eta[k], job.eta(t + 1)  # the worker learns eta with the parameters
+        sent[k], before[k], eta[k] = w, eta[k], job.eta(t + 1)  # The worker receives eta with the parameters.
         yield w
 
 
@@ -364,7 +364,7 @@ def dc_asgd(
         yield theta
 
 
-# Outer optimizers: the papers subtract a pseudo-gradient g, what the window began from less where it ended
+# Outer optimizers: the papers subtract a pseudo-gradient g, the window's first parameters minus its last ones
 
 
 def _pseudo_gradient(job: Problem, k: int, theta: Vector, window: int) -> Vector:
@@ -460,7 +460,7 @@ def fedbuff(
     nesterov: bool = False,
 ) -> Centers:
     versions, m, held, size = [job.start], np.zeros_like(job.start), list[Vector](), buffer or job.n
-    sent = [0] * job.n  # the version that each worker has
+    sent = [0] * job.n  # The version of each worker's parameters.
     for k in job.schedule:
         weight = (1 + len(versions) - 1 - sent[k]) ** -exponent
         held.append(weight * _pseudo_gradient(job, k, versions[sent[k]], window))

@@ -1,4 +1,4 @@
-"""Runs of a rule on the small problem, in virtual time, for identities between rules."""
+"""Runs of a rule on the small problem in virtual time, for identities between rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.ps.transcriptions import Problem
 N, ETA = 3, 0.05
 ROUND_ROBIN = [*range(N)] * 8
 
-#: The order in which workers commit: any, and one with whole rounds.
+#: The order in which workers commit: an arbitrary one, and one with complete rounds.
 schedules = st.lists(st.integers(0, N - 1), min_size=1, max_size=20)
 rounds = st.lists(st.permutations(range(N)), min_size=1, max_size=6).map(lambda orders: np.ravel(orders).tolist())
 

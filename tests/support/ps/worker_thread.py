@@ -15,7 +15,7 @@ from support.ps.toy_model import toy_client
 def running_worker(
     running: Running, worker: int, values: list[np.ndarray], attempt: int = 0
 ) -> tuple[threading.Thread, list[Any]]:
-    """A worker in a thread of its own; returns the thread and the list that its error will be in."""
+    """Start a worker in a thread of its own; return the thread, and the list that receives its error."""
     errors: list[Exception] = []
 
     def run() -> None:
@@ -31,7 +31,7 @@ def running_worker(
             )
             run_worker(client, welcome, begin)
             client.close()
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except Exception as error:  # noqa: BLE001 - the caller inspects it
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
