@@ -1,1 +1,1 @@
-"""What several tests share: one folder for each part of the project, and here what all of them use."""
+"""Shared parts of the tests: a folder for each part of the project, and modules for all of them."""

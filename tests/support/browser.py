@@ -1,4 +1,4 @@
-"""A real browser, without a window."""
+"""A real browser without a window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Chromium, where it and Playwright are installed."""
+    """Yield Chromium, or skip the test if it or Playwright is not installed."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
@@ -27,7 +27,7 @@ def chromium() -> Iterator[Any]:
 
 
 def ink(page: Any, plot: int = 0) -> int:
-    """Pixels of a chart that have been drawn on."""
+    """Return the number of pixels of a chart that are drawn on."""
     page.locator("figure.plot").nth(plot).scroll_into_view_if_needed()
     page.locator("figure.plot").nth(plot).locator("canvas").wait_for()
     return int(

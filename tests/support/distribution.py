@@ -1,4 +1,4 @@
-"""Which of several processes runs which files of tests."""
+"""The distribution of test files over processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from xdist.scheduler import LoadFileScheduling
 
 
 def _takers(path: Path, names: Set[str]) -> frozenset[str]:
-    """Return the names of a file's functions that take an argument of one of these names."""
+    """Return the names of a file's functions that have a parameter with one of these names."""
     pattern = re.compile(rf"def (\w+)\([^)]*\b(?:{'|'.join(names)})\b")
     return frozenset(pattern.findall(path.read_text(encoding="utf-8")))
 
 
 @functools.cache
 def _fixtures_of_spark(folder: Path) -> frozenset[str]:
-    """Return the Spark session's name and those of the fixtures, of this folder and those above it, that take it."""
+    """Return the names of the Spark session and of fixtures of this folder and those above it that use it."""
     above = frozenset({"spark"}) if folder.parent == folder else _fixtures_of_spark(folder.parent)
     conftest = folder / "conftest.py"
     return above | _takers(conftest, above) if conftest.is_file() else above
@@ -31,14 +31,14 @@ def _needs_spark(path: Path) -> bool:
 
 
 class SparkApart(LoadFileScheduling):
-    """Whole files, in their order, as ``--dist=loadfile`` has it; but those with the Spark session to half of them.
+    """Whole files in their order, as with ``--dist=loadfile``; but only half of the processes run files that use Spark.
 
-    The other processes start none, which costs more than most tests, and take the tests that wait as often as they
-    compute: a core is seldom idle while they do. They end when only files with the session are left.
+    The other processes start no Spark session, which costs more than most tests, and take the tests that mostly wait,
+    so that a core is seldom idle. They end when only files that use Spark are left.
     """
 
     def _next(self, node: Any) -> str | None:
-        """Return the file that a process should take next; None if it should take none of those that are left."""
+        """Return the file that a process should run next, or None if it should run none of the remaining files."""
         with_spark = int(node.gateway.id.removeprefix("gw")) < -(-self.numnodes // 2)
         alike = (scope for scope in self.workqueue if _needs_spark(Path(self.config.rootpath, scope)) == with_spark)
         return next(alike, next(iter(self.workqueue), None) if with_spark else None)

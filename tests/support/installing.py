@@ -1,4 +1,4 @@
-"""The project built from a copy of its sources, and environments to install it into."""
+"""Builds of the project from a copy of its sources, and environments to install them into."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = (
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
-    """What a command prints that must succeed."""
+    """Run a command that must succeed; return its output."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -35,7 +35,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 
 def copy_sources(folder: Path) -> Path:
-    """Copy the sources, since building leaves files among them."""
+    """Copy the sources, because a build leaves files among them."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", ".*")
     for part in PARTS:
         path = ROOT / part
@@ -47,7 +47,7 @@ def copy_sources(folder: Path) -> Path:
 
 
 def environment_without_it(folder: Path) -> Path:
-    """The Python of a new environment, which has every package of this one but distkeras."""
+    """Return the Python of a new environment that has every package of this one except distkeras."""
     home, others = folder / "venv", folder / "others"
     others.mkdir()
     for place in site.getsitepackages():
@@ -61,6 +61,6 @@ def environment_without_it(folder: Path) -> Path:
 
 
 def install(python: Path, *what: object) -> None:
-    """Into the environment of ``python``, from what is here."""
+    """Install packages into the environment of ``python``, from local files only."""
     quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation")
     run(sys.executable, "-m", "pip", "--python", python, "install", *quiet, *what, cwd=python.parent, PYTHONPATH="")

@@ -1,4 +1,4 @@
-"""What a test has logged, without what threads that earlier tests have left log meanwhile."""
+"""The log records of a test, without those of threads that earlier tests have left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def records(caplog: pytest.LogCaptureFixture, logger: str) -> list[logging.LogRecord]:
-    """Return the records of a logger and of those below it."""
+    """Return the records of a logger and of its children."""
     return [record for record in caplog.records if f"{record.name}.".startswith(f"{logger}.")]
 
 

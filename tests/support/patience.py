@@ -1,7 +1,7 @@
-"""How long a test waits: longer where the machine is slower, as measured once in each process.
+"""The waits of tests, which are longer on a slower machine, measured once in each process.
 
-`patience` limits what only a hang would reach, and `brief` is for a deadline that a test lets pass: a test should give
-all other deadlines `patience`, so that no honest work runs against a short one.
+`patience` limits waits that end early unless something hangs, and `brief` is for deadlines that a test intends to
+miss. All other deadlines of a test should have `patience`, so that a slow machine does not miss them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 from distkeras.ps.transport.deadlines import Deadlines
 
-#: Seconds that `_work` takes on an idle machine of the kind that the limits in the tests were written for.
+#: Seconds that `_work` takes on an idle reference machine, for which the limits in the tests were chosen.
 REFERENCE = 0.25
-#: Load may come after the measurement.
+#: The machine may be busier later than during the measurement.
 SLACK = 3.0
 
 
 def _work() -> None:
-    """Processes start, and an interpreter computes: for longer than the slices of time in which a quota is given."""
+    """Start processes and compute, for longer than the time slices of a CPU quota."""
     for _ in range(5):
         subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True, timeout=600)
     sum(number * number for number in range(3_000_000))
@@ -29,23 +29,23 @@ def _work() -> None:
 
 @functools.cache
 def slowdown() -> float:
-    """How many times slower than the reference this machine is now, at least 1."""
+    """Return how many times slower this machine is now than the reference machine, at least 1."""
     began = time.monotonic()
     _work()
     return max(1.0, (time.monotonic() - began) / REFERENCE)
 
 
 def patience(seconds: float) -> float:
-    """The limit, in seconds, of something that takes less than ``seconds`` on the machine of reference."""
+    """Return the limit, in seconds, of an operation that takes less than ``seconds`` on the reference machine."""
     return seconds * SLACK * slowdown()
 
 
 def brief(seconds: float) -> float:
-    """A deadline that is to pass: ``seconds`` on the machine of reference."""
+    """Return a deadline that the test intends to miss: ``seconds`` on the reference machine."""
     return seconds * slowdown()
 
 
-#: Deadlines of which none passes unless something hangs.
+#: Deadlines that are missed only if something hangs.
 PATIENT = Deadlines(
     connect=patience(20),
     handshake=patience(20),
@@ -60,9 +60,9 @@ PATIENT = Deadlines(
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Waits until ``condition()`` is true, which takes less than ``seconds`` on the machine of reference.
+    """Wait until ``condition()`` is true, which takes less than ``seconds`` on the reference machine.
 
-    It is asked less often the longer that takes: many tests wait at once, and some conditions are expensive.
+    The interval between two checks grows, because many tests wait at once and some conditions are expensive.
     """
     began = time.monotonic()
     deadline = began + patience(seconds)

@@ -1,4 +1,4 @@
-"""Values that may be None, where a test knows that they are not."""
+"""Values whose type includes None, but which must not be None in a test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ T = TypeVar("T")
 
 
 def present(value: T | None) -> T:
-    """``value``, which fails the test where it is None. Not for functions that run in Spark's workers."""
+    """Return ``value``, or fail if it is None. Functions that run in Spark's workers must not use this."""
     assert value is not None
     return value

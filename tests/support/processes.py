@@ -1,4 +1,4 @@
-"""Processes that this one has started, found by their command lines."""
+"""Processes that this process has started, found by their command lines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import psutil
 
 
 def descendants(word: str, of: psutil.Process | None = None) -> Iterator[psutil.Process]:
-    """Living descendants of a process with ``word`` at the end of a part of their command lines.
+    """Yield the living descendants of a process with ``word`` at the end of a part of their command lines.
 
-    Others come and go meanwhile: one that is gone, or waits to be reaped, has no command line.
+    Processes may end meanwhile: one that has ended, or waits to be reaped, has no command line.
     """
     for process in (of or psutil.Process()).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""What a callback serves for Prometheus."""
+"""The metrics that a callback serves for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.patience import patience
 
 
 def numbers(metrics: PrometheusMetrics) -> dict[str, float]:
-    """The gauges by their names."""
+    """Return the gauges by their names."""
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=patience(20)) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}

@@ -1,1 +1,1 @@
-"""What the tests of the job server share: servers, drivers that train nothing, a database."""
+"""Shared parts of the job server's tests: servers, drivers that train nothing, a database."""

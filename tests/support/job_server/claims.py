@@ -1,4 +1,4 @@
-"""What a job server's process does to the queue; apart, for a spawned process imports it."""
+"""A job server's process that takes jobs; a module of its own, because a spawned process imports it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.patience import patience
 
 
 def take_all(url: str, server: str, start: Any, taken: Any) -> None:
-    """A server's process: takes what it gets."""
+    """Take jobs, as a server's process, until none is left."""
     engine = open_database(url)
     store = JobStore(engine)
     start.wait(patience(60))

@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own, where there is one installed."""
+"""A temporary PostgreSQL server, if one is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.patience import patience, until
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of an empty database on loopback, with a password."""
+    """Yield the URL of an empty database on loopback, with a password."""
     pytest.importorskip("psycopg")
     path = os.pathsep.join([os.environ["PATH"], *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin")))])
     programs = {name: shutil.which(name, path=path) for name in ("initdb", "postgres")}
@@ -28,7 +28,7 @@ def postgres() -> Iterator[str]:
         pytest.skip("no PostgreSQL is installed")
     other: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="distkeras-postgres-"))
-    if os.geteuid() == 0:  # as whom it refuses to run
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root.
         try:
             user = pwd.getpwnam("postgres")
         except KeyError:

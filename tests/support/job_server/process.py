@@ -15,7 +15,7 @@ from support.present import present
 
 
 class Server:
-    """``distkeras serve`` in a folder, to be stopped and started."""
+    """``distkeras serve`` in a folder, which a test can stop and start."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self._options = folder, options or ("--master", "local[2,2]")
@@ -37,7 +37,7 @@ class Server:
 
     @property
     def process(self) -> psutil.Process:
-        """The one that serves now."""
+        """The process that serves now."""
         return psutil.Process(present(self._process).pid)
 
     def stop(self, name: signal.Signals = signal.SIGTERM) -> int:

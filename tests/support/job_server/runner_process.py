@@ -1,4 +1,4 @@
-"""Runs a `JobRunner` alone, to be killed: ``runner_process.py DATABASE FILES [LEASE [SLOTS]]``."""
+"""A program that runs a `JobRunner`, to be killed: ``runner_process.py DATABASE FILES [LEASE [SLOTS]]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real job server on loopback: waitress, SQLite, files; its drivers train nothing, or do."""
+"""A real job server on loopback with waitress, SQLite and files; its drivers are real or stubs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.present import present
 
 
 class Answer:
-    """What came back: status, headers, and a body that may be JSON."""
+    """A response: status, headers, and a body that may be JSON."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status, self.headers, self.body = response.status, dict(response.getheaders()), response.read()
@@ -37,7 +37,7 @@ class Answer:
 
 
 class JobService:
-    """A server with the users admin, ann and ben, as a context."""
+    """A server with the users admin, ann and ben, as a context manager."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class JobService:
         headers: dict[str, str] | None = None,
         prefix: str = "/api/v1",
     ) -> Answer:
-        """Send a request in the name of ``who``, a user or, for no known user, a token that is sent as it is."""
+        """Send a request as ``who``: a user, or, if there is no such user, a token that is sent unchanged."""
         headers = dict(headers or {})
         if who is not None:
             headers["Authorization"] = f"Bearer {self.tokens.get(who, who)}"
@@ -123,7 +123,7 @@ class JobService:
         return self.call("POST", path, who, body=json.dumps(value).encode(), headers={"Content-Type": JSON})
 
     def submit(self, who: str | None, model: bytes, **description: Any) -> Answer:
-        """A form, as a client sends it."""
+        """Submit a form, as a client does."""
         given = {"rule": "downpour", "data": self.data("train.parquet"), "name": "train"} | description
         return self.send_form(who, {"job": json.dumps(given).encode()}, {"model": model})
 
@@ -145,7 +145,7 @@ class JobService:
         return self.call("POST", path, who, body=body, headers={"Content-Type": kind})
 
     def data(self, name: str) -> str:
-        """Return the path of a data file, which exists."""
+        """Return the path of an existing data file."""
         path = self.files.root.parent / "data" / name
         path.touch()
         return str(path)
@@ -161,7 +161,7 @@ class JobService:
         until(tried)
 
     def finish(self, job_id: str) -> str:
-        """Runs a job to its end, and returns its state."""
+        """Run a job to its end; return its state."""
         viewer = present(self.accounts.authenticate(self.tokens["admin"]))
         self.tick_until(lambda: self.store.get(viewer, job_id).state in FINAL)
         return self.store.get(viewer, job_id).state

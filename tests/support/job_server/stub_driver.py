@@ -1,4 +1,4 @@
-"""A driver of jobs that trains nothing: it does what the job's name says. Run as ``stub_driver.py FOLDER ATTEMPT``."""
+"""A driver of jobs that trains nothing and does what the job's name says: ``stub_driver.py FOLDER ATTEMPT``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from distkeras.job_server.runner.processes import LeaseRenewal
 
-#: A process that is a group of its own, as Spark's Python workers are, and ends for no SIGTERM.
+#: A process in a process group of its own, as Spark's Python workers are, that ignores SIGTERM.
 STUBBORN = (
     "import os, signal, sys, time; os.setpgid(0, 0); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 )
 
 
-#: What a driver that grows keeps in memory.
+#: The memory of a driver that grows.
 HELD: list[bytes] = []
 
 
@@ -59,7 +59,7 @@ def work(folder: Path, attempt: int) -> int:
 
 
 def prepare(folder: Path, todo: list[str]) -> None:
-    """What comes before the work itself."""
+    """Perform the steps that come before the work itself."""
     if "environment" in todo:
         (folder / "environment").write_text(json.dumps(dict(os.environ)))
     if "children" in todo:
@@ -69,7 +69,7 @@ def prepare(folder: Path, todo: list[str]) -> None:
     if "stubborn" in todo:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "grow" in todo:
-        HELD.append(bytes(range(256)) * (1 << 18))  # 64 MB, each page written
+        HELD.append(bytes(range(256)) * (1 << 18))  # 64 MB, with each page written.
     if "print" in todo:
         sys.stdout.write("".join(f"line {number}\n" for number in range(10_000)))
         sys.stdout.flush()

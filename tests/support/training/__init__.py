@@ -1,1 +1,1 @@
-"""What the tests that train with Keras share, most of them on Spark: models, data, clusters, recorded jobs."""
+"""Shared parts of tests that train with Keras, mostly on Spark: models, data, clusters, recorded jobs."""

@@ -1,10 +1,10 @@
-"""A driver of jobs whose executors die: classic Spark or Connect, the server at the driver or in the cluster.
+"""A driver of jobs whose executors die: classic Spark or Connect, with the server at the driver or in the cluster.
 
-``python cluster_job.py FOLDER classic|connect MASTER NAME …``, with a name for each job: what is killed in it before
-the "@" ("meeting": nothing, but workers of two executors wait for each other); behind it where the server runs,
-"driver" or "cluster", or, with it at the driver, "estimator" or "resources", a profile of two cores a task. Prints
-a line of JSON for each. A process has classic Spark or Connect, and one context at most; so tests `start` it, and ask
-for the `outcomes`.
+``python cluster_job.py FOLDER classic|connect MASTER NAME …`` runs one job for each name. The part before the "@"
+says what is killed ("meeting": nothing, but workers of two executors wait for each other). The part after it says
+where the server runs, "driver" or "cluster", or, with the server at the driver, "estimator" or "resources" (a profile
+of two cores a task). The program prints a line of JSON for each job. A process can have classic Spark or Connect, and
+one context at most; so tests `start` the program, and read its `outcomes`.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ from support.training.spark_jobs import (
     total,
 )
 
-#: Of drivers and executors: these tests, and this process's own.
+#: The import path of drivers and executors: these tests, and this process's own path.
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 ROWS, EPOCHS, BATCH = 240, 3, 8
-#: Of a worker, at which it happens; a worker has 45.
+#: The step of a worker at which the fault happens; a worker has 45 steps.
 STEP = 12
 
 
 def nothing(folder: str) -> None:
-    """No process dies."""
+    """Kill no process."""
 
 
 def worker(folder: str) -> None:
-    """The Python process of the worker that comes here."""
+    """Kill this Python process of a worker."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def executor(folder: str) -> None:
-    """The executor of the worker that comes here, and that worker."""
+    """Kill the executor of this worker, and this worker."""
     _jvm_of(psutil.Process()).kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def server(folder: str) -> None:
-    """The process of the task that is the server."""
+    """Kill the process of the task that is the server."""
     _server_of(folder).kill()
 
 
 def server_executor(folder: str) -> None:
-    """The executor of the server's task, and the server."""
+    """Kill the executor of the server's task, and the server."""
     process = _server_of(folder)
     _jvm_of(process).kill()
     process.kill()
@@ -83,7 +83,7 @@ def _jvm_of(process: psutil.Process) -> psutil.Process:
 
 
 def _server_of(folder: str) -> psutil.Process:
-    """Its process, once there is a snapshot with commits in it."""
+    """Return the server's process, once a snapshot contains commits."""
     store = Store(folder)
 
     def named(kind: str) -> list[Name]:
@@ -100,7 +100,7 @@ KILLS: dict[str, Callable[[str], None]] = {
 
 
 def meeting(marker: Path) -> Callable[[int], None]:
-    """An action for `step_callback_layer`: no worker goes on before workers of two executors have come to a step."""
+    """Return an action for `step_callback_layer` that waits until workers of two executors have reached the step."""
 
     def action(now: int) -> None:
         if now == STEP:
@@ -111,11 +111,11 @@ def meeting(marker: Path) -> Callable[[int], None]:
 
 
 def trained(frame: DataFrame, place: str, checkpoint: Checkpoint, *hooks: keras.Layer) -> tuple[keras.Model, Any]:
-    """The model that a job ends with, and what has its tables."""
+    """Run a job; return its model, and the object that has its tables."""
     model, rule = counting_model(ROWS, *hooks), make("downpour", window=2)
     options: dict[str, Any] = {"server": "cluster"} if place == "cluster" else {"host": "127.0.0.1"}
     options |= {"worker_optimizer": keras.optimizers.SGD(1.0), "loss": total}
-    if place == "resources":  # a worker takes both cores of an executor
+    if place == "resources":  # A worker takes both cores of an executor.
         options |= {"resources": ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build}
     options |= {"num_workers": 2, "batch_size": BATCH, "num_epoch": EPOCHS}
     if place == "estimator":
@@ -127,7 +127,7 @@ def trained(frame: DataFrame, place: str, checkpoint: Checkpoint, *hooks: keras.
 
 
 def run(spark: SparkSession, folder: Path, name: str, path: str) -> dict[str, Any]:
-    """One job."""
+    """Run one job; return its outcome."""
     kill, place = name.split("@")
     checkpoint, marker = str(folder / f"checkpoint of {name}"), folder / f"marker of {name}"
     act = meeting(marker) if kill == "meeting" else once_at_step(marker, STEP, partial(KILLS[kill], checkpoint))
@@ -151,7 +151,7 @@ def run(spark: SparkSession, folder: Path, name: str, path: str) -> dict[str, An
 
 
 def start(folder: Path, kind: str, master: str, *names: str, **environment: str) -> subprocess.Popen[str]:
-    """This program, as a process of its own."""
+    """Start this program as a process of its own."""
     return subprocess.Popen(
         [sys.executable, __file__, str(folder), kind, master, *names],
         env={
@@ -159,7 +159,7 @@ def start(folder: Path, kind: str, master: str, *names: str, **environment: str)
             "PYTHONPATH": PYTHONPATH,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_TESTING": "1",  # Connect: any free port
+            "SPARK_TESTING": "1",  # Connect may use any free port.
             **environment,
         },
         cwd=folder,
@@ -170,15 +170,15 @@ def start(folder: Path, kind: str, master: str, *names: str, **environment: str)
 
 
 def outcomes(started: subprocess.Popen[str], timeout: float) -> dict[str, dict[str, Any]]:
-    """The outcome of each job, by its name; each was exact."""
+    """Return the outcome of each job by its name, and check that each was exact."""
     try:
         out, err = started.communicate(timeout=timeout)
     finally:
         started.kill()
-    told = [
+    lines = [
         line for line in err.splitlines() if not re.match(r"\s*at |\d\d/.* (WARN|ERROR) ", line)
-    ]  # but for the JVM's
-    assert started.returncode == 0, "\n".join(told[-80:])
+    ]  # Without the lines of the JVM.
+    assert started.returncode == 0, "\n".join(lines[-80:])
     found = {one["name"]: one for one in (json.loads(line) for line in out.splitlines() if line.startswith("{"))}
     for one in found.values():
         assert one["fired"]
@@ -189,7 +189,7 @@ def outcomes(started: subprocess.Popen[str], timeout: float) -> dict[str, dict[s
 
 
 def main() -> None:
-    """All jobs, on executors of their own."""
+    """Run all jobs on executors of their own."""
     folder, kind, master, *names = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
     builder: Any = SparkSession.builder
@@ -205,11 +205,11 @@ def main() -> None:
     spark = builder.getOrCreate()
     if kind == "classic":
         spark.sparkContext.setLogLevel("OFF")
-    # From a file, as in real life: rows that the driver holds would come back in their order anyway.
+    # The rows are in a file because rows of the driver would always return in their order.
     path = str(Path(folder, "rows"))
     counting_rows(spark, ROWS).repartition(4).write.parquet(path)
     for name in names:
-        print(json.dumps(run(spark, Path(folder), name, path)), flush=True)  # noqa: T201 - for the test
+        print(json.dumps(run(spark, Path(folder), name, path)), flush=True)  # noqa: T201 - read by the test
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Jobs of DASO on Spark, held against the simulator. As a program: two nodes of two workers."""
+"""DASO jobs on Spark, compared with the simulator. As a program: two nodes of two workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.training.spark_jobs import (
     step_callback_layer,
 )
 
-SIZE, ROWS, BATCH, ETA = 6, 20, 8, 0.02  # of a worker: three mini-batches, the last one short
+SIZE, ROWS, BATCH, ETA = 6, 20, 8, 0.02  # For each worker: three mini-batches, of which the last is short.
 STEPS = -(-ROWS // BATCH)
 X = np.random.default_rng(0).normal(size=(4 * ROWS, SIZE)).astype(np.float32)
 Y = (X @ np.arange(SIZE) + np.random.default_rng(1).normal(size=len(X))).astype(np.float32)
@@ -42,7 +42,7 @@ def linear_model(*hooks: keras.Layer) -> keras.Model:
 
 
 def partitions(spark: SparkSession, workers: int) -> DataFrame:
-    """`ROWS` rows for each worker, in order."""
+    """Return a DataFrame with `ROWS` rows for each worker, in order."""
     rows = list(zip(X.tolist(), Y.tolist(), strict=True))[: workers * ROWS]
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, workers), "features array<float>, label float")
 
@@ -54,7 +54,7 @@ def job(daso: Daso, workers: int, epochs: int, *hooks: keras.Layer) -> Trainer:
 
 
 def batches_of(trainer: Trainer, df: DataFrame, worker: int) -> Iterator[Batch]:
-    """What the worker trains on."""
+    """Yield the worker's mini-batches."""
     spec = data_spec(linear_model(), df.schema, **trainer.settings.data_arguments)
     part = slice(worker * ROWS, (worker + 1) * ROWS)
     features = pa.FixedSizeListArray.from_arrays(pa.array(X[part].ravel()), SIZE).cast(pa.list_(pa.float32()))
@@ -64,7 +64,7 @@ def batches_of(trainer: Trainer, df: DataFrame, worker: int) -> Iterator[Batch]:
 
 
 def simulated(trainer: Trainer, df: DataFrame, daso: Daso, workers: int, epochs: int) -> tuple[DasoTrace, np.ndarray]:
-    """The simulator's trace of the job, and the losses of each worker's mini-batches, ``(workers, steps)``."""
+    """Return the simulator's trace of the job, and the losses of each worker's mini-batches, ``(workers, steps)``."""
     replica = KerasReplica(linear_model())
     batches = [batches_of(trainer, df, worker) for worker in range(workers)]
     losses: list[list[float]] = [[] for _ in range(workers)]
@@ -118,7 +118,7 @@ def assert_as_simulated(
 
 
 def killing_layer(marker: Path, step: int) -> keras.Layer:
-    """A layer that kills the first worker that comes to that step."""
+    """Return a layer that kills the first worker that reaches that step."""
     return step_callback_layer(once_at_step(marker, step, lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 

@@ -1,7 +1,7 @@
-"""Checks for every kind of cluster: a program whose arguments say how to get a session, and that reports on each.
+"""Checks for every kind of cluster: a program whose arguments say how to get a session.
 
-``python everywhere.py FOLDER master URL`` or ``… connect URL``; prints a line of JSON: name of the check to None, or to
-the error that it ended with.
+``python everywhere.py FOLDER master URL`` or ``… connect URL`` prints a line of JSON that maps each check to None or
+to its error.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def train_with_a_killed_worker(spark: SparkSession, folder: str) -> None:
         raise AssertionError
 
     keywords = {"loss": "sparse_categorical_crossentropy", "num_workers": 2, "batch_size": 8}
-    trainer = Trainer(model(), "downpour", decode=deadly, **keywords)  # type: ignore[arg-type]  # of all kinds
+    trainer = Trainer(model(), "downpour", decode=deadly, **keywords)  # of all kinds
     trainer.train(rows(spark))
     assert Path(marker).exists()
     assert sum(row["samples"] for row in trainer.history.collect()) == ROWS
@@ -183,19 +183,19 @@ CHECKS: list[Callable[[SparkSession, str], None]] = [
 
 
 def results(spark: SparkSession, folder: str) -> dict[str, str | None]:
-    """The outcome of each check."""
+    """Return the outcome of each check."""
     found: dict[str, str | None] = {}
     for check in CHECKS:
         try:
             check(spark, folder)
             found[check.__name__] = None
-        except Exception as error:  # noqa: BLE001 - the caller compares it with what is expected
+        except Exception as error:  # noqa: BLE001 - the caller compares it with the expected outcome
             found[check.__name__] = f"{type(error).__name__}: {error}"[:600]
     return found
 
 
 def main() -> None:
-    """Runs all of it on one kind of cluster."""
+    """Run all checks on one kind of cluster."""
     folder, kind, url = sys.argv[1:]
     builder: Any = SparkSession.builder.config("spark.sql.shuffle.partitions", "2")
     if kind == "connect":
@@ -206,7 +206,7 @@ def main() -> None:
     spark = builder.getOrCreate()
     if kind != "connect":
         spark.sparkContext.setLogLevel("OFF")
-    print(json.dumps(results(spark, folder)), flush=True)  # noqa: T201 - for the test
+    print(json.dumps(results(spark, folder)), flush=True)  # noqa: T201 - read by the test
     spark.stop()
 
 

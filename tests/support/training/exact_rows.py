@@ -1,7 +1,7 @@
-"""Trains each model of `table_models` with whole tables and by rows, and prints where the results differ.
+"""A program that trains each model of `table_models` with whole tables and by rows, and reports differences.
 
-A program of its own, for TensorFlow must have one compute thread: with two, even whole tables differ from themselves.
-Prints a line of JSON: name of the case to None, or to what differs.
+It is a program of its own because TensorFlow must have one compute thread: with two, even two trainings with whole
+tables differ. It prints a line of JSON that maps each case to None or to its traceback.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def assert_same(case: CutCase, data: list[Batch], window: int = WINDOW, *, gradi
         np.testing.assert_array_equal(found, expected, err_msg=name)
     start, _ = start_of(case.dense())
     tables = case.dense().layout.views(dense.weights - start)[-len(case.cut.tables) :]
-    assert all(table.any() and not table.all() for table in tables)  # it was trained, and not all of it
+    # The tables were trained, but not all of their rows.
+    assert all(table.any() and not table.all() for table in tables)
 
 
 def of_case(name: str) -> None:
@@ -76,7 +77,7 @@ def a_gradient_rule() -> None:
 
 
 def drawn_ids(examples: int = 4) -> None:
-    """Any ids: all alike, all rows, the first and the last. The first four examples are of all four models."""
+    """Compare any ids: all equal, all rows, the first and the last. The first four examples cover all four models."""
     cases = {
         (zero, adagrad): CutCase.of(
             one_table(keras.optimizers.Adagrad(0.5) if adagrad else None, mask_zero=zero), choose="table"
@@ -105,7 +106,7 @@ def drawn_ids(examples: int = 4) -> None:
     check()
 
 
-#: What `reason_against_rows` refuses, and what would differ without it.
+#: The optimizers that `reason_against_rows` refuses, because they give another result by rows.
 REFUSED: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "weight decay": lambda: keras.optimizers.SGD(0.5, weight_decay=1e-3),
@@ -134,7 +135,7 @@ def refused_optimizers_differ() -> None:
 
 
 def used_again() -> None:
-    """A replica that another job has trained begins with no row's accumulators."""
+    """Check that a replica that another job has trained begins without accumulators of rows."""
     case, data = CutCase.of(one_table(keras.optimizers.Adagrad(0.5))), batches_of(ids_and_target)
     cache, expected = ReplicaCache(), trained_dense(case, data)
     assert case.cut.worker is not None
@@ -152,7 +153,7 @@ def used_again() -> None:
 
 
 def steps_of_keras_itself() -> None:
-    """Whole tables, of which a step touches the rows alone, become what Keras makes of them."""
+    """Check that whole tables of which a step touches only some rows become the tables that Keras computes."""
     for build, draw in (
         (one_table, ids_and_target),
         (lambda: one_table(keras.optimizers.Adagrad(0.5)), from_the_end),
@@ -204,7 +205,7 @@ def main(names: list[str]) -> None:
             found[name] = None
         except Exception:  # noqa: BLE001 - each case reports its outcome
             found[name] = traceback.format_exc()
-    print(json.dumps(found))  # noqa: T201 - it is a program
+    print(json.dumps(found))  # noqa: T201 - the program's output
 
 
 if __name__ == "__main__":

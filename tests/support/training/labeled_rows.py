@@ -1,4 +1,4 @@
-"""Rows with labels, good ones and others, and the training that meets them."""
+"""Rows with valid and invalid labels, and a training on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.training.spark_jobs import wrong_model
 SPARSE = "sparse_categorical_crossentropy"
 SCHEMA = "features array<float>, label int"
 BATCH = 4
-#: Of two classes.
+#: The rows have two classes.
 GOOD = [([float(number), 1.0], number % 2) for number in range(20)]
 
 

@@ -1,4 +1,4 @@
-"""A job as its server would have recorded it, made up: commits with their history, without a server."""
+"""A synthetic record of a job: commits with their history, without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGAN = 1_700_000_000.0
 
 
 def commits(rows: list[dict[str, float]]) -> np.ndarray:
-    """Rows of the commit log: of each what is given, else what an ordinary commit has."""
+    """Return rows of the commit log that have the given values, and those of an ordinary commit otherwise."""
     found = np.zeros(len(rows), COMMIT)
     found["gap"], found["scale"], found["steps"] = np.nan, 1.0, 1
     for clock, row in enumerate(rows):
@@ -31,21 +31,21 @@ def commits(rows: list[dict[str, float]]) -> np.ndarray:
 
 
 def steps(rows: np.ndarray, losses: list[float] | np.ndarray, samples: int = 32) -> np.ndarray:
-    """The history behind some commits of one mini-batch each."""
+    """Return the history of commits of one mini-batch each."""
     return np.column_stack([rows["timestamp"], np.full(len(rows), samples), losses])
 
 
 class RecordedJob:
-    """Workers that commit about once every ``pause`` seconds each, whose loss falls and whose accuracy rises.
+    """Workers that each commit about once every ``pause`` seconds; the loss falls and the accuracy rises.
 
     Args:
-        workers: how many.
-        seconds: that they train.
-        pause: between two commits of a worker.
-        seed: of everything that is drawn.
-        died: when the driver died, and for how many seconds nothing was trained then.
-        options: of the job, by name.
-        metrics: loss first.
+        workers: the number of workers.
+        seconds: the duration of the training.
+        pause: the seconds between two commits of a worker.
+        seed: the seed of all random numbers.
+        died: when the driver died, and for how many seconds no worker trained.
+        options: the options of the job, by name.
+        metrics: the names of the metrics, the loss first.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RecordedJob:
         self.facts = JobFacts("AGN(window=4)", workers, 2, 128, saved=True, options=dict(options))
 
     def pieces(self, seconds: float = 1.0) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-        """What has come with each look, once in so many seconds: the time, commits, and history."""
+        """Yield the records in time steps of so many seconds: the time, commits, and history."""
         times = self.commits["timestamp"]
         at, first = BEGAN, 0
         while first < len(times):
@@ -107,7 +107,7 @@ class RecordedJob:
             first = last
 
     def events(self) -> list[Event]:
-        """An executor is lost, and its partition is taken over; a request is refused; a snapshot fails once."""
+        """Return events: an executor is lost, its partition is taken over, a request is refused, a snapshot fails."""
         return [
             Event(BEGAN + 31.0, "server", "snapshot", None, None, "a snapshot could not be written: no room"),
             Event(BEGAN + 36.0, "server", "snapshot", None, None, "snapshots are written again"),
@@ -131,12 +131,12 @@ class RecordedJob:
 
 
 def write_journal(path: Path, job: RecordedJob, *, state: str = "training", why: str = "") -> None:
-    """The journal of a job that was looked at once, at its end."""
+    """Write the journal of a job that was observed once, at its end."""
     Journal(path).begin(record_of(job, state=state, why=why).whole())
 
 
 def record_of(job: RecordedJob, *, state: str = "training", why: str = "") -> JobRecord:
-    """All of a recorded job, with what its callbacks have found."""
+    """Return all of a recorded job, with the results of its callbacks."""
     record = JobRecord(job.facts, job.metrics, BEGAN)
     record.add_commits(job.commits, job.steps)
     record.add_events(job.events())

@@ -1,4 +1,4 @@
-"""A small classifier, mini-batches for it, and what its weights are."""
+"""A small classifier, mini-batches for it, and its weights."""
 
 from __future__ import annotations
 

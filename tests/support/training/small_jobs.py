@@ -1,4 +1,4 @@
-"""Trainers of small models, as tests of the trainer share them."""
+"""Trainers of small models for the tests of the trainer."""
 
 from __future__ import annotations
 

@@ -28,16 +28,16 @@ from support.processes import descendants
 
 
 def total(y_true: Any, y_pred: Any) -> Any:
-    """The counting model's loss."""
+    """Return the counting model's loss."""
     return keras.ops.sum(y_pred)
 
 
-# As if defined in a notebook: workers know nothing of this module, and get the function by value.
+# Workers cannot import this module, as if the function were defined in a notebook, and receive it by value.
 total.__module__ = "__main__"
 
 
 def counting_model(rows: int, *hooks: keras.Layer) -> keras.Model:
-    """See above; ``hooks`` are layers that let their input through."""
+    """Return the counting model; ``hooks`` are layers that return their input."""
     inputs = keras.Input((rows,))
     hidden: Any = inputs
     for hook in hooks:
@@ -46,24 +46,24 @@ def counting_model(rows: int, *hooks: keras.Layer) -> keras.Model:
 
 
 def counting_rows(spark: SparkSession, rows: int) -> DataFrame:
-    """One-hot rows."""
+    """Return one-hot rows."""
     return table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
 
 
 def counts(model: keras.Model) -> list[float]:
-    """How often each row was trained on."""
+    """Return how often each row was trained on."""
     return (-model.get_weights()[0].ravel()).tolist()
 
 
 def table(spark: SparkSession, x: np.ndarray, y: np.ndarray) -> DataFrame:
-    """Columns ``features`` (array of float) and ``label`` (int, or array of float)."""
+    """Return a DataFrame with the columns ``features`` (array of float) and ``label`` (int, or array of float)."""
     label = "int" if y.dtype.kind in "iu" else "float"
     kind = label if y.ndim == 1 else f"array<{label}>"
     return spark.createDataFrame(list(zip(x.tolist(), y.tolist(), strict=True)), f"features array<float>, label {kind}")
 
 
 def blobs(rows: int = 256, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Two clouds of points in the plane, far apart: ``(rows, 2)`` float32, and int32 classes."""
+    """Return two distant clouds of points in the plane: ``(rows, 2)`` float32, and int32 classes."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, rows).astype(np.int32)
     points = rng.normal(size=(rows, 2)) + 3.0 * (2 * labels[:, None] - 1)
@@ -71,14 +71,14 @@ def blobs(rows: int = 256, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def wrong_model() -> keras.Model:
-    """A linear classifier for `blobs` that is wrong about nearly every point before it learns."""
+    """Return a linear classifier for `blobs` that is wrong about nearly every point before training."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")])
     model.set_weights([np.array([[0.1, -0.1], [0.1, -0.1]], np.float32), np.zeros(2, np.float32)])
     return model
 
 
 def image_classifier() -> keras.Model:
-    """A small network for Fashion-MNIST, the same each time."""
+    """Return a small network for Fashion-MNIST with the same initial weights each time."""
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [
@@ -90,18 +90,18 @@ def image_classifier() -> keras.Model:
 
 
 def accuracy(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
-    """Share of rows whose largest output is at the label."""
+    """Return the share of rows whose largest output is at the label."""
     return float((model.predict(x, verbose=0).argmax(-1) == y).mean())
 
 
 def batches_of(df: DataFrame, spec: DataSpec) -> Iterator[Batch]:
-    """The mini-batches that the only worker of a job gets, read on the driver."""
+    """Yield the mini-batches of the only worker of a job, read on the driver."""
     with BatchSource(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
         yield from source
 
 
 def expected_ranges(sizes: dict[int, int], epochs: int, batch_size: int) -> dict[tuple[int, int], list[int]]:
-    """For each worker and epoch, the numbers of its mini-batches; ``sizes`` are rows by worker."""
+    """Return the numbers of the mini-batches of each worker and epoch; ``sizes`` are rows by worker."""
     return {
         (worker, epoch): list(range(-(-rows // batch_size)))
         for worker, rows in sizes.items()
@@ -111,7 +111,7 @@ def expected_ranges(sizes: dict[int, int], epochs: int, batch_size: int) -> dict
 
 
 def committed(trainer: Trainer) -> dict[tuple[int, int], list[int]]:
-    """For each worker and epoch, the numbers of the mini-batches in the ledger, in clock order."""
+    """Return the numbers of the mini-batches in the ledger for each worker and epoch, in clock order."""
     found: dict[tuple[int, int], list[int]] = {}
     for row in sorted(trainer.ledger.collect(), key=lambda row: row["clock"]):
         own = found.setdefault((row["worker"], row["epoch"]), [])
@@ -120,26 +120,26 @@ def committed(trainer: Trainer) -> dict[tuple[int, int], list[int]]:
 
 
 def servers() -> list[int]:
-    """Process ids of the parameter servers that this process has started and that still run."""
+    """Return the process ids of the running parameter servers that this process has started."""
     return [process.pid for process in descendants("distkeras.ps")]
 
 
 def assert_nothing_left() -> None:
-    """No server process, and no thread of a job."""
+    """Check that no server process and no thread of a job is left."""
     for thread in threading.enumerate():
         if thread.name.startswith("distkeras-"):
-            thread.join(patience(10))  # it may have just said its last word
+            thread.join(patience(10))  # The thread may be about to end.
             assert not thread.is_alive(), thread
     assert servers() == []
 
 
 def assert_no_jobs(spark: SparkSession) -> None:
-    """Spark runs no job. Another thread updates its tracker, a moment after the end of a job."""
+    """Check that Spark runs no job; another thread updates its tracker shortly after the end of a job."""
     until(lambda: not list(spark.sparkContext.statusTracker().getActiveJobsIds()))
 
 
 def step_callback_layer(action: Any) -> keras.Layer:
-    """A layer that lets its input through and calls ``action(step)`` in each training step of a worker, from 0.
+    """Return a layer that returns its input and calls ``action(step)`` in each training step of a worker, from 0.
 
     The driver never trains, so it never calls it. The class is local: workers get it by value.
     """
@@ -172,7 +172,7 @@ def step_callback_layer(action: Any) -> keras.Layer:
 
 
 def wait_at_step(step: int, file: Path) -> Any:
-    """An action for `step_callback_layer`: waits at ``step`` until ``file`` exists."""
+    """Return an action for `step_callback_layer` that waits at ``step`` until ``file`` exists."""
     seconds = patience(60)
 
     def action(now: int) -> None:
@@ -186,7 +186,7 @@ def wait_at_step(step: int, file: Path) -> Any:
 
 
 def once_at_step(marker: Path, step: int, act: Any) -> Any:
-    """An action for `step_callback_layer`: calls ``act()`` at ``step``, in the first process that comes there."""
+    """Return an action for `step_callback_layer` that calls ``act()`` at ``step``, in the first process to reach it."""
     path = str(marker)
 
     def action(now: int) -> None:

@@ -1,4 +1,4 @@
-"""Spark's own cluster, as processes of this machine."""
+"""Spark's standalone cluster, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OWN = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[str]:
-    """Spark's master, with its log in ``folder``; gives its URL."""
+    """Start Spark's master, with its log in ``folder``; yield its URL."""
     with daemon(folder / "master", f"{_DEPLOY}.master.Master", *_OWN):
         yield said(folder / "master", "Starting Spark master at ")
 
 
 @contextlib.contextmanager
 def worker(log: Path, url: str, cores: int = 1) -> Iterator[None]:
-    """One of its workers, which it knows; executors have the environment of this process."""
+    """Start a worker, and wait until the master has registered it; executors have the environment of this process."""
     with daemon(log, f"{_DEPLOY}.worker.Worker", *_OWN, "--cores", str(cores), "--memory", "1g", url):
         said(log, "Successfully registered with master ")
         yield
@@ -35,7 +35,7 @@ def worker(log: Path, url: str, cores: int = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def daemon(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """One of Spark's own processes; what it says goes to ``log``."""
+    """Start one of Spark's own processes, with its output in ``log``."""
     directory = log.parent
     environment = os.environ | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_LOG_DIR": str(directory)}
     with log.open("wb") as file:
@@ -48,7 +48,7 @@ def daemon(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def said(log: Path, pattern: str) -> str:
-    """What follows ``pattern`` in a line of ``log``, once it is there."""
+    """Return the text after ``pattern`` in a line of ``log``, once there is one."""
     found: list[str] = []
     until(lambda: found.extend(re.findall(rf"{pattern}(\S+)\s", log.read_text())) or found)
     return found[0]

@@ -1,7 +1,8 @@
-"""The driver of a stream that counts rows: run as a program, and killed.
+"""The driver of a stream that counts rows: a program that tests kill.
 
-Within a mini-batch of a worker, and between a snapshot and Spark's own note that a micro-batch is done, it stands still
-while the file ``hold-NAME`` is there: it renames that to ``held-NAME``, with its process id, and waits until that goes.
+A worker's mini-batch, and the driver between a snapshot and Spark's record that a micro-batch is complete, block
+while the file ``hold-NAME`` exists: the process renames it to ``held-NAME``, writes its process id to ``pid-NAME``,
+and waits until ``held-NAME`` is removed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from support.training.small_jobs import sgd
 from support.training.spark_jobs import counting_model, counts, step_callback_layer, total
 from support.training.streams import arriving
 
-_note_progress = StreamTraining._note_progress  # noqa: SLF001 - the moment after the snapshot
+_note_progress = StreamTraining._note_progress  # noqa: SLF001 - patched at the moment after the snapshot
 
 
 def holding(folder: str, name: str) -> Callable[..., None]:
-    """An action that stands still, as the module says."""
+    """Return a function that blocks the caller as described above."""
 
     def hold(*_: object) -> None:
         held = Path(folder, f"held-{name}")

@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def arrive(folder: Path, number: int, rows: Sequence[int], size: int) -> None:
-    """One more file, whole from the first moment that it is seen, or in place of one: the one-hot ``rows``.
+    """Add one file with the one-hot ``rows`` to the folder, or replace one; it appears atomically.
 
-    Spark takes files in the order of their times, which the system keeps too coarsely for two that are written at once.
+    Spark orders files by their modification times, which may be equal for two files written at once, so each file is
+    dated one second after the latest.
     """
     folder.mkdir(exist_ok=True)
     latest = max((path.stat().st_mtime_ns for path in folder.glob("*.parquet")), default=0)
@@ -29,13 +30,13 @@ def arrive(folder: Path, number: int, rows: Sequence[int], size: int) -> None:
 
 
 def arriving(spark: SparkSession, folder: Path) -> DataFrame:
-    """The stream of these files: a micro-batch for each."""
+    """Return the stream of these files, with a micro-batch for each file."""
     schema = "features array<float>, label float"
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
 
 
 def forget_last_commit(checkpoint: Path) -> int:
-    """Take Spark's note back that a micro-batch was done, as if the driver had died before; return its number."""
+    """Remove Spark's record that the last micro-batch is complete, as if the driver had died; return its number."""
     commits = checkpoint / "query" / "commits"
     number = max(int(path.name) for path in commits.glob("[0-9]*"))
     (commits / str(number)).unlink()

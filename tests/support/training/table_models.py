@@ -1,4 +1,4 @@
-"""Models with tables, mini-batches for them, and their training, with whole tables and by rows."""
+"""Models with tables, mini-batches for them, and their training with whole tables and by rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from distkeras.keras_model.window_rows import RowBatch, WindowRows
 from distkeras.ps.worker.tables import Window
 
 ROWS, SIZE, WINDOW, BATCHES = 3000, 16, 3, 31
-#: Of the second table.
+#: The number of rows of the second table.
 OTHER_ROWS = 2500
 
 Draw = Callable[[np.random.Generator, int], tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]
 
 
 class Case(NamedTuple):
-    """A model, and what draws its inputs and targets for a number of rows."""
+    """A model, and the function that draws its inputs and targets for a number of rows."""
 
     model: Callable[[], keras.Model]
     draw: Draw
@@ -41,7 +41,7 @@ def compiled(model: keras.Model, optimizer: Any = None, loss: Any = "mse", **opt
 
 
 def skewed(draw: np.random.Generator, rows: int, each: int, below: int = ROWS) -> np.ndarray:
-    """Ids of which some come often, and also twice in a mini-batch."""
+    """Draw ids, some of which are frequent and occur twice in a mini-batch."""
     often = draw.integers(0, 9, (rows, each))
     return np.where(draw.random((rows, each)) < 0.4, often, draw.integers(0, below, (rows, each))).astype(np.int32)
 
@@ -65,7 +65,7 @@ def head(hidden: Any) -> Any:
 def one_table(optimizer: Any = None, **table: Any) -> keras.Model:
     keras.utils.set_random_seed(1)
     ids = keras.Input((4,), dtype="int32", name="ids")
-    joined = layers.SimpleRNN(5) if table.get("mask_zero") else layers.Flatten()  # a mean over nothing is NaN
+    joined = layers.SimpleRNN(5) if table.get("mask_zero") else layers.Flatten()  # The mean of nothing is NaN.
     model = keras.Model(ids, head(joined(layers.Embedding(ROWS, 8, name="table", **table)(ids))))
     return compiled(model, optimizer, metrics=["mae"])
 
@@ -100,7 +100,7 @@ def two_tables(optimizer: Any = None) -> keras.Model:
 
 
 def wide_and_deep(optimizer: Any = None) -> keras.Model:
-    """Two tables that are looked up by the same tensor."""
+    """Return a model with two tables that are looked up by the same tensor."""
     keras.utils.set_random_seed(1)
     ids = keras.Input((4,), dtype="int32", name="ids")
     wide = layers.Flatten()(layers.Embedding(ROWS, 1, name="wide")(ids))
@@ -164,7 +164,7 @@ def sequential_hashing() -> keras.Model:
 
 
 def hashing(optimizer: Any = None) -> keras.Model:
-    """Ids by hash, of integers and of texts, and the hash itself; texts have no compiled loop."""
+    """Return a model of hashed integers and texts, and of the hash itself; texts have no compiled loop."""
     keras.utils.set_random_seed(1)
     words, ids = keras.Input((2,), dtype="string", name="words"), keras.Input((2,), dtype="int64", name="ids")
     hashed = layers.Hashing(ROWS, name="hash_words")(words)
@@ -182,7 +182,7 @@ def words_ids_and_target(draw: np.random.Generator, rows: int) -> tuple[Sequence
 
 
 def string_lookup(optimizer: Any = None) -> keras.Model:
-    """One vocabulary of the configuration, one that was adapted and lies with the weights; both are used twice."""
+    """Return a model with a configured and an adapted vocabulary (saved with the weights), each used twice."""
     keras.utils.set_random_seed(1)
     words, ids = keras.Input((2,), dtype="string", name="words"), keras.Input((2,), dtype="int64", name="ids")
     listed = layers.StringLookup(vocabulary=[f"w{number}" for number in range(2000)], name="listed")
@@ -199,7 +199,7 @@ def string_lookup(optimizer: Any = None) -> keras.Model:
 
 
 def named(optimizer: Any = None) -> keras.Model:
-    """Inputs and outputs by name, two losses, moving statistics, and ids that the model uses otherwise, too."""
+    """Return a model with named inputs and outputs, two losses, moving statistics, and ids with a second use."""
     keras.utils.set_random_seed(1)
     ids, extra = keras.Input((4,), dtype="int32", name="z_ids"), keras.Input((3,), name="a_extra")
     flat = layers.Flatten()(layers.Embedding(ROWS, 8, name="table")(ids))
@@ -236,7 +236,7 @@ def schedule() -> keras.optimizers.schedules.LearningRateSchedule:
 
 
 def dropped(optimizer: Any = None) -> keras.Model:
-    """Numbers drawn at each step."""
+    """Return a model that draws random numbers at each step."""
     keras.utils.set_random_seed(2)
     ids = keras.Input((4,), dtype="int32")
     hidden = layers.Dropout(0.4, seed=7)(layers.Flatten()(layers.Embedding(ROWS, 8, name="table")(ids)))
@@ -249,7 +249,7 @@ def ids_from_the_end(draw: np.random.Generator, rows: int) -> tuple[Sequence[np.
 
 
 def towers(optimizer: Any = None) -> keras.Model:
-    """Two towers that are models, one of which has another model within it."""
+    """Return a model of two towers that are models; one of them contains another model."""
     keras.utils.set_random_seed(3)
     users, items = (keras.Input((2,), dtype="int32", name=name) for name in ("users", "items"))
     one = keras.Sequential(
@@ -318,7 +318,7 @@ CASES = {
 def batches_of(
     draw: Draw, count: int = BATCHES, *, seed: int = 0, stacked: int = 4, weighted: bool = False
 ) -> list[Batch]:
-    """Return the mini-batches of an epoch, the last of them short, of which ``stacked`` lie in a stack."""
+    """Return the mini-batches of an epoch, of which ``stacked`` are in a stack and the last is short."""
     generator = np.random.default_rng(seed)
     found = list[Batch]()
     while len(found) < count:
@@ -349,7 +349,7 @@ class CutCase(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model, window: int = WINDOW, least_bytes: int = 0, **options: Any) -> CutCase:
-        """A model of tables that are small for a test."""
+        """Cut a model whose tables are small."""
         file = archive.to_bytes(model)
         recipe, options = recipe_of(model, file), {**options, "least_bytes": least_bytes}
         return cls(
@@ -379,7 +379,7 @@ def columns_of(batch: Batch, *, shuffle: bool = True) -> DataSpec:
 
 
 class Trained(NamedTuple):
-    """The weights, dense ones first; the moving statistics; and what each step has measured."""
+    """The weights, dense ones first; the moving statistics; and the metrics of each step."""
 
     weights: np.ndarray
     statistics: np.ndarray
@@ -387,7 +387,7 @@ class Trained(NamedTuple):
 
 
 def trained_dense(case: CutCase, data: Sequence[Batch], window: int = WINDOW, *, gradient: bool = False) -> Trained:
-    """What one worker makes of whole tables."""
+    """Return the result of one worker's training with whole tables."""
     replica = case.dense()
     center, statistics, metrics = *start_of(replica), []
     for first in range(0, len(data), window):
@@ -408,7 +408,7 @@ def trained_by_rows(
     gradient: bool = False,
     replica: TableReplica | None = None,
 ) -> Trained:
-    """What the same worker makes of the rows alone, with a server that gathers and scatters."""
+    """Return the result of the same training with rows only, and a server that gathers and scatters."""
     whole, replica = case.dense(), replica or case.small()
     center, statistics, metrics = *start_of(whole), []
     for touched in case.windows(data, window):
@@ -427,7 +427,7 @@ def trained_by_rows(
 
 
 def start_of(replica: KerasReplica) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights and the moving statistics that a replica has."""
+    """Return a replica's weights and moving statistics."""
     center, statistics = replica.layout.empty(), replica.moving_statistics.empty()
     replica.read(center)
     replica.read_moving_statistics(statistics)
@@ -437,7 +437,7 @@ def start_of(replica: KerasReplica) -> tuple[np.ndarray, np.ndarray]:
 def computed(
     replica: KerasReplica, batches: Sequence[Any], sent: np.ndarray, gradient: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a window adds to the center, and what its steps measured."""
+    """Return what a window adds to the center, and the metrics of its steps."""
     out = np.empty(replica.size, np.float32)
     if not gradient:
         measured = replica.train(batches)
@@ -449,7 +449,7 @@ def computed(
 
 
 def places_of(cut: CutModel, whole: int, small: int, window: Window) -> list[tuple[Any, Any]]:
-    """Return where the vector of whole tables has what the vector of small ones has, and where that one has it."""
+    """Return the slices of the vector with whole tables and the matching slices of the vector with small tables."""
     dense = whole - sum(table.rows * table.width for table in cut.tables)
     assert small == dense + sum(table.most * table.width for table in cut.tables)
     places: list[tuple[Any, Any]] = [(slice(0, dense), slice(0, dense))]
