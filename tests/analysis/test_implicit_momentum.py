@@ -1,4 +1,4 @@
-"""Implicit momentum: exact where the mean is exact, and within its own error bars where it is sampled."""
+"""Implicit momentum: exact if the mean is exact, and within its own error bars if the mean is sampled."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def runs(workers: int, *, count: int = 3, eta: float = 0.1, noise: float = 0.0, 
     return traces
 
 
-def test_formula() -> None:
+def test_the_formula_gives_the_known_values() -> None:
     assert [implicit_momentum(n) for n in (1, 2, 4)] == [0, 0.5, 0.75]
     with pytest.raises(ConfigurationError, match="`workers`"):
         implicit_momentum(0)
 
 
-def test_one_worker_is_exact() -> None:
+def test_the_momentum_of_one_worker_is_exactly_zero() -> None:
     # delta[t+1] = -eta g[t] does not depend on earlier steps: mu = 0 and b = 1.
     found = measured_momentum(runs(1), START, slope, 0.1)
     assert (found.value, found.step) == pytest.approx((0, 1), abs=1e-10)
     assert found.runs == 3
 
 
-def test_identical_runs_fit_as_one() -> None:
+def test_the_fit_of_identical_runs_is_that_of_one_run() -> None:
     # Under round robin, step t+1 of two workers is the gradient at the center before the last: no exact (mu, b) exists,
-    # and the fit of the mean is that of the one path, which plain least squares gives as well.
+    # and the fit of the mean is that of the single path, which plain least squares also computes.
     traces = runs(2, schedule=[0, 1] * 10)
     centers = np.vstack([START, present(traces[0].centers)])
     steps = np.diff(centers, axis=0)
@@ -76,9 +76,11 @@ def test_identical_runs_fit_as_one() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize("noise", [0.0, 0.5], ids=["exact gradients", "noisy gradients"])
-def test_memoryless_workers(workers: int, noise: float) -> None:
-    """120 runs of 24 * 20 numbers. Four standard errors: chance fails it once in some 15 000 draws, and the draws are
-    fixed. The error must be small enough to tell n from its neighbors.
+def test_memoryless_workers_have_the_momentum_of_the_formula(workers: int, noise: float) -> None:
+    """The bound is four standard errors, which a random draw exceeds once in about 15,000.
+
+    The 120 runs of 24 * 20 numbers have a fixed seed. The error must be small enough to distinguish n from its
+    neighbors.
     """
     found = measured_momentum(runs(workers, count=120, noise=noise, eta=0.1), START, slope, 0.1)
     assert abs(found.value - implicit_momentum(workers)) < 4 * found.error
@@ -86,7 +88,7 @@ def test_memoryless_workers(workers: int, noise: float) -> None:
     assert 0 < 4 * found.error < implicit_momentum(workers + 2) - implicit_momentum(workers)
 
 
-def test_noise_does_not_pull_it_to_zero() -> None:
+def test_noise_does_not_bias_the_momentum_to_zero() -> None:
     """Least squares on the means of few noisy runs is biased; products of different runs are not."""
     count, workers, noise = 120, 4, 1.5
     traces = runs(workers, count=count, noise=noise, steps=20)
@@ -104,7 +106,7 @@ def test_errors_shrink_like_one_over_the_square_root_of_the_runs() -> None:
     assert many == pytest.approx(few / 2, rel=0.3)
 
 
-def test_the_jackknife_is_that_of_refits() -> None:
+def test_the_jackknife_error_equals_that_of_refits() -> None:
     traces = runs(3, count=6)
     refits = [measured_momentum(traces[:i] + traces[i + 1 :], START, slope, 0.1) for i in range(6)]
     found = measured_momentum(traces, START, slope, 0.1)
@@ -113,7 +115,7 @@ def test_the_jackknife_is_that_of_refits() -> None:
         assert error == pytest.approx(np.sqrt(5 / 6 * np.square(values - values.mean()).sum()), rel=1e-8)
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_runs_that_do_not_determine_a_momentum_are_refused() -> None:
     traces = runs(2, count=3)
     with pytest.raises(ConfigurationError, match="at least 3"):
         measured_momentum(traces[:2], START, slope, 0.1)

@@ -1,4 +1,4 @@
-"""A Keras model as a gradient function: against GradientTape, and, through the simulator, against train_on_batch."""
+"""The gradient function of a Keras model, compared with GradientTape and, in the simulator, with train_on_batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gradient(model: keras.Model | None = None, **options: Any) -> KerasGradient:
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="GradientTape is TensorFlow's")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_it_is_the_tapes(dtype: type[float], weighted: bool) -> None:
+def test_the_gradient_equals_that_of_gradient_tape(dtype: type[float], weighted: bool) -> None:
     import tensorflow as tf
 
     weight = np.random.default_rng(5).uniform(0.5, 2, ROWS) if weighted else None
@@ -62,8 +62,8 @@ def test_it_is_the_tapes(dtype: type[float], weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("rule", ["asgd", "downpour"])
-def test_one_simulated_worker_is_train_on_batch(rule: str) -> None:
-    """Float32 rounding of 20 steps apart: the simulator subtracts in double precision."""
+def test_one_simulated_worker_equals_train_on_batch(rule: str) -> None:
+    """The results differ by float32 rounding in 20 steps: the simulator subtracts in double precision."""
     function = gradient()
     plain = classifier()
     plain.compile(keras.optimizers.SGD(0.1), SPARSE)
@@ -83,9 +83,9 @@ def run(function: KerasGradient) -> np.ndarray:
     return simulate("dana_zero", function.theta0, function, **options).theta
 
 
-def test_same_seed_same_bits_and_restart_begins_again() -> None:
-    # Dropout's random state and the moving averages must go back as well.
-    own = 1 if keras.backend.backend() == "torch" else None  # without, Keras has PyTorch's global generator draw
+def test_runs_with_one_seed_are_bitwise_equal_and_a_restart_repeats_the_run() -> None:
+    # The random state of Dropout and the moving averages must be reset, too.
+    own = 1 if keras.backend.backend() == "torch" else None  # Otherwise Keras draws from PyTorch's global generator.
     model = classifier(layers.Dropout(0.3, seed=own), layers.BatchNormalization())
     first, second, other = (gradient(model, workers=3, seed=seed) for seed in (4, 4, 5))
     theta = run(first)
@@ -93,14 +93,14 @@ def test_same_seed_same_bits_and_restart_begins_again() -> None:
     assert np.abs(run(other) - theta).max() > 1e-4
     averages = first.model_with(theta).layers[2].moving_mean.numpy()
     assert np.abs(averages).max() > 1e-3
-    assert np.abs(run(first) - theta).max() > 1e-4  # it goes on where it was
+    assert np.abs(run(first) - theta).max() > 1e-4  # It continues from its previous state.
     first.restart()
     np.testing.assert_array_equal(run(first), theta)
     np.testing.assert_array_equal(first.model_with(theta).layers[2].moving_mean.numpy(), averages)
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_each_epoch_is_an_order_of_all_rows_of_the_worker(split: bool) -> None:
+def test_each_epoch_is_a_permutation_of_all_rows_of_the_worker(split: bool) -> None:
     x = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], 6, axis=1)
     function = KerasGradient(
         classifier(), x, data()[1], loss=SPARSE, batch_size=BATCH, workers=3, split=split, sample_weight=np.ones(ROWS)
@@ -121,14 +121,14 @@ def test_each_epoch_is_an_order_of_all_rows_of_the_worker(split: bool) -> None:
     assert len(orders) == 6
 
 
-def test_batches_come_by_number_in_any_order() -> None:
+def test_mini_batches_may_be_requested_by_number_in_any_order() -> None:
     function = gradient(workers=2)
     late = function.batch(1, 17).x[0]
     function.batch(1, 2)
     np.testing.assert_array_equal(function.batch(1, 17).x[0], late)
 
 
-def test_loss_and_evaluate_are_keras() -> None:
+def test_loss_and_evaluate_equal_those_of_keras() -> None:
     function = gradient(metrics=["accuracy"])
     x, y = data()
     plain = classifier()
@@ -141,7 +141,7 @@ def test_loss_and_evaluate_are_keras() -> None:
     np.testing.assert_array_equal(function.theta0, np.concatenate([weights.ravel() for weights in plain.get_weights()]))
 
 
-def test_the_users_model_stays_as_it_is() -> None:
+def test_the_users_model_is_not_changed() -> None:
     model = classifier()
     before = model.get_weights()
     function = gradient(model)
@@ -151,7 +151,7 @@ def test_the_users_model_stays_as_it_is() -> None:
     assert not model.compiled
 
 
-def test_several_inputs_and_outputs() -> None:
+def test_a_model_may_have_several_inputs_and_outputs() -> None:
     first, second = keras.Input((6,)), keras.Input((2,))
     hidden = layers.Concatenate()([first, second])
     model = keras.Model([first, second], [layers.Dense(1)(hidden), layers.Dense(2)(hidden)])
@@ -175,14 +175,14 @@ def test_several_inputs_and_outputs() -> None:
         ({"loss": "mse"}, ConfigurationError, "fit the data"),
     ],
 )
-def test_what_cannot_work_is_refused(
+def test_invalid_arguments_are_refused(
     change: dict[str, Any], error: type[ConfigurationError] | type[ShapeError], match: str
 ) -> None:
     with pytest.raises(error, match=match):
         gradient(**change)
 
 
-def test_data_that_cannot_work_are_refused() -> None:
+def test_invalid_data_is_refused() -> None:
     x, y = data()
     with pytest.raises(EmptyDataError):
         KerasGradient(classifier(), x[:0], y[:0], loss=SPARSE)
@@ -191,7 +191,7 @@ def test_data_that_cannot_work_are_refused() -> None:
         KerasGradient(classifier(), x, y, loss=SPARSE)
 
 
-def test_calls_that_cannot_work_are_refused() -> None:
+def test_invalid_calls_are_refused() -> None:
     function = gradient()
     with pytest.raises(ConfigurationError, match="`worker` must be"):
         function(function.theta0, 1)

@@ -1,4 +1,4 @@
-"""The simulator on a DataFrame's rows, and a real job's order of commits in the simulator."""
+"""The simulator on the rows of a DataFrame, and the order of a real job's commits in the simulator."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def clouds(spark: SparkSession) -> DataFrame:
 
 
 def rows(function: KerasGradient) -> np.ndarray:
-    """Features and label of each row, in an order of their own."""
+    """Return features and label of each row, in sorted order."""
     together = np.column_stack([function.x[0], function.y[0]])
     return together[np.lexsort(together.T)]
 
 
-def test_a_dataframe_is_its_rows(clouds: DataFrame) -> None:
+def test_a_dataframe_gives_the_gradient_of_its_rows(clouds: DataFrame) -> None:
     x, y = blobs()
     options: dict[str, Any] = {"loss": SPARSE, "seed": 3, "workers": 2}
     columns = KerasGradient.from_dataframe(wrong_model(), clouds, batch_size=len(x), **options)
     arrays = KerasGradient(wrong_model(), x, y, batch_size=len(x), **options)
     np.testing.assert_array_equal(rows(columns), rows(arrays))
     theta = arrays.theta0 + np.float32(0.1)
-    # One mini-batch of all rows; only the order in which float32 adds them up is another.
+    # One mini-batch has all rows; only the order in which float32 adds them differs.
     np.testing.assert_allclose(columns(theta, 1), arrays(theta, 1), rtol=1e-5, atol=1e-7)
     assert columns.loss(theta) == pytest.approx(arrays.loss(theta), rel=1e-6)
     again = KerasGradient.from_dataframe(wrong_model(), clouds.repartition(5), batch_size=16, **options)
@@ -50,7 +50,7 @@ def test_a_dataframe_is_its_rows(clouds: DataFrame) -> None:
         np.testing.assert_array_equal(again(theta, worker), same(theta, worker))
 
 
-def test_sample_weights_come_along(spark: SparkSession) -> None:
+def test_the_column_of_sample_weights_is_used(spark: SparkSession) -> None:
     x, y = blobs(40)
     weight = np.linspace(0.5, 2, 40).astype(np.float32)
     df = spark.createDataFrame(
@@ -65,7 +65,7 @@ def test_sample_weights_come_along(spark: SparkSession) -> None:
     np.testing.assert_allclose(columns(theta, 0), arrays(theta, 0), rtol=1e-5, atol=1e-7)
 
 
-def test_what_cannot_work_is_refused(spark: SparkSession, clouds: DataFrame) -> None:
+def test_invalid_arguments_are_refused(spark: SparkSession, clouds: DataFrame) -> None:
     read = KerasGradient.from_dataframe
     # A row is two float32 and an int32: 256 rows are 3072 bytes.
     assert read(wrong_model(), clouds, loss=SPARSE, max_bytes=3072).rows == 256
@@ -80,7 +80,7 @@ def test_what_cannot_work_is_refused(spark: SparkSession, clouds: DataFrame) -> 
 
 
 def wait_for_all_workers(port: int) -> Callable[[int], None]:
-    """An action for `step_callback_layer`: each worker's first step waits for those of all."""
+    """Return an action for `step_callback_layer` in which each worker's first step waits for those of all workers."""
 
     def action(step: int) -> None:
         if step == 0:
@@ -103,7 +103,7 @@ def test_a_recorded_job_replays_with_the_same_staleness(clouds: DataFrame, rule:
                 link.sendall(b"!")
                 link.close()
 
-        # Both have been sent the center before either commits, as simulated workers have.
+        # Both workers have received the center before either commits, like simulated workers.
         usher = threading.Thread(target=release_workers, daemon=True)
         usher.start()
         plain = wrong_model()

@@ -1,4 +1,4 @@
-"""Every number here is worked out by hand in the comments."""
+"""Metrics of runs: every expected number is computed by hand in the comments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = pd.Timestamp("2026-01-01 12:00:00")
 def history(
     *rows: tuple[float, int, float], epoch: list[int] | None = None, samples: list[int] | None = None
 ) -> pd.DataFrame:
-    """(seconds, worker, accuracy) a step, in any order."""
+    """Return a history with (seconds, worker, accuracy) for each step, in any order."""
     frame = pd.DataFrame(rows, columns=["at", "worker", "accuracy"])
     frame["timestamp"] = START + pd.to_timedelta(frame.pop("at"), unit="s")
     frame["iteration"] = frame.groupby("worker").cumcount()
@@ -32,7 +32,7 @@ def history(
 
 
 def commits(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
-    """(worker, sequence, steps, staleness) a commit, in clock order."""
+    """Return commits with (worker, sequence, steps, staleness) each, in clock order."""
     frame = pd.DataFrame(rows, columns=["worker", "sequence", "steps", "staleness"])
     frame["clock"] = range(len(rows))
     return frame
@@ -45,7 +45,7 @@ def test_per_worker_orders_and_counts_seconds_from_the_first_step_of_all() -> No
     assert list(frame["accuracy"]) == [0.1, 0.2, 0.5, 0.6]
 
 
-def test_averaged_weighs_by_samples_and_skips_empty_spans() -> None:
+def test_an_average_is_weighted_by_samples_and_skips_empty_spans() -> None:
     # Span [0, 2): (.1 * 10 + .4 * 20) / 30 = .3 at (0 + 1) / 2 s. Span [2, 4): empty. Span [4, 6): .8 at 5 s.
     frame = metrics.averaged(history((0, 0, 0.1), (1, 1, 0.4), (5, 0, 0.8), samples=[10, 20, 30]), every=2)
     assert list(frame["seconds"]) == [0.5, 5.0]
@@ -73,12 +73,12 @@ def test_temporal_efficiency_merges_workers_and_moments() -> None:
     a = history((1, 1, 0.6), (0, 0, 0.2), (3, 0, 0.3), (3, 1, 0.5))
     b = history((0, 0, 1.0), (10, 0, 1.0))
     assert metrics.temporal_efficiency(a, b) == pytest.approx(1.4 / 3)
-    # Steps: 1 * .2 + 2 * .6 = 1.4 as well, by chance of the numbers; the loss has 1 * .8 + 2 * .4 = 1.6.
+    # Steps: 1 * .2 + 2 * .6 = 1.4 as well, by coincidence; the loss has 1 * .8 + 2 * .4 = 1.6.
     assert metrics.temporal_efficiency(a, b, how="step") == pytest.approx(1.4 / 3)
     assert metrics.temporal_efficiency(a, a.assign(loss=1.0), "loss", how="step") == pytest.approx(1.6 / 3)
 
 
-def test_temporal_efficiency_refuses_what_has_no_area() -> None:
+def test_temporal_efficiency_refuses_a_history_without_an_area() -> None:
     a = history((0, 0, 0.5), (1, 0, 0.5))
     with pytest.raises(ConfigurationError, match="span"):
         metrics.temporal_efficiency(a, history((0, 0, 0.5)))
@@ -91,7 +91,7 @@ def test_temporal_efficiency_refuses_what_has_no_area() -> None:
         metrics.temporal_efficiency(a, a[:0])
 
 
-def test_updates_to_target_follow_commits_not_clocks() -> None:
+def test_updates_to_target_follow_the_order_of_commits_and_not_the_workers_time() -> None:
     # Worker 0 commits its steps as {0, 1}, {2}; worker 1 as {0, 1}. Clock order: w0, w1, w0.
     # Worker 1's clock is an hour ahead, which must not matter: its .9 is in the second update.
     run = history((0, 0, 0.1), (1, 0, 0.2), (2, 0, 0.95), (3600, 1, 0.3), (3601, 1, 0.9))
@@ -105,14 +105,14 @@ def test_updates_to_target_follow_commits_not_clocks() -> None:
     assert metrics.updates_to_target(run, log, "accuracy", 0.7, window=3) == 3
     # Loss .9, .8 in the first update.
     assert metrics.updates_to_target(run, log, "loss", 0.8, mode="min") == 1
-    # A step that no commit carried counts nowhere.
+    # A step that no commit contains does not count.
     assert metrics.updates_to_target(run, log[:2], "accuracy", 0.95) is None
     for wrong in ({"window": 0}, {"mode": "up"}):
         with pytest.raises(ConfigurationError):
             metrics.updates_to_target(run, log, "accuracy", 0.9, **wrong)
 
 
-def test_statistical_efficiency_is_baseline_over_run() -> None:
+def test_statistical_efficiency_is_the_ratio_of_the_baseline_to_the_run() -> None:
     fast = history((0, 0, 0.5), (1, 0, 0.9)), commits((0, 0, 2, 0))
     slow = history((0, 0, 0.2), (1, 0, 0.4), (2, 0, 0.6), (3, 0, 0.9)), commits(*((0, s, 1, 0) for s in range(4)))
     never = history((0, 0, 0.1)), commits((0, 0, 1, 0))
@@ -123,7 +123,7 @@ def test_statistical_efficiency_is_baseline_over_run() -> None:
     assert math.isnan(metrics.statistical_efficiency(never, never, "accuracy", 0.9))
 
 
-def test_hardware_efficiency_is_seconds_an_epoch() -> None:
+def test_hardware_efficiency_is_the_number_of_seconds_per_epoch() -> None:
     run = history((0, 0, 0), (3, 1, 0), (4, 0, 0), (9, 1, 0), epoch=[0, 0, 1, 1])
     assert metrics.hardware_efficiency(run) == pytest.approx(4.5)
 
@@ -154,7 +154,7 @@ def test_efficiencies_are_ratios_to_the_baseline() -> None:
 
 
 def trace(name: str = "asgd", **options: Any) -> Trace:
-    """Two workers in turn on a slope of 1 for each of four parameters, eta = .5: each gradient's norm is 2."""
+    """Return a run of two alternating workers: a slope of 1 for four parameters, eta = .5, gradients of norm 2."""
     defaults: dict[str, Any] = {
         "workers": 2,
         "learning_rate": 0.5,
@@ -164,7 +164,7 @@ def trace(name: str = "asgd", **options: Any) -> Trace:
     return simulate(make(name, window=1), np.zeros(4), lambda theta, worker: np.ones(4), **defaults)
 
 
-def test_values_of_a_trace() -> None:
+def test_the_measures_of_a_trace_are_those_computed_by_hand() -> None:
     # Sent at clock 0; each later commit finds the center one step of .5 from what was sent. Its norm was 2.
     run = trace()
     assert metrics.values(run, "staleness").tolist() == [0, 1, 1, 1]
@@ -180,7 +180,7 @@ def test_values_of_a_trace() -> None:
     assert metrics.staleness_histogram(run)[1].tolist() == [0, 2]
 
 
-def test_values_of_commits_go_by_clock() -> None:
+def test_the_measures_of_commits_are_in_clock_order() -> None:
     log = commits((0, 0, 1, 0), (1, 0, 1, 3), (0, 1, 1, 1)).assign(gap=[0.0, None, 0.5])[::-1]
     assert metrics.values(log, "staleness").tolist() == [0, 3, 1]
     assert metrics.values(log, "gap").dropna().to_dict() == {0: 0.0, 2: 0.5}
@@ -195,7 +195,7 @@ def test_values_of_commits_go_by_clock() -> None:
         metrics.values(trace(measure_gap=False), "normalized_gap")
 
 
-def test_over_commits_takes_stretches() -> None:
+def test_percentiles_are_taken_over_stretches_of_commits() -> None:
     # Stretches of 3, 3 and 2. Percentiles of (0, 1, 2): .2 and 1.8; of (5, 5, 8): 5 and 7.4; of (1, 2): 1.1, 1.9.
     log = commits(*((0, number, 1, value) for number, value in enumerate([0, 1, 2, 5, 8, 5, 1, 2])))
     frame = metrics.over_commits(log, "staleness", points=3)
@@ -208,7 +208,7 @@ def test_over_commits_takes_stretches() -> None:
         metrics.over_commits(log, "staleness", points=0)
 
 
-def test_recorded_schedule() -> None:
+def test_a_recorded_schedule_is_the_order_of_commits() -> None:
     log = commits((0, 0, 1, 0), (2, 0, 1, 1), (1, 0, 1, 2), (2, 1, 1, 1))
     assert metrics.recorded_schedule(log[::-1]) == [0, 2, 1, 2]
     assert metrics.recorded_schedule(trace()) == [0, 1, 0, 1]
@@ -222,7 +222,7 @@ def test_recorded_schedule() -> None:
         metrics.recorded_schedule(log[:0])
 
 
-def test_the_input_is_left_as_it_was() -> None:
+def test_the_input_is_not_changed() -> None:
     run = history((1, 0, 0.1), (0, 1, 0.2))
     before = run.copy()
     metrics.per_worker(run)

@@ -53,7 +53,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", data[16:24])
 
 
-def test_curves(tmp_path: Path) -> None:
+def test_curves_are_written_as_a_png(tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
     runs = {name: history(speed, seed=place) for place, (name, speed) in enumerate({"AGN": 1, "AEASGD": 0.7}.items())}
     assert plots.curves(runs, "accuracy", path) == str(path)
@@ -62,7 +62,7 @@ def test_curves(tmp_path: Path) -> None:
     assert png_size(path) == (8 * plots.DPI, 5 * plots.DPI)
 
 
-def test_curves_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
+def test_curves_refuse_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="histories"):
         plots.curves({}, "accuracy", tmp_path / "none.png")
     with pytest.raises(MissingColumnError, match="AGN") as caught:
@@ -74,7 +74,7 @@ def test_curves_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 4, 7, 20])
-def test_staleness(tmp_path: Path, workers: int) -> None:
+def test_the_histogram_of_staleness_is_written_as_a_png(tmp_path: Path, workers: int) -> None:
     path = tmp_path / "staleness.png"
     plots.staleness(commits(workers), path)
     width, height = png_size(path)
@@ -96,20 +96,20 @@ def trace(rule: str, steps: int = 200, measure_gap: bool = True) -> Trace:
 
 
 @pytest.mark.parametrize("measure", ["staleness", "gap", "normalized_gap", "scale"])
-def test_measure(tmp_path: Path, measure: Any) -> None:
+def test_a_measure_is_written_as_a_png(tmp_path: Path, measure: Any) -> None:
     path = tmp_path / "measure.png"
     runs = {name: trace(name) for name in ("asgd", "dana_zero", "adag")}
     assert plots.measure(runs, measure, path) == str(path)
     assert png_size(path) == (8 * plots.DPI, 5 * plots.DPI)
 
 
-def test_measure_of_a_job_and_of_a_short_run(tmp_path: Path) -> None:
+def test_a_measure_accepts_a_job_and_a_short_run(tmp_path: Path) -> None:
     log = commits(2).rename_axis("clock").reset_index()
     plots.measure({"job": log, "one commit": trace("asgd", steps=1)}, "staleness", tmp_path / "measure.png")
     png_size(tmp_path / "measure.png")
 
 
-def test_measure_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
+def test_a_measure_refuses_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`runs`"):
         plots.measure({}, "gap", tmp_path / "none.png")
     with pytest.raises(ConfigurationError, match="measure_gap=True"):
@@ -120,7 +120,7 @@ def test_measure_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rules", [["adag"], ["adag", "dynsgd", "asgd", "downpour"]])
-def test_scales(tmp_path: Path, rules: list[str]) -> None:
+def test_the_scales_are_written_as_a_png(tmp_path: Path, rules: list[str]) -> None:
     path = tmp_path / "scales.png"
     plots.scales({name: trace(name) for name in rules}, path)
     width, height = png_size(path)
@@ -128,7 +128,7 @@ def test_scales(tmp_path: Path, rules: list[str]) -> None:
     assert 300 <= height <= 1600
 
 
-def test_momentum(tmp_path: Path) -> None:
+def test_the_momentum_is_written_as_a_png(tmp_path: Path) -> None:
     path = tmp_path / "momentum.png"
     plots.momentum(
         {8: MomentumEstimate(0.87, 0.01, 0.12, 0.01, 100), 2: MomentumEstimate(0.49, 0.02, 0.51, 0.02, 100)}, path
@@ -138,7 +138,7 @@ def test_momentum(tmp_path: Path) -> None:
         plots.momentum({}, path)
 
 
-def test_efficiencies(tmp_path: Path) -> None:
+def test_the_efficiencies_are_written_as_a_png(tmp_path: Path) -> None:
     path = tmp_path / "efficiencies.png"
     columns = {"statistical": [1, np.inf, np.nan, 0], "hardware": [1, 2.5, 0.1, 1], "temporal": [1, 0.5, 1.1, 1]}
     table = pd.DataFrame(columns, index=["downpour", "agn", "adag", "aeasgd"])
@@ -151,7 +151,7 @@ def test_efficiencies(tmp_path: Path) -> None:
     assert caught.value.column == "hardware"
 
 
-def test_pyplot_stays_out(tmp_path: Path) -> None:
+def test_plots_do_not_import_pyplot(tmp_path: Path) -> None:
     # pyplot would choose a backend for the whole process and keep figures alive.
     loaded = "matplotlib.pyplot" in sys.modules
     plots.staleness(commits(2), tmp_path / "staleness.png")

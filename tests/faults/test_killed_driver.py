@@ -1,4 +1,4 @@
-"""A driver that is killed in the middle of a job, with a child of a callback that lives on with all its descriptors."""
+"""A driver that is killed during a job while a child, forked by a callback, keeps all its descriptors open."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ trainer.train(counting_rows(spark, 8), callbacks=[Forks(every_commits=1)])
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="waits for a process that is no child")
-def test_its_server_ends_and_frees_the_port(tmp_path: Path) -> None:
+def test_the_server_of_a_killed_driver_ends_and_frees_its_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     script = tmp_path / "driver.py"
@@ -65,23 +65,23 @@ def test_its_server_ends_and_frees_the_port(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
         text=True,
     )
-    told = {"child": 0}
+    processes = {"child": 0}
     try:
         assert driver.stdout is not None
-        assert select.select([driver.stdout], [], [], patience(100))[0], "no training"
-        told = json.loads(driver.stdout.readline())
-        (server,) = told["server"]
+        assert select.select([driver.stdout], [], [], patience(100))[0], "the training does not start"
+        processes = json.loads(driver.stdout.readline())
+        (server,) = processes["server"]
         descriptor = os.pidfd_open(server)
         driver.kill()
         driver.wait(patience(10))
         assert select.select([descriptor], [], [], patience(10))[0]
         os.close(descriptor)
-        assert psutil.Process(told["child"]).status() != psutil.STATUS_ZOMBIE
+        assert psutil.Process(processes["child"]).status() != psutil.STATUS_ZOMBIE
         with socket.create_server(("127.0.0.1", port)):
             pass
     finally:
         driver.kill()
-        if told["child"]:
-            os.kill(told["child"], signal.SIGKILL)
+        if processes["child"]:
+            os.kill(processes["child"], signal.SIGKILL)
         if driver.stdout is not None:
             driver.stdout.close()

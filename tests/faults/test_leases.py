@@ -1,4 +1,4 @@
-"""Two attempts of one partition at once: one holds the lease, the other waits for it."""
+"""Two concurrent attempts at one partition: one holds the lease, the other waits for it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.present import present
 from distkeras.ps.rules import make
 
 RULE = make("downpour", window=2)
-#: A lease that a stopped worker loses while a test waits; all else is as patient as ever.
+#: A lease that a suspended worker loses while a test waits; the other deadlines are not missed.
 SHORT_LEASE = dataclasses.replace(DEADLINES, lease=brief(2))
-#: Longer than that lease, and than the second after which the server looks again.
+#: Longer than that lease plus the second after which the server checks again.
 OUTLASTS = SHORT_LEASE.lease + brief(2)
 
 
 def attempts_in_order(job: Job, worker: int = 0) -> list[int]:
-    """Who made the commits of a partition, in the ledger's order, without repetitions."""
+    """Return the attempts that made a partition's commits, in the ledger's order, without repetitions."""
     commits = job.commits()
     numbers = commits["attempt"][commits["worker"] == worker].tolist()
     return [number for place, number in enumerate(numbers) if place == 0 or number != numbers[place - 1]]
@@ -33,9 +33,9 @@ def check(job: Job, each: float = 1.0) -> None:
     job.counts(each)
 
 
-@pytest.mark.slow  # the server's part is in `ps/server/test_joining`
-def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_then_gets_the_end(tmp_path: Path) -> None:
-    """The holder waits in its round, and says nothing for longer than a lease; but it is the server's turn to speak."""
+@pytest.mark.slow  # The server's part is tested in `ps/server/test_joining`.
+def test_a_later_attempt_waits_while_the_holder_lives_and_then_finds_the_partition_ended(tmp_path: Path) -> None:
+    """The holder waits in its round and is silent for longer than a lease, but the server owes it an answer."""
     plan = Faults()
     slow = plan.at(worker=1, phase="mid-commit", step=1).hold()
     late = plan.at(worker=0, phase="after-commit", step=1).hold()
@@ -55,8 +55,8 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_then_gets_the_e
 
 
 @pytest.mark.slow
-def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Path) -> None:
-    """Long before the lease has expired."""
+def test_a_later_attempt_takes_over_at_once_when_the_holder_is_killed(tmp_path: Path) -> None:
+    """This happens long before the lease has expired."""
     plan = Faults()
     held = plan.at(worker=0, phase="between-epochs").hold()
     with Job(tmp_path, RULE, plan, workers=1) as job:
@@ -89,7 +89,7 @@ def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Pa
         ),
     ],
 )
-def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wakes(
+def test_a_suspended_holder_loses_its_lease_and_finds_the_partition_ended_when_it_resumes(
     tmp_path: Path, phase: str, step: int | None, attempts: list[int]
 ) -> None:
     plan = Faults()
@@ -108,8 +108,8 @@ def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wake
 
 
 @pytest.mark.slow
-def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Path) -> None:
-    """And what it still had to say is refused: the ledger has none of it."""
+def test_a_resumed_holder_is_fenced_and_waits_for_the_end_of_the_partition(tmp_path: Path) -> None:
+    """Its late commit is refused and not in the ledger."""
     plan = Faults()
     held = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
@@ -128,10 +128,10 @@ def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Pa
         rival.release()
         check(job)
         assert attempts_in_order(job) == [holder.number, newcomer.number]
-        assert job.ended[holder.number]["begun"] == 1  # it never began again
+        assert job.ended[holder.number]["begun"] == 1  # It has not restarted its training.
 
 
-def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path: Path) -> None:
+def test_an_older_attempt_takes_over_when_the_newer_dies_without_a_successor(tmp_path: Path) -> None:
     plan = Faults()
     held = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
@@ -153,8 +153,8 @@ def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_
 @pytest.mark.parametrize(
     "rival", [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="with a rival")]
 )
-def test_a_window_that_outlasts_a_restart_of_the_server_and_a_lease(tmp_path: Path, rival: bool) -> None:
-    """Its worker finds out at its next request. Until then a later attempt may take over, and keeps the partition."""
+def test_a_window_may_outlast_a_restart_of_the_server_and_a_lease(tmp_path: Path, rival: bool) -> None:
+    """The worker learns of it with its next request; until then a later attempt may take over the partition."""
     plan = Faults()
     held = plan.at(worker=0, phase="between-epochs", attempt=0).hold()
     with Job(tmp_path, RULE, plan, workers=1, every=1, deadlines=SHORT_LEASE) as job:
@@ -173,15 +173,15 @@ def test_a_window_that_outlasts_a_restart_of_the_server_and_a_lease(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Path) -> None:
-    """Otherwise no worker would be left to repeat what a server forgot that died before it could save."""
+def test_an_attempt_that_finds_the_partition_ended_ends_only_after_a_snapshot(tmp_path: Path) -> None:
+    """Otherwise no worker would be left to repeat commits that a server loses if it dies before it saves them."""
     plan, folder = Faults(), tmp_path / "snapshots"
     end = plan.at(worker=0, phase="end", attempt=0).hold()
     leave = plan.at(worker=0, phase="leave", attempt=0).hold()
     with Job(folder, RULE, plan, workers=1, every=1000) as job:
         holder = job.start_one(0)
         end.wait()
-        folder.rename(tmp_path / "away")  # as good as a full disk
+        folder.rename(tmp_path / "away")  # Like on a full disk, nothing can be written.
         end.release()
         leave.wait()
         job.until_finished(1)

@@ -1,7 +1,7 @@
-"""Every fault in every phase of a worker's life: each mini-batch counts once, and nothing is left.
+"""Every fault in every phase of a worker: each mini-batch counts once, and nothing is left.
 
-Workers and server are processes; see `faults.job`. The cells one by one are slow; storms of several faults in one job
-have each fault and each phase in the default suite.
+Workers and server are processes; see `faults.job`. The single faults are slow tests; in the default suite, storms of
+several faults in one job contain each fault and each phase.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from support.faults.plan import FAULTS, PHASES, Faults
 
 from distkeras.ps.rules import Rule, make
 
-# The center of the first and of the last is known to the bit, in every order: see `Job.counts`.
+# The exact center of each rule with a number is known, in every order of commits: see `Job.counts`.
 RULES = {
     "downpour": (make("downpour", window=2), 1.0),
     "aeasgd": (make("aeasgd", window=2, rho=0.25, learning_rate=1.0), None),
     "averaging": (make("averaging", window=2), 0.5),
     "in a group": (make("downpour", window=2), 1.0),
 }
-#: Commits before the breakpoint, where there may be several such breakpoints.
+#: The number of commits before the breakpoint, for phases that occur several times.
 STEPS = {"mid-commit": 3, "after-commit": 3, "mid-reply": 3}
 STORMS = {
     "one": [
@@ -52,8 +52,8 @@ def schedule(plan: Faults, rule: Rule, worker: int, fault: str, phase: str) -> N
             getattr(at, fault)()
 
 
-def outcome(folder: Path, name: str, faults: list[tuple[int, str, str]]) -> None:
-    """Runs the job under these faults, checks it, and returns it."""
+def run_and_check(folder: Path, name: str, faults: list[tuple[int, str, str]]) -> None:
+    """Run a job with these faults, and check its result."""
     rule, each = RULES[name]
     plan = Faults()
     for one in faults:
@@ -71,7 +71,7 @@ def outcome(folder: Path, name: str, faults: list[tuple[int, str, str]]) -> None
         assert job.restarts == kinds.count("kill_server")
 
 
-def test_the_storms_have_everything() -> None:
+def test_the_storms_contain_every_fault_and_every_phase() -> None:
     faults = [fault for storm in STORMS.values() for fault in storm]
     assert {fault for _, fault, _ in faults} == set(FAULTS)
     assert {phase for *_, phase in faults} == set(PHASES)
@@ -86,28 +86,28 @@ def test_the_storms_have_everything() -> None:
         ("two", "in a group"),
     ],
 )
-def test_a_storm(tmp_path: Path, storm: str, rule: str) -> None:
-    outcome(tmp_path, rule, STORMS[storm])
+def test_each_mini_batch_counts_once_in_a_storm_of_faults(tmp_path: Path, storm: str, rule: str) -> None:
+    run_and_check(tmp_path, rule, STORMS[storm])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_all_storms_at_once(tmp_path: Path, rule: str) -> None:
-    outcome(tmp_path, rule, [fault for storm in STORMS.values() for fault in storm])
+def test_each_mini_batch_counts_once_in_all_storms_together(tmp_path: Path, rule: str) -> None:
+    run_and_check(tmp_path, rule, [fault for storm in STORMS.values() for fault in storm])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_cell(tmp_path: Path, fault: str, phase: str, rule: str) -> None:
-    outcome(tmp_path, rule, [(0, fault, phase)])
+def test_each_mini_batch_counts_once_after_a_single_fault(tmp_path: Path, fault: str, phase: str, rule: str) -> None:
+    run_and_check(tmp_path, rule, [(0, fault, phase)])
 
 
-class TestTheHelper:
-    """It notices what it is there to notice."""
+class TestJob:
+    """Errors that `Job` itself must detect."""
 
-    def test_a_fault_that_never_happens(self, tmp_path: Path) -> None:
+    def test_a_fault_that_never_happens_is_an_error(self, tmp_path: Path) -> None:
         plan = Faults()
         plan.at(worker=0, phase="mid-commit", step=1000).cut()
         job = Job(tmp_path, RULES["downpour"][0], plan, workers=1, epochs=1)
@@ -117,7 +117,7 @@ class TestTheHelper:
             job.__exit__(None, None, None)
 
     @pytest.mark.slow
-    def test_mini_batches_that_count_for_less_or_are_missing(self, tmp_path: Path) -> None:
+    def test_mini_batches_that_are_missing_or_have_less_weight_are_an_error(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("adag", window=2), workers=1, epochs=1) as job:
             job.run()
             job.check()

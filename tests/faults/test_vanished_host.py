@@ -1,4 +1,4 @@
-"""A host that vanishes without a word: routers between two network namespaces swallow everything."""
+"""A host that vanishes without closing its connections: the router between two network namespaces drops all packets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.patience import brief, patience
 
 ROOT = Path(__file__).parents[2]
 PEER = [sys.executable, str(ROOT / "tests" / "support" / "faults" / "vanishing_peers.py")]
-#: Seconds in which each end must have noticed.
-NOTICED = 40
+#: Seconds within which each end must detect the loss.
+DETECTED = 40
 
 
 def read(process: subprocess.Popen[str]) -> str:
@@ -25,7 +25,7 @@ def read(process: subprocess.Popen[str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["plain", "tls"])
-def test_both_ends_notice_whether_data_is_in_transit_or_not(how: str) -> None:
+def test_both_ends_detect_a_vanished_host_whether_data_is_in_transit_or_not(how: str) -> None:
     if how == "tls":
         pytest.importorskip("cryptography")
     try:
@@ -41,25 +41,25 @@ def test_both_ends_notice_whether_data_is_in_transit_or_not(how: str) -> None:
         try:
             assert read(server) == "ready"
             namespaces.swallow()
-            told = []
+            lines = []
             for process in (server, client):
                 assert process.stdin is not None
                 process.stdin.write("vanished\n")
                 process.stdin.flush()
             for process in (server, client):
-                told += process.communicate(timeout=patience(3 * NOTICED))[0].splitlines()
+                lines += process.communicate(timeout=patience(3 * DETECTED))[0].splitlines()
         finally:
             for process in (server, client):
                 process.kill()
                 process.wait(patience(10))
-    endings = {text: float(seconds) for seconds, _, text in (line.partition(" ") for line in told)}
+    endings = {text: float(seconds) for seconds, _, text in (line.partition(" ") for line in lines)}
     assert sorted(text.partition(":")[0] for text in endings) == [
         "client, asks",
         "client, waits",
         "server, idle",
         "server, owed an answer",
     ]
-    assert max(endings.values()) < brief(NOTICED), endings
+    assert max(endings.values()) < brief(DETECTED), endings
     for text in endings:
         if text.startswith("client"):
             assert "ServerLostError" in text

@@ -1,11 +1,11 @@
-"""`python tests/fuzz`: what `command.main` does."""
+"""The entry point of `python tests/fuzz`: see `command.main`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # Python puts this folder there; it is a package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # Python puts this folder there, but it is a package.
 
 from fuzz.command import main  # noqa: E402 - found on the path that was set above
 

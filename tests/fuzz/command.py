@@ -1,11 +1,11 @@
-"""Feeds the protocol and a running server invalid inputs, and checks that these are refused and do no harm.
+"""Feeds invalid inputs to the protocol and to a running server, and checks that they are refused without harm.
 
     python tests/fuzz --inputs 1000000 --live 100000      # both, some minutes each
     python tests/fuzz --guided 300                        # seconds, led by coverage; needs the package atheris
 
-Inputs are valid frames of every message type, damaged with knowledge of their structure, besides pure garbage; the same
+Inputs are valid frames of every message type, damaged with knowledge of their structure, and pure garbage; the same
 seed gives the same inputs. The parser may raise its two errors only, allocate no more than its limits, and end. A
-server must go on serving: an honest worker trains meanwhile, and its center must be the undisturbed one to the bit.
+server must keep serving: an honest worker trains meanwhile, and its center must be bitwise the undisturbed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fuzz.server import live
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs what is asked for; returns the exit status."""
+    """Run the parts that the arguments select; return the exit status."""
     options = argparse.ArgumentParser(
         prog="python tests/fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The parser again, with inputs that follow its coverage; needs the package atheris."""
+"""Coverage-guided inputs for the parser; needs the package atheris."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzz.parser import Target
 
 
 def guided(seconds: int, seed: int) -> int:
-    """The parser again, with inputs that atheris finds by coverage; returns its exit status."""
+    """Feed inputs that atheris finds by coverage to the parser; return its exit status."""
     import atheris
 
     def one(data: bytes) -> None:
@@ -23,7 +23,7 @@ def guided(seconds: int, seed: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number, whole in enumerate(Inputs(seed).corpus):
             Path(folder, str(number)).write_bytes(bytes([number % len(Target.KINDS), 255]) + whole)
-        child = os.fork()  # atheris ends the process
+        child = os.fork()  # atheris ends the process.
         if child == 0:
             for holder in (Reader, Connection):
                 for name, method in vars(holder).copy().items():

@@ -6,17 +6,17 @@ from distkeras.ps.protocol.framing import Connection
 
 
 def shake_hands(server: Connection, client: Connection) -> None:
-    """Takes both ends through the handshake; they hold the same key."""
+    """Perform the handshake of two ends that have the same key."""
     deliver(deliver(deliver(first_words(server), client), server), client)
 
 
 def first_words(connection: Connection) -> bytes:
-    """What ``connection`` sends unasked."""
+    """Return what ``connection`` sends first."""
     return b"".join(map(bytes, connection.start()))
 
 
 def deliver(data: bytes, connection: Connection) -> bytes:
-    """Hands ``data`` to ``connection``; returns what its handshake answers."""
+    """Deliver ``data`` to ``connection``; return the answers of its handshake."""
     answers = b""
     while data:
         space = connection.spaces()[0]

@@ -12,16 +12,16 @@ from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
 from distkeras.ps.protocol.messages import MESSAGES, Answer, Challenge, Message, Proof
 
 HANDSHAKE = (Challenge, Answer, Proof)
-#: Numbers at which code goes wrong.
+#: Numbers with which code often fails.
 EDGES = (0, 1, 2, 7, 8, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 class Inputs:
-    """Makes inputs: frames, damaged frames and garbage.
+    """A generator of frames, damaged frames and garbage.
 
     Args:
-        seed: the same one gives the same inputs.
-        size: elements of the vectors of about a tenth of the frames; the others have up to 20.
+        seed: the same seed gives the same inputs.
+        size: the number of elements of the vectors in about a tenth of the frames; the others have up to 20.
     """
 
     def __init__(self, seed: int, size: int = 200) -> None:
@@ -41,18 +41,18 @@ class Inputs:
         ]
 
     def below(self, bound: int) -> int:
-        """A random number in [0, bound)."""
+        """Return a random number in [0, bound)."""
         for draw in self._draws:
             return draw % bound
-        self._draws = iter(self._rng.integers(0, 2**62, 8192).tolist())  # one by one they would take most of the time
+        self._draws = iter(self._rng.integers(0, 2**62, 8192).tolist())  # Single draws would take most of the time.
         return self.below(bound)
 
     def chunk(self, most: int) -> bytes:
-        """Up to ``most`` random bytes."""
+        """Return up to ``most`` random bytes."""
         return self._rng.bytes(self.below(most + 1))
 
     def message(self, kind: type[Message]) -> Message:
-        """One with random fields of the right types."""
+        """Return a message with random fields of the right types."""
         values: dict[str, object] = {}
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
             if typing.get_origin(hint) is tuple:
@@ -86,7 +86,7 @@ class Inputs:
         return elements[: len(elements) // columns * columns].reshape(-1, columns) if columns else np.empty((0, 0))
 
     def any(self) -> bytes:
-        """One input."""
+        """Return one input."""
         choice = self.below(16)
         if choice == 0:
             return self.chunk(300)
@@ -98,14 +98,14 @@ class Inputs:
         return self._pick() + damaged if choice == 3 else damaged
 
     def damaged(self, whole: bytes) -> bytes:
-        """``whole`` with one to three damages."""
+        """Return ``whole`` with one to three damages."""
         data = bytearray(whole)
         for _ in range(1 + self.below(3)):
             data = self._damages[self.below(len(self._damages))](data)
         return bytes(data)
 
     def pieces(self, data: bytes) -> int:
-        """How many bytes of ``data`` come at a time."""
+        """Return how many bytes of ``data`` to send at a time."""
         return (len(data) or 1, 1 + len(data) // 200, 1 + self.below(64))[self.below(3)]
 
     def _pick(self) -> bytes:
@@ -118,14 +118,14 @@ class Inputs:
         return data
 
     def _header(self, data: bytearray) -> bytearray:
-        """One field of the header gets another value."""
+        """Change one field of the header."""
         at, length = ((4, 1), (5, 1), (6, 2), (8, 4), (12, 8))[self.below(5)]
         if len(data) >= at + length:
             data[at : at + length] = self._edge(length)
         return data
 
     def _number(self, data: bytearray) -> bytearray:
-        """A number among the fields, a string's length or a table's entry gets another value."""
+        """Change a number among the fields, the length of a string, or an entry of the array table."""
         length = (4, 8)[self.below(2)]
         if len(data) > 20 + length:
             at = 20 + self.below(min(len(data) - 20 - length, 200))
@@ -157,5 +157,5 @@ class Inputs:
 
 
 def frame(message: Message) -> bytes:
-    """Its bytes."""
+    """Return the bytes of a message."""
     return b"".join(bytes(buffer) for buffer in encode(message))

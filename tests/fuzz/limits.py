@@ -1,4 +1,4 @@
-"""What every program here is held to."""
+"""Limits of every program in this package."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from distkeras.ps.protocol.framing import Limits
 
 KEY = bytes(range(32))
 LIMITS = Limits(fields=4096, body=64 * 1024, arrays=16)
-#: Bytes that a process may grow by while it is fed.
+#: Bytes by which a process may grow while it receives inputs.
 ROOM = 64 << 20
-HANG = 60.0  # seconds
+HANG = 60.0  # In seconds.
 
 
 class Violation(AssertionError):
-    """What must not come of any input."""
+    """A behavior that no input may cause."""

@@ -1,4 +1,4 @@
-"""The parser: it may raise its two errors only, allocate no more than its limits, and must end."""
+"""The parser under test: it may raise only its two errors and allocate no more than its limits, and must end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fuzz.sealing import sealed
 
 
 class Target:
-    """What is fed: a `Reader`, or either end of a `Connection`, before or after the handshake.
+    """A parser under test: a `Reader`, or either end of a `Connection`, before or after the handshake.
 
-    A peer's frames have tags; frames that a relay between the two ends makes have none that fits.
+    A peer's frames have tags; the frames of a man in the middle have no valid tags.
     """
 
     KINDS = ("reader", "stranger's server", "stranger's client", "peer's server", "peer's client", "relay's server")
@@ -42,7 +42,7 @@ class Target:
                 self._seal = other.seal if kind.startswith("peer") else None
 
     def genuine(self) -> bytes:
-        """What a stranger would have to say to be let in."""
+        """Return the bytes that would authenticate a stranger."""
         assert isinstance(self.parser, Connection)
         other = Connection(server=not self.parser.server, key=KEY)
         if self.parser.server:
@@ -59,10 +59,10 @@ class Target:
         return np.empty(size, dtype)
 
     def feed(self, data: bytes, step: int) -> str:
-        """``data``, ``step`` bytes at a time, and the end of the stream; returns what came of it.
+        """Feed ``data``, ``step`` bytes at a time, and the end of the stream; return the outcome.
 
         Raises:
-            Violation: what must not happen.
+            Violation: the parser misbehaved.
         """
         data = sealed(data, self._seal)
         view, at, outcome = memoryview(data), 0, "waits"
@@ -85,17 +85,17 @@ class Target:
             outcome = "not authenticated"
         except RemoteProtocolError as error:
             outcome = "cut off" if "its end within one" in error.message else "refused"
-        if self.kind.startswith("stranger") and self.parser.authenticated:  # type: ignore[union-attr]  # strangers meet a `Connection`
+        if self.kind.startswith("stranger") and self.parser.authenticated:  # strangers use a `Connection`
             if not (self._genuine and data.startswith(self._genuine)):
                 raise Violation("a stranger was let in")
             outcome += " after the genuine handshake"
         return outcome
 
     def check(self, event: Message | EndOfStream) -> None:
-        """What the parser may give.
+        """Check an event of the parser.
 
         Raises:
-            Violation: anything else.
+            Violation: the parser must not return this event.
         """
         if not isinstance(event, MESSAGES):
             raise Violation(f"{event} within the stream")
@@ -107,15 +107,16 @@ class Target:
 
 
 def parse(count: int, seed: int) -> Counter[str]:
-    """Feeds ``count`` inputs to parsers; returns how many had which outcome.
+    """Feed ``count`` inputs to parsers; return the number of inputs by outcome.
 
     Raises:
-        Violation: what must not come of an input, with the input.
+        Violation: an input made a parser misbehave; the message contains the input.
     """
     inputs, outcomes = Inputs(seed), Counter[str]()
     before = 0
     with contextlib.ExitStack() as watch:
-        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process in the middle of later work
+        # Otherwise it would end this process during later work.
+        watch.callback(faulthandler.cancel_dump_traceback_later)
         for number in range(count):
             if number % 1000 == 0:
                 faulthandler.dump_traceback_later(HANG, exit=True, file=2)

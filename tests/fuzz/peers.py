@@ -1,4 +1,4 @@
-"""Who talks with the server: one worker that keeps the protocol, and attackers."""
+"""Peers of the server: a worker that follows the protocol, and attackers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from fuzz.inputs import Inputs, frame
 from fuzz.limits import HANG, KEY, Violation
 from fuzz.sealing import sealed
 
-#: From how many networks, and hosts in each, a server is attacked.
+#: The number of networks, and of hosts in each, from which a server is attacked.
 ADDRESSES = (4, 250)
 
 
 class HonestWorker(threading.Thread):
-    """A worker whose every commit depends on the center that it was sent; its connection is cut now and then."""
+    """A worker whose every commit depends on the center that it received; its connection is cut at times."""
 
     def __init__(self, address: Address, size: int, steps: int | None = None) -> None:
         super().__init__(daemon=True)
@@ -52,10 +52,10 @@ class HonestWorker(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Trains; an error is in ``error``."""
+        """Train; an error is stored in ``error``."""
         try:
             self._train()
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self.error = error
 
     def _train(self) -> None:
@@ -82,7 +82,7 @@ class HonestWorker(threading.Thread):
 
 
 class Attacker:
-    """Sends inputs to a server: as a stranger, or as a peer that holds the key."""
+    """An attacker that sends inputs to a server, as a stranger or as a peer that has the key."""
 
     def __init__(self, address: Address, seed: int, size: int, limits: Limits) -> None:
         self._address = address
@@ -95,7 +95,7 @@ class Attacker:
         self.error: BaseException | None = None
 
     def _plausible_requests(self, size: int) -> list[bytes]:
-        """What a worker or driver would send, but for its lease."""
+        """Return requests of a worker or driver that has no lease."""
         vector = np.zeros(size, np.float32)
         sender: dict[str, Any] = {"worker": 0, "attempt": 77, "incarnation": 1, "sequence": 1}
         record: dict[str, Any] = {"epoch": 0, "first": 0, "last": 0, "epoch_end": False, "wants_center": True}
@@ -116,7 +116,7 @@ class Attacker:
         return [frame(request) for request in requests for _ in range(10)]
 
     def send(self, count: int) -> None:
-        """``count`` inputs; the first `Violation` ends it, and is in ``error``."""
+        """Send ``count`` inputs; the first `Violation` ends this, and is stored in ``error``."""
         try:
             for number in range(count):
                 data = self._inputs.any()
@@ -124,13 +124,13 @@ class Attacker:
                     self._as_stranger(data)
                 else:
                     self._as_peer(data)
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self.error = error
         finally:
             self._hang_up()
 
     def _dial(self) -> socket.socket:
-        # From many addresses, and without leaving their ports taken for a minute each.
+        # Use many addresses, and do not leave their ports in use for a minute each.
         sock = socket.socket()
         sock.settimeout(HANG)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -146,11 +146,11 @@ class Attacker:
                 if self._inputs.below(4) == 0:
                     self.outcomes["stranger: hung up at once"] += 1
                     return
-                with contextlib.suppress(OSError):  # it may have hung up
+                with contextlib.suppress(OSError):  # The server may have closed the connection.
                     sock.shutdown(socket.SHUT_WR)
-            heard = drained(sock)
-        if len(heard) > 2 * len(frame(Challenge(np.zeros(32, np.uint8)))):
-            raise Violation(f"a stranger was sent {heard!r} for {data!r}")
+            response = drained(sock)
+        if len(response) > 2 * len(frame(Challenge(np.zeros(32, np.uint8)))):
+            raise Violation(f"a stranger was sent {response!r} for {data!r}")
         self.outcomes["stranger: refused"] += 1
 
     def _as_peer(self, data: bytes) -> None:
@@ -180,7 +180,7 @@ class Attacker:
             self._hang_up()
 
     def _expected_outcome(self, data: bytes) -> tuple[str, int]:
-        """What a server must do with ``data`` from a peer, and how many requests there are in it."""
+        """Return what a server must do with ``data`` from a peer, and the number of requests in it."""
         parser = Connection(server=True, key=KEY, limits=self._limits)
         sender = Connection(server=False, key=KEY)
         shake_hands(parser, sender)
@@ -198,7 +198,7 @@ class Attacker:
                 if entitled(event, self._size):
                     return "entitled", requests
                 if isinstance(event, Observe) and not event.patience < 1:
-                    return "waits", requests  # until something happens, which it need not
+                    return "waits", requests  # The server waits for an event that may never happen.
                 requests += 1
         try:
             parser.received(0)
@@ -207,7 +207,7 @@ class Attacker:
         return "served", requests
 
     def _authenticate(self) -> tuple[socket.socket, Connection]:
-        for _ in range(1000):  # a crowd is in its own way: the first that came makes room
+        for _ in range(1000):  # Other pending connections may make the server evict this one.
             sock = self._dial()
             connection = Connection(server=False, key=self._address.key)
             try:
@@ -232,8 +232,8 @@ class Attacker:
 
 
 def entitled(event: Message | EndOfStream, size: int) -> bool:
-    """Return whether a peer may end or change the job by this: every holder of the key is trusted."""
-    if isinstance(event, Hello):  # another model ends the job
+    """Return whether a peer may end or change the job by this message: every holder of the key is trusted."""
+    if isinstance(event, Hello):  # Another model ends the job.
         return event.worker == 0 or (event.size, event.moving_statistics) != (size, 0)
     if isinstance(event, (Abort, Fault)):
         return True
@@ -241,16 +241,16 @@ def entitled(event: Message | EndOfStream, size: int) -> bool:
 
 
 def drained(sock: socket.socket) -> bytes:
-    """All that comes, to the end of the stream."""
-    heard = b""
+    """Return everything that arrives until the end of the stream."""
+    response = b""
     with contextlib.suppress(ConnectionError):
         while piece := sock.recv(65536):
-            heard += piece
-    return heard
+            response += piece
+    return response
 
 
 def next_event(sock: socket.socket, connection: Connection) -> Message | EndOfStream:
-    """The next message."""
+    """Return the next message."""
     while True:
         event, _ = connection.received(sock.recv_into(connection.spaces()[0]))
         if event is not None:

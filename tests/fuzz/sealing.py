@@ -1,4 +1,4 @@
-"""Tags for invalid frames, so that more is met than the check of a tag."""
+"""Tags for invalid frames, so that inputs reach more code than the check of the tag."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DTYPES = ("u1", "<f4", "<f8")
 
 
 def sealed(data: bytes, seal: Seal | None) -> bytes:
-    """``data`` with a tag in each whole frame at its beginning; what follows the last of them is left as it is.
+    """Return ``data`` with a tag in each whole frame at its beginning, and with the rest unchanged.
 
     Args:
-        data: frames without tags, damaged ones too.
-        seal: the sender's; None: frames have no tags yet.
+        data: frames without tags, which may be damaged.
+        seal: the sender's seal; None: frames have no tags.
     """
     done = b""
     while seal is not None and (arrays := _arrays(data)) is not None:
@@ -31,7 +31,7 @@ def sealed(data: bytes, seal: Seal | None) -> bytes:
 
 
 def _arrays(data: bytes) -> list[np.ndarray] | None:
-    """The arrays of the frame at the beginning of ``data``; None where there is no whole one."""
+    """Return the arrays of the frame at the beginning of ``data``, or None if there is no whole frame."""
     if len(data) < _HEADER.size:
         return None
     magic, _, code, count, fields, body = _HEADER.unpack_from(data)

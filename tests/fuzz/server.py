@@ -1,4 +1,4 @@
-"""A running server under attack: it must go on serving, and its center must be the undisturbed one to the bit."""
+"""A running server under attack: it must keep serving, and its center must be bitwise the undisturbed one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fuzz.peers import ADDRESSES, Attacker, HonestWorker
 
 
 class ServerLog(logging.Handler):
-    """What the server says, which its driver hands on; not to be shown, as there is a lot of it."""
+    """A handler that counts the server's log records, which its driver forwards, and does not print them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refusals = 0
-        #: Lines that are no records: an unexpected exception.
+        #: Lines that are no records, such as those of an unexpected exception.
         self.strange: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Counts ``record``."""
+        """Count ``record``."""
         text = record.getMessage()
         self.refusals += record.name.endswith(".admission")
         if record.name.endswith(".process") or "Traceback" in text:
@@ -51,26 +51,26 @@ class ServerLog(logging.Handler):
 
 
 def memory(pid: int, name: str) -> int:
-    """``VmRSS`` or ``VmHWM`` of a process, in bytes."""
+    """Return ``VmRSS`` or ``VmHWM`` of a process, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def threads(pid: int) -> int:
-    """How many a process has."""
+    """Return the number of threads of a process."""
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 @dataclass(frozen=True)
 class Aftermath:
-    """What is there after an attack.
+    """The state after an attack.
 
     Args:
-        steps: commits of the honest worker.
-        center: float32 ``(size,)``.
+        steps: the number of the honest worker's commits.
+        center: the center, float32 ``(size,)``.
         commits: the commit log.
-        threads: of the server, above those before.
-        grown: bytes by which the server has grown at most.
+        threads: the number of the server's threads above that before the attack.
+        grown: the largest growth of the server's memory, in bytes.
     """
 
     steps: int
@@ -81,19 +81,19 @@ class Aftermath:
 
 
 def live(count: int, seed: int, *, size: int = 20_000, attackers: int = 3) -> Counter[str]:
-    """Send ``count`` inputs to a server while an honest worker trains; return how many had which outcome.
+    """Send ``count`` inputs to a server while an honest worker trains; return the number of inputs by outcome.
 
     Raises:
         Violation: the worker, the server or a connection was harmed.
     """
     deadlines = Deadlines(handshake=5.0, frame=5.0)
-    limits = Limits(body=4 * size + (16 << 20))  # what the server allows
+    limits = Limits(body=4 * size + (16 << 20))  # This is the server's own limit.
     settings = ServerSettings(make("downpour", window=1), workers=1, deadlines=deadlines)
     with ServerLog() as log, ServerProcess(settings) as process:
         attacks = [Attacker(process.address, seed + number, size, limits) for number in range(attackers)]
         honest = HonestWorker(process.address, size)
         after = attacked(process, honest, attacks, count // attackers)
-        process.close()  # and the last that it logs is here
+        process.close()  # The server's last log records have arrived.
     if log.strange or log.refusals > 2 * ADDRESSES[0] * ADDRESSES[1]:
         raise Violation(f"the server said {log.refusals} times that it refused a peer, and {log.strange}")
     by_itself = compare_with_undisturbed(after)
@@ -112,10 +112,10 @@ def live(count: int, seed: int, *, size: int = 20_000, attackers: int = 3) -> Co
 
 
 def attacked(process: ServerProcess, honest: HonestWorker, attacks: list[Attacker], inputs: int) -> Aftermath:
-    """Attacks the server, ``inputs`` each, while the honest worker trains.
+    """Attack the server with ``inputs`` inputs of each attacker while the honest worker trains.
 
     Raises:
-        Violation: a peer met what it should not, or threads are left behind.
+        Violation: an attacker or the worker failed, or threads are left.
     """
     driver = DriverClient(process.address)
     driver.publish(np.zeros(honest.size, np.float32))
@@ -138,7 +138,7 @@ def attacked(process: ServerProcess, honest: HonestWorker, attacks: list[Attacke
         honest.steps,
         driver.center().center.copy(),
         driver.drain(0, honest.steps + 1).commits.view(COMMIT),
-        # The driver's own thread is one of those; the honest worker's has ended.
+        # The driver's own thread is one of those; the honest worker's thread has ended.
         threads=threads_left(process.pid, threads_before) - threads_before,
         grown=memory(process.pid, "VmHWM") - memory_before,
     )
@@ -147,10 +147,10 @@ def attacked(process: ServerProcess, honest: HonestWorker, attacks: list[Attacke
 
 
 def threads_left(pid: int, before: int) -> int:
-    """How many threads a process has, once there are no more than ``before``.
+    """Wait until a process has at most ``before`` threads; return their number.
 
     Raises:
-        Violation: there still are more when the time is over.
+        Violation: the process still has more threads at the deadline.
     """
     deadline = time.monotonic() + HANG
     while (left := threads(pid)) > before:
@@ -161,10 +161,10 @@ def threads_left(pid: int, before: int) -> int:
 
 
 def compare_with_undisturbed(after: Aftermath) -> int:
-    """Returns the bytes by which an undisturbed server grows.
+    """Compare with an undisturbed server; return the bytes by which that server grows.
 
     Raises:
-        Violation: the ledger, the center or the memory is not what it would have been.
+        Violation: the ledger, the center or the memory differs.
     """
     steps = after.steps
     if after.commits["first_batch"].tolist() != list(range(steps)) or set(after.commits["worker"].tolist()) != {0}:
@@ -178,7 +178,7 @@ def compare_with_undisturbed(after: Aftermath) -> int:
 
 
 def undisturbed(steps: int, size: int) -> tuple[np.ndarray, int]:
-    """Return the center after as many steps of the worker alone, and the bytes by which the server's records grew."""
+    """Return the center after ``steps`` steps of the worker alone, and the bytes by which the server grew."""
     with ServerProcess(ServerSettings(make("downpour", window=1), workers=1)) as process:
         driver = DriverClient(process.address)
         driver.publish(np.zeros(size, np.float32))

@@ -1,4 +1,4 @@
-"""An attempt of a worker: a process that can be stopped, woken and killed."""
+"""An attempt of a worker: a process that can be suspended, resumed and killed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from support.faults.plan import PATIENCE
 if TYPE_CHECKING:
     from support.faults.job import Job
 
-#: Where `support` is found.
+#: The folder that contains `support`.
 _TESTS = Path(__file__).parents[2]
 
 
 class Attempt:
-    """One worker process."""
+    """A worker process."""
 
     def __init__(self, job: Job, worker: int, number: int) -> None:
         self.worker, self.number = worker, number
-        #: The answer that it got when it joined.
+        #: The welcome that it received.
         self.welcome: dict[str, Any] | None = None
-        #: Whether it joined, went on from a breakpoint, and came to its end.
+        #: Whether it joined, continued after a breakpoint, and ended.
         self.joined, self.went_on, self.over = threading.Event(), threading.Event(), threading.Event()
         self._killed = False
         self._line = b""
@@ -40,7 +40,7 @@ class Attempt:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # Its folder by name: with PYTHONSAFEPATH a script does not find its neighbors.
+            # The folder must be named: with PYTHONSAFEPATH a script does not find modules in its own folder.
             env=os.environ
             | {
                 "OPENBLAS_NUM_THREADS": "1",
@@ -56,7 +56,7 @@ class Attempt:
             "groups": job.groups,
             "attempt": number,
             "size": job.size,
-            "told": job.workers * job.batches,
+            "reported": job.workers * job.batches,
             "values": job.elements(worker),
             "epochs": job.epochs,
             "deadlines": dataclasses.asdict(job.deadlines),
@@ -74,16 +74,16 @@ class Attempt:
 
     def tell(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # of its death `receive` tells
+        with contextlib.suppress(BrokenPipeError):  # `receive` reports the worker's death.
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
 
     def receive(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
-        """Its next line; None at the end of all."""
+        """Return its next line, or None at the end of its output."""
         assert self._process.stdout is not None
         descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + timeout
         while b"\n" not in self._line:
             readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            assert readable, f"worker {self.worker}, attempt {self.number}, says nothing"
+            assert readable, f"worker {self.worker}, attempt {self.number}, does not send a line"
             piece = os.read(descriptor, 65536)
             if not piece:
                 return None
@@ -92,12 +92,12 @@ class Attempt:
         return json.loads(line)
 
     def kill(self) -> None:
-        """As a test does, or the plan."""
+        """Kill the process, on request of a test or the plan."""
         self._killed = True
         self._process.kill()
 
     def stop(self) -> None:
-        """Returns when it is stopped."""
+        """Suspend the process; return when it is suspended."""
         self._process.send_signal(signal.SIGSTOP)
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
@@ -106,7 +106,7 @@ class Attempt:
         self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> int:
-        """Waits for its end; returns its exit code."""
+        """Wait for the end of the process; return its exit code."""
         try:
             return self._process.wait(PATIENCE)
         finally:
@@ -115,7 +115,7 @@ class Attempt:
                     pipe.close()
 
     def was_killed(self) -> bool:
-        """At its end: whether that was meant."""
+        """Wait for the end of the process; check that the test or the plan killed it."""
         code = self.end()
         assert self._killed, f"worker {self.worker}, attempt {self.number}, ended: {code}"
         return code == -signal.SIGKILL

@@ -1,10 +1,10 @@
 """A job with a `plan` of faults: real worker processes (`killable_worker`), and a real server process.
 
-A worker that is killed is started again under a higher attempt's number, as Spark does; a server is restarted from its
-snapshots. At the end nothing may be left: no process, thread, open file, port or half-written snapshot.
+A killed worker is started again under a higher attempt number, as Spark does; a server is restarted from its
+snapshots. At the end no process, thread, open file, port or half-written snapshot may be left.
 
-The data are made for counting: mini-batch b of worker w has a gradient of 1 at one element, its own. A rule that adds
-what the workers did to the center ends with what each mini-batch counted, to the bit.
+Mini-batch b of worker w has a gradient of 1 at one element of its own. With a rule that adds the workers' steps to
+the center, the center at the end therefore shows how often each mini-batch counted, exactly.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from support.faults.attempt import Attempt
 from support.faults.plan import PATIENCE, Fault, Faults
 from support.patience import PATIENT, brief, patience
 
-#: A stop of `LONG` seconds outlasts `frame` and `handshake`; who runs into them by being slow connects again.
+#: A stop of `LONG` seconds outlasts `frame` and `handshake`; a peer that misses them because it is slow reconnects.
 DEADLINES = dataclasses.replace(PATIENT, handshake=brief(2), frame=brief(2))
 LONG = brief(2.5)
 SIZE, LARGE = 501, 1_000_003
-#: Where `support` is found.
+#: The folder that contains `support`.
 _TESTS = Path(__file__).parents[2]
 _T = TypeVar("_T")
 
@@ -48,14 +48,14 @@ class Job:
     """A server process with snapshots, and for each partition a thread that starts attempts and injects faults.
 
     Args:
-        folder: for the snapshots.
+        folder: the folder for the snapshots.
         rule: the update rule; one that steps at the server has a learning rate of 1.
-        plan: what happens.
-        workers, batches, epochs: how much there is to do: ``batches`` mini-batches a partition and epoch.
-        size: elements of the model. A vector of `LARGE` is longer than the buffers of its socket.
-        every: commits from one snapshot to the next; None: no snapshots.
-        deadlines: of server and workers.
-        groups: how many groups the workers are in; None: each commits for itself.
+        plan: the faults.
+        workers, batches, epochs: their numbers, with ``batches`` mini-batches for each partition and epoch.
+        size: the number of the model's elements. A vector of `LARGE` is longer than the buffers of its socket.
+        every: the number of commits from one snapshot to the next; None: no snapshots.
+        deadlines: the deadlines of server and workers.
+        groups: the number of groups of workers; None: no groups.
     """
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
@@ -91,7 +91,7 @@ class Job:
         )
         self.process.start()
         self.attempts: list[Attempt] = []
-        #: What the attempts said at their end, by their number.
+        #: The last line of each attempt, by its number.
         self.ended: dict[int, dict[str, Any]] = {}
         self.errors: list[BaseException] = []
         self.restarts = 0
@@ -105,13 +105,13 @@ class Job:
         self._driver.publish(np.zeros(self.size, np.float32), model=b"the model")
 
     def elements(self, worker: int) -> list[int]:
-        """Where the gradients of a partition's mini-batches are 1."""
+        """Return the element at which each mini-batch of a partition has a gradient of 1."""
         return list(range(worker * self.batches, (worker + 1) * self.batches))
 
-    # ---- what happens
+    # ---- execution
 
     def attempt(self, worker: int) -> Attempt:
-        """Starts one, under the next number."""
+        """Start an attempt under the next number."""
         with self._lock:
             made = Attempt(self, worker, len(self.attempts))
             self.attempts.append(made)
@@ -120,13 +120,13 @@ class Job:
         return made
 
     def run(self) -> None:
-        """Every partition to its end."""
+        """Run every partition to its end."""
         for worker in range(self.workers):
             self.start(worker)
         self.wait()
 
     def start(self, worker: int) -> None:
-        """A partition's attempts, one after the other, until one of them ends as it should."""
+        """Start a partition's attempts, one after the other, until one of them ends successfully."""
 
         def run() -> None:
             while not (self.supervise(self.attempt(worker)) or self._over):
@@ -135,7 +135,7 @@ class Job:
         self._in_thread(run)
 
     def start_one(self, worker: int) -> Attempt:
-        """One attempt alone."""
+        """Start a single attempt."""
         attempt = self.attempt(worker)
         self._in_thread(lambda: self.supervise(attempt))
         return attempt
@@ -155,13 +155,13 @@ class Job:
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
             while thread.is_alive() and not self.errors:
-                assert time.monotonic() < deadline, "a partition does not come to its end"
+                assert time.monotonic() < deadline, "a partition does not end"
                 thread.join(0.2)
         if self.errors:
             raise self.errors[0]
 
     def supervise(self, attempt: Attempt) -> bool:
-        """Strikes ``attempt`` where it is planned; returns whether it brought its partition to the end."""
+        """Inject the planned faults into ``attempt``; return whether it completed its partition."""
         fault: Fault | None = None
         while (news := attempt.receive()) is not None:
             if "at" in news:
@@ -189,7 +189,7 @@ class Job:
         return False
 
     def _inject(self, fault: Fault, attempt: Attempt, sequence: int) -> dict[str, Any] | None:
-        """Lets ``fault`` happen; returns the worker's order, None if it is dead."""
+        """Inject ``fault``; return the order for the worker, or None if it is dead."""
         if fault.phase == "after-commit":
             self.until_applied(fault.worker, sequence + 1)
         if fault.kind == "kill":
@@ -203,7 +203,7 @@ class Job:
         elif fault.kind == "kill_server":
             self.kill_server()
         elif fault.hold is not None:
-            fault.fired = True  # the test may kill it there
+            fault.fired = True  # The test may kill the worker there.
             fault.hold.reach()
         return {"order": fault.kind, "rate": fault.amount}
 
@@ -213,17 +213,17 @@ class Job:
             assert self.process.exited(PATIENCE)
 
     def revive(self) -> None:
-        """The dead server, from its snapshots."""
+        """Restart the dead server from its snapshots."""
         with self._lock:
             self._driver.close()
             self.process.restart()
             self.restarts += 1
             self._publish()
 
-    # ---- what is there
+    # ---- inspection
 
     def ask(self, call: Callable[[DriverClient], _T]) -> _T:
-        """``call`` with the driver's connection, again while another thread brings the server back."""
+        """Return ``call(driver)`` of the driver's client; repeat it while another thread restarts the server."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -233,16 +233,16 @@ class Job:
                 assert time.monotonic() < deadline
 
     def commits(self) -> np.ndarray:
-        """The ledger: `records.COMMIT`, in clock order."""
+        """Return the ledger: `records.COMMIT`, in clock order."""
         return self.ask(lambda driver: driver.drain()).commits.view(COMMIT)
 
     def center(self) -> np.ndarray:
         return self.ask(lambda driver: driver.center()).center
 
     def until_applied(self, worker: int, sequence: int) -> None:
-        """Waits until a commit is in the ledger, or the server is another one."""
+        """Wait until a commit is in the ledger, or the server has been restarted."""
         deadline, lives = time.monotonic() + PATIENCE, self.restarts
-        while lives == self.restarts:  # what a server forgets is applied again only when the worker goes on
+        while lives == self.restarts:  # A commit that a server loses is applied again only when the worker continues.
             commits = self.commits()
             if sequence in commits["sequence"][commits["worker"] == worker]:
                 return
@@ -251,14 +251,14 @@ class Job:
             self.ask(lambda driver: driver.observe(clock, 0.2))  # noqa: B023 - called at once
 
     def until_finished(self, partitions: int) -> None:
-        """Waits until as many have left."""
+        """Wait until so many partitions have ended."""
         deadline = time.monotonic() + PATIENCE
         while self.ask(lambda driver: driver.observe(-1, 0.0)).finished < partitions:
-            assert time.monotonic() < deadline, f"{partitions} partitions do not come to their end"
+            assert time.monotonic() < deadline, f"{partitions} partitions do not end"
             threading.Event().wait(0.05)
 
     def check(self) -> None:
-        """Every mini-batch of every partition and epoch is in the ledger once, in order, with its row of history."""
+        """Check that the ledger has every partition's mini-batches of every epoch once and in order, with history."""
         records = self.ask(lambda driver: driver.drain())
         commits = records.commits.view(COMMIT)
         names = ["clock", "worker", "incarnation", "sequence", "epoch", "first_batch", "last_batch"]
@@ -276,20 +276,20 @@ class Job:
         assert (status.finished, status.clock) == (self.workers, len(commits))
 
     def counts(self, each: float) -> None:
-        """Every mini-batch moved the center by minus ``each``, and nothing else did."""
+        """Check that every mini-batch moved the center by minus ``each``, and that nothing else changed it."""
         expected = np.zeros(self.size, np.float32)
         expected[: self.workers * self.batches] = -each * self.epochs
         np.testing.assert_array_equal(self.center(), expected)
 
     def elastic(self) -> None:
-        """What the workers did is in the center or still in their own models, wherever these began."""
+        """Check that each step of the workers is in the center or in their own replicas, wherever these began."""
         total = self.center()[: self.workers * self.batches].astype(np.float64)
         for news in self.ended.values():
-            assert news["begun"] == 1, "a model that began again has forgotten what it had moved"
+            assert news["begun"] == 1, "a replica that was restarted has lost its steps"
             total += news["moved"]
         np.testing.assert_allclose(total, -self.epochs, rtol=0, atol=1e-5)
 
-    # ---- the end
+    # ---- cleanup
 
     def __enter__(self) -> Job:
         return self
@@ -321,7 +321,7 @@ class Job:
 
 
 def _resources() -> dict[str, Any]:
-    """Processes, threads and descriptors of this process."""
+    """Return the child processes, threads and number of descriptors of this process."""
     me = psutil.Process()
     return {
         "children": {child.pid for child in me.children(recursive=True)},
@@ -331,7 +331,7 @@ def _resources() -> dict[str, Any]:
 
 
 def _leaked(before: dict[str, Any]) -> dict[str, Any]:
-    """What this process has now and had not then; what others leave behind may go meanwhile, and may take a moment."""
+    """Return the resources gained since ``before``; wait for those that are still being released."""
     deadline = time.monotonic() + patience(10)
     while True:
         now = _resources()

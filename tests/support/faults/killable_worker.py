@@ -1,7 +1,7 @@
-"""A toy worker as a process of its own, which reports where it is and waits for orders: see `faults.job`.
+"""A toy worker as a process of its own, which reports its breakpoints and waits for orders: see `faults.job`.
 
-It reads its settings, one line of JSON, from standard input. At each of its breakpoints it writes a line and waits for
-the order to go on; its last line says how it ended.
+It reads its settings, one line of JSON, from standard input. At each of its breakpoints it writes a line and waits
+for the order to continue; its last line reports its result.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from distkeras.ps.worker.loop import run_worker, work
 from distkeras.ps.world.streams import Stream
 from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
-#: Bytes that a slow connection moves at a time.
+#: Bytes that a slow connection transfers at a time.
 _PIECE = 128
-#: Frames of which half is sent when their breakpoint is reached, and those that are out.
+#: The kinds of frames of which half is sent at their breakpoint, and of those that are sent completely.
 _HALF_SENT = {"the": "handshake", "FetchModel": "model", "Pull": "pull", "Commit": "mid-commit"}
 _SENT = {"Commit": "after-commit", "Leave": "leave"}
 
 
 class Breakpoints:
-    """Where this worker stops: phases, each at a number of commits applied before (None: any)."""
+    """The phases at which this worker stops, each after a number of applied commits (None: any number)."""
 
     def __init__(self, breakpoints: list[dict[str, Any]], order_timeout: float) -> None:
         self._left = breakpoints
@@ -50,7 +50,7 @@ class Breakpoints:
         return None
 
     def reached(self, phase: str, connection: BreakpointChannel | None) -> None:
-        """Report it, if it is a breakpoint, and do what the order says."""
+        """If there is a breakpoint, report it and perform the order that follows."""
         entry = self.wants(phase)
         if entry is None:
             return
@@ -68,7 +68,7 @@ class Breakpoints:
 
 @dataclass
 class Pipe:
-    """In place of a channel's own stream, which does the rest."""
+    """A stream with other functions to read and write, in place of a channel's own stream."""
 
     read: Callable[[list[memoryview], float, bool], int]
     write: Callable[[list[memoryview], float], int]
@@ -79,7 +79,7 @@ class Pipe:
 
 
 class BreakpointChannel(Channel):
-    """A channel with breakpoints in the middle of its frames and behind them."""
+    """A channel with breakpoints within its frames and after them."""
 
     breakpoints: Breakpoints
 
@@ -100,19 +100,19 @@ class BreakpointChannel(Channel):
             return super().receive(timeout, what)
         pipe = self.stream
 
-        def some(spaces: list[memoryview], timeout: float, whole: bool) -> int:
+        def read_first_bytes(spaces: list[memoryview], timeout: float, whole: bool) -> int:
             if sum(map(len, spaces)) <= 4 * _PIECE:
                 return pipe.read(spaces, timeout, whole)
-            self.stream = pipe  # the vector, of which the first bytes are about to come
+            self.stream = pipe  # This is the vector, whose first bytes are about to arrive.
             count = pipe.read([spaces[0][:_PIECE]], timeout, False)
             self.breakpoints.reached("mid-reply", self)
             return count
 
-        self.stream = Pipe(some, pipe.write, pipe)
+        self.stream = Pipe(read_first_bytes, pipe.write, pipe)
         return super().receive(timeout, what)
 
     def slow_down(self, rate: float) -> None:
-        """From now on at most ``rate`` bytes a second, in small pieces."""
+        """Transfer at most ``rate`` bytes a second from now on, in small pieces."""
         pipe = self.stream
 
         def dribble_in(spaces: list[memoryview], timeout: float, whole: bool) -> int:
@@ -127,7 +127,7 @@ class BreakpointChannel(Channel):
 
 
 class TrackingReplica(ToyReplica):
-    """A model that remembers where it began: at the center, as others had left it."""
+    """A replica that records the parameters with which it began, which is the center at that time."""
 
     began: np.ndarray | None = None
 
@@ -137,12 +137,12 @@ class TrackingReplica(ToyReplica):
             self.began = vector.copy()
 
     def explored(self) -> np.ndarray:
-        """By how much, up to now."""
+        """Return the sum of the replica's own steps so far."""
         return self.theta if self.began is None else self.theta - self.began
 
 
 def pause(seconds: float) -> None:
-    """What a slow line takes."""
+    """Wait as long as a slow connection takes."""
     select.select([], [], [], seconds)
 
 
@@ -175,9 +175,9 @@ def main() -> None:
     def stopping(source: Iterator[ToyBatch]) -> Iterator[ToyBatch]:
         for batch in source:
             if (batch.epoch > 0, batch.index) == (True, 0):
-                breakpoints.reached("between-epochs", client.channel)  # type: ignore[arg-type]  # it is one of ours
+                breakpoints.reached("between-epochs", client.channel)  # a `BreakpointChannel`
             yield batch
-        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]  # it is one of ours
+        breakpoints.reached("end", client.channel)  # a `BreakpointChannel`
 
     def begin(welcome: Welcome) -> Loop:
         replicas.append(TrackingReplica(size, 1.0, one_hot, np.float32))
@@ -196,7 +196,7 @@ def main() -> None:
     else:
         if group is not None:
             group.close()
-        moved = replicas[-1].explored()[: settings["told"]].tolist() if replicas else None
+        moved = replicas[-1].explored()[: settings["reported"]].tolist() if replicas else None
         tell(done=True, begun=len(replicas), moved=moved)
 
 

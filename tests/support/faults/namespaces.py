@@ -1,4 +1,4 @@
-"""Two hosts and a router between them, as network namespaces of this machine; the router can swallow all there is."""
+"""Two hosts and a router between them, as network namespaces of this machine; the router can drop all packets."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from support.patience import patience
 
-#: Each host, the router's address in its network, and its own.
+#: The router's address in each host's network, and the host's own address.
 HOSTS = {"worker": ("10.213.1.1", "10.213.1.2"), "server": ("10.213.2.1", "10.213.2.2")}
 
 
 class Namespaces:
-    """A worker's and a server's host, in networks of their own, until it is closed.
+    """A worker's and a server's host in networks of their own, which exist until this is closed.
 
     Raises:
-        PermissionError: this machine does not let us.
+        PermissionError: this process may not create network namespaces.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,16 @@ class Namespaces:
         self.close()
 
     def start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """A process of ``host``."""
+        """Start a process on ``host``."""
         return subprocess.Popen(["ip", "netns", "exec", self._names[host], *command], text=True, **options)
 
     def swallow(self) -> None:
-        """Have the router forward nothing from now on, and report that to no one."""
+        """Drop all packets at the router from now on, without notice to either host."""
         for _, address in HOSTS.values():
             self._run("router", "ip", "route", "add", "blackhole", f"{address}/32")
 
     def close(self) -> None:
-        """Removes all of it."""
+        """Remove the namespaces."""
         for name in self._names.values():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=patience(30))
 

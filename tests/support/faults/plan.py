@@ -1,4 +1,4 @@
-"""A plan of faults: which worker has one, where, and of which kind. `faults.job.Job` carries it out.
+"""A plan of faults: each has a worker, a breakpoint and a kind. `faults.job.Job` executes the plan.
 
     plan = Faults()
     plan.at(worker=0, phase="mid-commit", step=3).kill()
@@ -7,8 +7,8 @@
         job.run()
         job.check()
 
-A worker reaches the same breakpoint in every run and asks there; the fault happens then, and it goes on. So nothing
-depends on time, but a wait for a deadline to pass. At the end every fault must have happened.
+A worker reaches the same breakpoint in every run and waits there for the fault, after which it continues. Nothing
+depends on time, except for waits until a deadline has passed. At the end every fault must have happened.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ import threading
 
 from support.patience import patience
 
-#: In the order in which a worker comes through them.
+#: In the order in which a worker reaches them.
 PHASES = (
-    "handshake",  # half of the proof is out
-    "model",  # half of the request is out
-    "pull",  # half of the request is out
-    "mid-commit",  # half of the frame is out
-    "after-commit",  # the commit is applied, and no answer read
-    "mid-reply",  # the first bytes of the center are read
+    "handshake",  # Half of the proof is sent.
+    "model",  # Half of the request is sent.
+    "pull",  # Half of the request is sent.
+    "mid-commit",  # Half of the frame is sent.
+    "after-commit",  # The commit is applied, and its reply is not read.
+    "mid-reply",  # The first bytes of the center are read.
     "between-epochs",
-    "end",  # the last commit is answered, and Leave not sent
-    "leave",  # Leave is out, and no answer read
+    "end",  # The last commit is answered, and Leave is not sent.
+    "leave",  # Leave is sent, and its answer is not read.
 )
 FAULTS = ("kill", "cut", "stop", "slow", "kill_server")
 
-#: Nothing in these tests takes as long, in seconds.
+#: No operation in these tests takes longer, in seconds.
 PATIENCE = patience(100)
 
 
 class ServerHandle:
-    """A worker that waits at its breakpoint for as long as a test wants."""
+    """A handle of a worker that waits at its breakpoint until the test releases it."""
 
     def __init__(self) -> None:
         self._reached, self._go = threading.Event(), threading.Event()
 
     def reach(self) -> None:
         self._reached.set()
-        assert self._go.wait(PATIENCE), "a worker is held forever"
+        assert self._go.wait(PATIENCE), "the test does not release a worker that waits at its breakpoint"
 
     def wait(self) -> None:
-        """Until the worker is there."""
-        assert self._reached.wait(PATIENCE), "a worker does not come to its breakpoint"
+        """Wait until the worker has reached its breakpoint."""
+        assert self._reached.wait(PATIENCE), "a worker does not reach its breakpoint"
 
     def release(self) -> None:
         self._go.set()
@@ -64,7 +64,7 @@ class Fault:
     step: int | None
     attempt: int | None
     kind: str = ""
-    #: Seconds of a stop, bytes a second of a slow line.
+    #: Seconds of a suspension, or bytes a second of a slow connection.
     amount: float = 0.0
     claimed: bool = False
     fired: bool = False
@@ -75,33 +75,33 @@ class Fault:
 
 
 class FaultBuilder:
-    """Says what happens at a breakpoint."""
+    """The choice of the fault at a breakpoint."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
 
     def kill(self) -> None:
-        """SIGKILL to the worker's process."""
+        """Send SIGKILL to the worker's process."""
         self._set_fault("kill")
 
     def cut(self) -> None:
-        """The connection is shut down."""
+        """Shut the connection down."""
         self._set_fault("cut")
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP to the worker's process, and SIGCONT after ``seconds``."""
+        """Send SIGSTOP to the worker's process, and SIGCONT after ``seconds``."""
         self._set_fault("stop", seconds)
 
     def slow(self, bytes_per_second: float) -> None:
-        """The connection only dribbles from then on."""
+        """Limit the connection to so many bytes a second from then on."""
         self._set_fault("slow", bytes_per_second)
 
     def kill_server(self) -> None:
-        """SIGKILL to the server's process, which is restarted when it is dead."""
+        """Send SIGKILL to the server's process, and restart it when it is dead."""
         self._set_fault("kill_server")
 
     def hold(self) -> ServerHandle:
-        """The worker waits."""
+        """Let the worker wait until the handle is released."""
         self._set_fault("hold")
         self._fault.hold = ServerHandle()
         return self._fault.hold
@@ -112,27 +112,27 @@ class FaultBuilder:
 
 
 class Faults:
-    """A plan. Each fault happens once, to the first attempt that comes to its breakpoint."""
+    """A plan. Each fault happens once, to the first attempt that reaches its breakpoint."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
         self._lock = threading.Lock()
 
     def at(self, *, worker: int, phase: str, step: int | None = None, attempt: int | None = None) -> FaultBuilder:
-        """A breakpoint.
+        """Add a breakpoint.
 
         Args:
-            worker: who.
+            worker: the worker's number.
             phase: one of `PHASES`.
-            step: commits of its partition that were applied before; None: at the first chance.
-            attempt: the number of the attempt that is meant; None: the first that comes there.
+            step: the number of its partition's commits that were applied before; None: any number.
+            attempt: the attempt's number; None: the first attempt that reaches the breakpoint.
         """
         assert phase in PHASES, phase
         self.faults.append(Fault(len(self.faults), worker, phase, step, attempt))
         return FaultBuilder(self.faults[-1])
 
     def ahead(self, worker: int, attempt: int) -> list[Fault]:
-        """What may still happen to an attempt."""
+        """Return the faults that may still happen to an attempt."""
         return [
             fault
             for fault in self.faults
@@ -149,6 +149,6 @@ class Faults:
             return fault
 
     def check(self) -> None:
-        """Each fault has happened."""
+        """Check that each fault has happened."""
         silent = [str(fault) for fault in self.faults if not fault.fired]
         assert not silent, f"never happened: {silent}"

@@ -1,6 +1,7 @@
-"""The two ends of connections whose hosts vanish from each other: run as a program, as ``server`` or ``client``.
+"""A program: ``server`` or ``client`` of connections whose hosts vanish from each other.
 
-Each tells, a line each, what the test waits for; then, after the line ``vanished`` from it, how each connection ended.
+Each prints the lines that the test waits for; after it has read the line ``vanished``, it prints how each connection
+ended.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KEY = bytes(range(32))
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)  # noqa: T201 - to the test
+    print(*words, flush=True)  # noqa: T201 - read by the test
 
 
 def vanished_at() -> float:
@@ -54,11 +55,11 @@ def serve(host: str, *, tls: bool) -> None:
             time.sleep(0.1)
 
 
-def ask(host: str, port: int, pinned: str) -> None:
+def send_requests(host: str, port: int, pinned: str) -> None:
     clients = [DriverClient(Address(host, port, KEY, pinned), PATIENT) for _ in range(2)]
     for client in clients:
         client.center()
-    # The answer comes after its host has vanished: no one acknowledges what is in progress then.
+    # The answer is due after its host has vanished, so it is never acknowledged.
     patience = brief(5)
     requests: list[Message] = [Observe(10**9, patience), Inspect()]
     began: list[float] = []
@@ -80,4 +81,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "server":
         serve(sys.argv[2], tls=sys.argv[3] == "tls")
     else:
-        ask(sys.argv[2], *json.loads(sys.argv[3]))
+        send_requests(sys.argv[2], *json.loads(sys.argv[3]))

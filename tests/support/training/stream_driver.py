@@ -1,7 +1,7 @@
 """The driver of a stream that counts rows: a program that tests kill.
 
 A worker's mini-batch, and the driver between a snapshot and Spark's record that a micro-batch is complete, block
-while the file ``hold-NAME`` exists: the process renames it to ``held-NAME``, writes its process id to ``pid-NAME``,
+if the file ``hold-NAME`` exists: the process renames it to ``held-NAME``, writes its process id to ``pid-NAME``,
 and waits until ``held-NAME`` is removed.
 """
 
