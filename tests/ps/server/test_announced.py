@@ -86,9 +86,9 @@ class CallbackBetweenChecks(World):
 class Attempt(threading.Thread):
     """An attempt that runs in a thread of this process."""
 
-    def __init__(self, request_: StartRequest, number: int, world: World = REAL) -> None:
+    def __init__(self, start_request: StartRequest, number: int, world: World = REAL) -> None:
         super().__init__(daemon=True)
-        self._request, self._number, self._world = request_, number, world
+        self._request, self._number, self._world = start_request, number, world
         self._report: StartReport | None = None
         self._error: Exception | None = None
         self.start()
