@@ -85,7 +85,7 @@ class Target:
             outcome = "not authenticated"
         except RemoteProtocolError as error:
             outcome = "cut off" if "its end within one" in error.message else "refused"
-        if self.kind.startswith("stranger") and self.parser.authenticated:  # strangers use a `Connection`
+        if self.kind.startswith("stranger") and self.parser.authenticated:  # type: ignore[union-attr]  # strangers use a `Connection`
             if not (self._genuine and data.startswith(self._genuine)):
                 raise Violation("a stranger was let in")
             outcome += " after the genuine handshake"

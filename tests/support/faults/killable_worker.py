@@ -175,9 +175,9 @@ def main() -> None:
     def stopping(source: Iterator[ToyBatch]) -> Iterator[ToyBatch]:
         for batch in source:
             if (batch.epoch > 0, batch.index) == (True, 0):
-                breakpoints.reached("between-epochs", client.channel)  # a `BreakpointChannel`
+                breakpoints.reached("between-epochs", client.channel)  # type: ignore[arg-type]  # a `BreakpointChannel`
             yield batch
-        breakpoints.reached("end", client.channel)  # a `BreakpointChannel`
+        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]  # a `BreakpointChannel`
 
     def begin(welcome: Welcome) -> Loop:
         replicas.append(TrackingReplica(size, 1.0, one_hot, np.float32))

@@ -130,7 +130,7 @@ def table_worker(
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
 
     def begin(welcome: Welcome) -> Loop:
-        cut = cut_windows(continued(batches, welcome), rule.window)  # the window is a number
+        cut = cut_windows(continued(batches, welcome), rule.window)  # type: ignore[arg-type]  # the window is a number
         windows = TableWindows(model.shapes, size, cut, outgoing=lambda: client.payload(1)[0])
         replica = ToyReplica(windows.size, eta, gradient or gradient_of(size, model.shapes), np.float32)
         return work(rule, replica, iter(windows), windows.payload, tables=windows)

@@ -75,7 +75,7 @@ def train_with_a_killed_worker(spark: SparkSession, folder: str) -> None:
         raise AssertionError
 
     keywords = {"loss": "sparse_categorical_crossentropy", "num_workers": 2, "batch_size": 8}
-    trainer = Trainer(model(), "downpour", decode=deadly, **keywords)  # of all kinds
+    trainer = Trainer(model(), "downpour", decode=deadly, **keywords)  # type: ignore[arg-type]  # of all kinds
     trainer.train(rows(spark))
     assert Path(marker).exists()
     assert sum(row["samples"] for row in trainer.history.collect()) == ROWS
