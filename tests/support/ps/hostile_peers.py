@@ -123,11 +123,11 @@ def connect_unauthenticated(address: tuple[str, int], source: str = "127.0.0.1")
 
 def read_to_eof(sock: socket.socket) -> bytes:
     """A mini-batch: the row of each table that each sample looks up, and one number for each sample."""
-    heard = b""
+    received = b""
     with contextlib.suppress(ConnectionError):
         while piece := sock.recv(4096):
-            heard += piece
-    return heard
+            received += piece
+    return received
 
 
 def send_unless_closed(sock: socket.socket, noise: bytes) -> None:

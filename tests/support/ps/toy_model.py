@@ -153,8 +153,8 @@ class ToyJob:
             while isinstance(request, (Compute, PostRequest, ProbeRequest)):
                 if isinstance(request, PostRequest):
                     self._posted[worker] = request.commit
-                asks = isinstance(request, ProbeRequest)
-                request = self._loops[worker].send(Reply(occupied=self._occupied(worker)) if asks else None)
+                probes = isinstance(request, ProbeRequest)
+                request = self._loops[worker].send(Reply(occupied=self._occupied(worker)) if probes else None)
             self._pending[worker] = request
         except StopIteration:
             self._pending.pop(worker, None)
