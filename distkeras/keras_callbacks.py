@@ -63,7 +63,7 @@ _BATCH_HOOKS = (
     "on_test_batch_end",
 )
 #: Whose classes are known by name.
-_THEIRS = ("keras", "mlflow")
+_KNOWN_LIBRARIES = ("keras", "mlflow")
 
 
 class KerasCallbacks(Callback):
@@ -121,7 +121,7 @@ class KerasCallbacks(Callback):
         copied.keras_callbacks = [copy.copy(callback) for callback in self.keras_callbacks]
         return copied
 
-    def with_others(self, callbacks: Sequence[keras.callbacks.Callback]) -> KerasCallbacks:
+    def with_callbacks(self, callbacks: Sequence[keras.callbacks.Callback]) -> KerasCallbacks:
         """Return what calls other callbacks with the same epochs and rows."""
         return KerasCallbacks(callbacks, self._validation, every_commits=self.commits_an_epoch, max_rows=self.max_rows)
 
@@ -215,12 +215,12 @@ def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None 
         return ours
     given = [callback for callback in ours if isinstance(callback, KerasCallbacks)]
     alone = validation is not None or len(given) != 1
-    return [*ours, KerasCallbacks(theirs, validation) if alone else given[0].with_others(theirs)]
+    return [*ours, KerasCallbacks(theirs, validation) if alone else given[0].with_callbacks(theirs)]
 
 
 def _known_kinds(callback: Any) -> list[type]:
     """Return Keras' and MLflow's own classes that a callback is of, the nearest one first."""
-    return [kind for kind in type(callback).__mro__ if kind.__module__.split(".")[0] in _THEIRS]
+    return [kind for kind in type(callback).__mro__ if kind.__module__.split(".")[0] in _KNOWN_LIBRARIES]
 
 
 def _usable(callback: Any) -> Any:

@@ -27,7 +27,7 @@ from distkeras.ps.validate import check_fields, checked, count, flag, invalid, p
 _S = TypeVar("_S")
 
 #: Settings of where and how a job runs, with which it learns neither more nor less.
-_OF_NO_MATTER = {
+_OPERATIONAL = {
     "deadlines",
     "checkpoint",
     "max_body",
@@ -330,7 +330,7 @@ def reported_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str
     options: dict[str, Any] = {"num_workers": None}
     for one in settings:
         for field in dataclasses.fields(one):
-            if field.name not in _OF_NO_MATTER:
+            if field.name not in _OPERATIONAL:
                 options |= _flat(field.name, getattr(one, field.name))
     options["num_workers"] = options.pop("workers", options["num_workers"])
     for name, value in compilation.items():

@@ -83,7 +83,7 @@ from distkeras.training.plan import (
     require_slots,
     validation_rows,
 )
-from distkeras.training.run import run_job, server_ahead
+from distkeras.training.run import early_server, run_job
 from distkeras.training.stream import (
     Publisher,
     StreamTraining,
@@ -292,7 +292,7 @@ class Trainer(JobResults):
             KeyboardInterrupt: The user has interrupted the job; `model` has the center's last weights.
         """
         began = time.monotonic()
-        with self._alone(), server_ahead(self.settings) as ahead:
+        with self._alone(), early_server(self.settings) as ahead:
             plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
             try:
                 run_job(plan, self.outcome, ahead, began)

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 import distkeras.trainer
-from distkeras.compat import warn_porter
-from distkeras.compat.trainers import RULES, Histories, RefusedClass, documented, only_table, refusal
+from distkeras.compat import warn_about_porting
+from distkeras.compat.trainers import RULES, Histories, RefusedClass, documented, refusal, single_dataframe
 from distkeras.data.binding import listed
 from distkeras.data.schema import field_of, quoted, require_dataframe
 from distkeras.keras_model import archive
@@ -156,7 +156,7 @@ class Trainer(Histories, distkeras.trainer.Trainer):
             shuffle: in place of the constructor's, this time.
             options: ``callbacks``, ``checkpoint``, ``resume``.
         """
-        table, settings = only_table(df, dataframe), self.settings
+        table, settings = single_dataframe(df, dataframe), self.settings
         changed: dict[str, Any] = {} if shuffle is None else {"shuffle": shuffle}
         if settings.num_workers is not None:
             changed["num_workers"] = settings.num_workers * self._parallelism
@@ -341,7 +341,7 @@ class ADAG(AsynchronousDistributedTrainer):
 
     def _adapt(self, hyper_parameters: dict[str, Any], arguments: dict[str, Any]) -> None:
         if not hyper_parameters.keys() - {"window"}:
-            warn_porter(
+            warn_about_porting(
                 "`ADAG` of dist-keras is `AGN` here; `ADAG` here is the adaptive rule of Hermans 2017. If you mean "
                 'that one, name a hyper-parameter, such as form="4.7", or use `Trainer(model, "adag")`. '
                 "Received: ADAG without form, gamma, algorithm or normalize"
@@ -388,7 +388,7 @@ class EAMSGD(AsynchronousDistributedTrainer):
             import keras
 
             arguments["worker_optimizer"] = keras.optimizers.SGD(rate)
-            warn_porter(
+            warn_about_porting(
                 f"`worker_optimizer` must be SGD under EAMSGD, which has a momentum of its own: SGD({rate}), of "
                 f"`learning_rate`, comes in its place. Received: worker_optimizer={name!r}"
             )
@@ -445,7 +445,7 @@ class EnsembleTrainer(Histories):
         """
         from pyspark.sql import functions as F
 
-        table, count, settings = only_table(df, dataframe), len(self.trainers), self.trainers[0].settings
+        table, count, settings = single_dataframe(df, dataframe), len(self.trainers), self.trainers[0].settings
         require_dataframe("df", table, stream=False)
         names = (*listed(settings.features_col), *listed(settings.label_col))
         columns = [F.col(quoted(field_of(table.schema.fields, name).name)) for name in names]

@@ -28,7 +28,7 @@ from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
-from distkeras.ps.world.processes import LOOK
+from distkeras.ps.world.processes import POLL_SECONDS
 
 #: Settings that have special flags, or none.
 _OWN_FLAGS = ("rule", "deadlines", "checkpoint", "tables")
@@ -161,7 +161,7 @@ def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
     deadline = math.inf if lifetime is None else time.monotonic() + lifetime
-    while not done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
+    while not done.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
         if server.corrupt:
             return 1  # the reason is in the log
         if time.monotonic() >= deadline:

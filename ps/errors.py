@@ -46,7 +46,7 @@ def is_library(path: str) -> bool:
     return _LIBRARY.search(path) is not None
 
 
-def users_frames(text: str) -> str:
+def user_frames(text: str) -> str:
     """Return the frames of a formatted traceback that are the user's code; an empty text if there are none."""
     return "".join(match[0] for match in _FRAME.finditer(text) if not is_library(match[1])).rstrip("\n")
 
@@ -65,7 +65,7 @@ def headline(text: str) -> str:
     return f"{kind[0]}: {cause.strip()}" if kind else cause.strip()
 
 
-_EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABLE}=full shows it"
+_TRACEBACK_HINT = f"the whole traceback is this error's `remote_traceback`; {VARIABLE}=full shows it"
 
 
 class Origin(enum.Enum):
@@ -134,8 +134,8 @@ class DistkerasError(Exception):
             return text
         if shown_in_full():
             return f"{text}\n\nRemote traceback:\n{self.remote_traceback}"
-        frames = users_frames(self.remote_traceback)
-        return f"{text}\n{frames}\n({_EVERYTHING})" if frames else text
+        frames = user_frames(self.remote_traceback)
+        return f"{text}\n{frames}\n({_TRACEBACK_HINT})" if frames else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {k: getattr(self, k) for k in ("worker", "column", "step", "remote_traceback")}

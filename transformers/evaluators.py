@@ -14,7 +14,7 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataErro
 from distkeras.ps.validate import require_choice
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
-from distkeras.transformers.expressions import NumericColumn, null_or_nan, raise_in_job, typed_errors
+from distkeras.transformers.expressions import NumericColumn, error_expression, null_or_nan, typed_errors
 from distkeras.transformers.params import HasActivationThreshold, StageEvaluator, param
 
 #: Keras clips probabilities by this much before it takes their logarithm.
@@ -124,7 +124,7 @@ def _evaluate_pairs(evaluator: Evaluator, pairs: DataFrame) -> float:
 
 
 def _not_null(source: NumericColumn, value: Column) -> Column:
-    return F.coalesce(value, raise_in_job(BadValueError, source.name, "values must not be null", F.lit(None)))
+    return F.coalesce(value, error_expression(BadValueError, source.name, "values must not be null", F.lit(None)))
 
 
 def _no_probability(value: Column) -> Column:
@@ -143,14 +143,14 @@ def _categorical(dataset: DataFrame, prediction: NumericColumn, label: NumericCo
             column=prediction.name,
         )
     scores, target = prediction.column, expressions.class_of_scores(label, None)
-    broken = raise_in_job(BadValueError, prediction.name, "probabilities must be in [0, 1] and sum to 1", scores)
+    broken = error_expression(BadValueError, prediction.name, "probabilities must be in [0, 1] and sum to 1", scores)
     total = _sum(scores)
     fine = ~F.exists(scores, _no_probability) & (F.abs(total - 1) < _SUM_TOLERANCE)
     if label.depth:
         hot = (F.array_max(label.column) == 1) & (F.array_min(label.column) == 0) & (_sum(label.column) == 1)
-        wrong = raise_in_job(BadValueError, label.name, "arrays of labels must be one-hot", label.column)
+        wrong = error_expression(BadValueError, label.name, "arrays of labels must be one-hot", label.column)
         target = F.when(hot, target).otherwise(wrong)
-    outside = raise_in_job(BadValueError, label.name, "labels must be below the number of classes", target)
+    outside = error_expression(BadValueError, label.name, "labels must be below the number of classes", target)
     target = F.when(_not_null(label, target) < F.size(scores), target).otherwise(outside)
     # Keras divides by the sum, too: in half precision it differs from 1 by rounding errors.
     share = F.element_at(_not_null(prediction, scores), (target + 1).cast("int")).cast("double") / total
@@ -165,8 +165,8 @@ def _categorical(dataset: DataFrame, prediction: NumericColumn, label: NumericCo
 
 def _binary(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn) -> float:
     score, target = F.col("prediction"), F.col("label")
-    outside = raise_in_job(BadValueError, prediction.name, "probabilities must be in [0, 1]", score)
-    unknown = raise_in_job(BadValueError, label.name, "labels must be 0 or 1", target)
+    outside = error_expression(BadValueError, prediction.name, "probabilities must be in [0, 1]", score)
+    unknown = error_expression(BadValueError, label.name, "labels must be 0 or 1", target)
     target = F.when(target.isin(0, 1), target).otherwise(unknown)
     score = F.when(_no_probability(score), outside).otherwise(score)
     # Spark's loss does not check for values above 1.
@@ -196,10 +196,12 @@ def _pairs_of_elements(dataset: DataFrame, prediction: NumericColumn, label: Num
     flat = []
     for source in (prediction, label):
         values = source.flat
-        missing = raise_in_job(BadValueError, source.name, "values must be neither null nor NaN", values)
+        missing = error_expression(BadValueError, source.name, "values must be neither null nor NaN", values)
         flat.append(F.when(values.isNull() | F.exists(values, null_or_nan), missing).otherwise(values))
     values, targets = (column.cast("array<double>") for column in flat)
-    unequal = raise_in_job(ShapeError, label.name, f"labels must be as many as in {prediction.name!r}", F.size(targets))
+    unequal = error_expression(
+        ShapeError, label.name, f"labels must be as many as in {prediction.name!r}", F.size(targets)
+    )
     zipped = F.when(F.size(values) == F.size(targets), F.arrays_zip(values, targets)).otherwise(unequal)
     pairs = dataset.select(F.explode(zipped).alias("pair"))
     return pairs.select("pair.*").toDF("prediction", "label")

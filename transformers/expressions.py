@@ -1,6 +1,6 @@
 """JVM expressions that the stages share: any numeric column as an array, and errors raised within a job.
 
-An expression cannot raise a Python error. `raise_in_job` makes the JVM raise an error whose text names the Python type;
+An expression cannot raise a Python error. `error_expression` makes the JVM raise one whose text names the Python type;
 `typed_errors` raises that type, for jobs that this project starts.
 """
 
@@ -100,7 +100,7 @@ def null_or_nan(value: Column) -> Column:
     return value.isNull() | F.isnan(value.cast("double"))
 
 
-def raise_in_job(kind: type[DistkerasError], name: str, expected: str, received: Column) -> Column:
+def error_expression(kind: type[DistkerasError], name: str, expected: str, received: Column) -> Column:
     """Return an expression that fails the job with the text of an error of type ``kind``."""
     text = F.concat(
         F.lit(f"{kind.__module__}.{kind.__qualname__}: {expected}. Received: "),
@@ -131,15 +131,15 @@ def class_of_scores(scores: NumericColumn, threshold: float | None, default_inde
         if threshold is not None:
             return (number >= threshold).cast("double")
         whole = (number >= 0) & (number == F.floor(number))
-        wrong = raise_in_job(BadValueError, name, "a class must be a whole number from 0 on", number)
+        wrong = error_expression(BadValueError, name, "a class must be a whole number from 0 on", number)
         return F.when(whole, number).otherwise(wrong)
 
     if scores.depth == 0:
-        nan = raise_in_job(BadValueError, name, "scores must not be NaN", column)
+        nan = error_expression(BadValueError, name, "scores must not be NaN", column)
         return F.when(column.isNull(), None).when(null_or_nan(column), nan).otherwise(of_single(column))
     largest = (F.array_position(column, F.array_max(column)) - 1).cast("double")
-    broken = raise_in_job(BadValueError, name, "scores must be neither null nor NaN", column)
-    empty = raise_in_job(ShapeError, name, "there must be a score at least", F.size(column))
+    broken = error_expression(BadValueError, name, "scores must be neither null nor NaN", column)
+    empty = error_expression(ShapeError, name, "there must be a score at least", F.size(column))
     if default_index is None or threshold is None:
         index = F.when(F.size(column) == 1, of_single(F.element_at(column, 1))).otherwise(largest)
     else:
@@ -164,7 +164,7 @@ _SPARK_TEXTS = (
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise the error that a task or `raise_in_job` named, in place of the Spark error around it."""
+    """Raise the error that a task or `error_expression` named, in place of the Spark error around it."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
-from distkeras.transformers.expressions import NumericColumn, raise_in_job, typed_errors
+from distkeras.transformers.expressions import NumericColumn, error_expression, typed_errors
 from distkeras.transformers.params import (
     BOOLEAN,
     FINITE,
@@ -216,5 +216,7 @@ def _standardize(source: NumericColumn, mean: list[float], deviation: list[float
     scaled = F.zip_with(centered, F.lit(np.array(divisor)), lambda value, sigma: (value / sigma).cast(source.element))
     result = expressions.vector_of(scaled) if source.vector else scaled
     # zip_with would fill the shorter side with nulls.
-    wrong_length = raise_in_job(ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column))
+    wrong_length = error_expression(
+        ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column)
+    )
     return F.when(column.isNotNull() & (F.size(column) != len(mean)), wrong_length).otherwise(result)

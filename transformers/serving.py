@@ -60,7 +60,7 @@ class ModelsByKey(Protocol):
     def key_names(self) -> tuple[str, ...]:
         """The columns of a key as the user names them."""
 
-    def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
+    def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
         """Return for each row why there is no model for its key; None if there is one."""
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
@@ -133,7 +133,7 @@ class PredictionPlan:
     map_tables: Callable[[Sequence[str], CustomObjects], MappedModel] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def rows_a_call(self, row_bytes: int = 0) -> int:
+    def rows_per_call(self, row_bytes: int = 0) -> int:
         """Return the rows of a call of the model, for rows of ``row_bytes``, or of the fixed shapes' bytes if more."""
         return max(1, min(self.options.batch_size, self.options.batch_bytes // max(1, row_bytes, self.row_bytes)))
 
@@ -147,7 +147,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
     """
     first_row = 0
     model: keras.Model | MappedModel | None = None
-    size = plan.rows_a_call()
+    size = plan.rows_per_call()
     # A yielded batch holds all its outputs: it has no more bytes of them than a call.
     most = max(size, plan.options.batch_bytes // max(1, plan.row_bytes) // size * size)
     for batch in rebatched(batches, size, most):
@@ -189,14 +189,14 @@ def _inputs(
             return convert(batch.take(pa.array(usable)), first_row), why
         except ShapeError:  # each row can be predicted alone, and they have several lengths
             with message_first():
-                _fail_at_odd_row(convert, batch, usable, first_row)
+                _raise_for_odd_row(convert, batch, usable, first_row)
                 raise
     # The model is called on a row of zeros, only for the types of the columns: the result goes to no row.
     shapes = [[1, *(extent or 1 for extent in column.shape)] for column in plan.inputs]
     return [np.zeros(shape, column.dtype) for shape, column in zip(shapes, plan.inputs, strict=True)], why
 
 
-def _fail_at_odd_row(
+def _raise_for_odd_row(
     convert: Callable[[pa.RecordBatch, int], object], batch: pa.RecordBatch, usable: Sequence[int], first_row: int
 ) -> None:
     """Raise the ShapeError of the first of the ``usable`` rows that does not fit the first one, under its number."""
@@ -276,7 +276,7 @@ def _predict_by_key(
     """Return each output for the rows with inputs and a model, and for each row the reason why it has none, or None."""
     models = plan.options.models
     assert models is not None
-    no_model = models.why_not(batch)
+    no_model = models.reason_without_model(batch)
     missing = next((reason for reason in no_model if reason is not None), None)
     if missing is not None and not plan.options.tolerant:
         with message_first():
@@ -322,7 +322,7 @@ def _predict_batches(
 ) -> list[np.ndarray]:
     """Return each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
     rows, parts = len(arrays[0]), []
-    size = plan.rows_a_call(sum(array.nbytes for array in arrays) // rows)
+    size = plan.rows_per_call(sum(array.nbytes for array in arrays) // rows)
     for start in range(0, rows, size):
         inputs = [array[start : start + size] for array in arrays]
         n = len(inputs[0])

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.failures import short_errors
-from distkeras.transformers.expressions import NumericColumn, class_of_scores, raise_in_job, vector_of
+from distkeras.transformers.expressions import NumericColumn, class_of_scores, error_expression, vector_of
 from distkeras.transformers.params import (
     ColumnTransformer,
     HasActivationThreshold,
@@ -60,7 +60,7 @@ class OneHotTransformer(ColumnTransformer, HasOutputDim, HasOutputType):
         label = source.column.cast("double")
         hot = F.transform(F.sequence(F.lit(0), F.lit(classes - 1)), lambda i: (i == label).cast("float"))
         known = (label >= 0) & (label < classes) & (label == F.floor(label))
-        wrong = raise_in_job(
+        wrong = error_expression(
             BadValueError, source.name, f"labels must be whole numbers in [0, {classes})", source.column
         )
         encoded = F.when(label.isNull(), None).when(known, hot).otherwise(wrong)
@@ -120,7 +120,7 @@ class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThresh
         index = class_of_scores(source, threshold, default)
         if source.depth and self.isDefined("output_dim"):
             dim = self._required("output_dim")
-            wrong_length = raise_in_job(
+            wrong_length = error_expression(
                 ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column)
             )
             index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), wrong_length).otherwise(index)
@@ -186,7 +186,7 @@ class ReshapeTransformer(ColumnTransformer):
             nested = values
             for extent in reversed(shape[1:]):
                 nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
-            wrong_length = raise_in_job(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
+            wrong_length = error_expression(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
             return F.when(values.isNull(), None).when(fits, nested).otherwise(wrong_length)
 
         return _computed_once(source.flat, shaped)

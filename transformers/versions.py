@@ -44,7 +44,7 @@ class PublishedModels:
         """The same as `columns`."""
         return (NAME,)
 
-    def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
+    def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
         """Return None for each row: every version has a model."""
         return [None] * batch.num_rows
 

@@ -52,7 +52,7 @@ _NOTE = f"epochs >= 2; DOWNPOUR, window {WINDOW}"
 #: For the server's arithmetic: rows of a commit and of its reply, and the number of different commits.
 _TOUCHED, _COMMITS = 5_000, 16
 #: Seconds between two polls of the workers' memory.
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 
 Frames = Callable[..., "DataFrame"]
 
@@ -349,7 +349,7 @@ def peak_of_workers(model: keras.Model, frame: DataFrame) -> int:
     peaks, ended = [0], threading.Event()
 
     def look() -> None:
-        while not ended.wait(_LOOK):
+        while not ended.wait(_POLL_SECONDS):
             peaks.append(_workers_peak())
 
     thread = threading.Thread(target=look, daemon=True)

@@ -27,7 +27,7 @@ DASHES = ("-", "--", "-.", ":")
 DPI = 120
 
 #: Above this many workers, a panel for each is too small to read, and `staleness` draws a map instead.
-MOST_PANELS = 12
+PANELS_MAX = 12
 
 
 #: What the axis of a measure says, with its unit.
@@ -86,7 +86,7 @@ def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
     counts = metrics.staleness_histogram(commits)
     shares = counts / counts.sum() * 100
     return _save(
-        _staleness_panels(counts, shares) if len(counts.columns) <= MOST_PANELS else _staleness_map(shares), path
+        _staleness_panels(counts, shares) if len(counts.columns) <= PANELS_MAX else _staleness_map(shares), path
     )
 
 

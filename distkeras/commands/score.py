@@ -168,11 +168,11 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             write(spark, model_of(arguments), arguments)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_stopped_where(arguments)) from None
+            raise KeyboardInterrupt(_stop_message(arguments)) from None
     sys.stdout.write(f"Predictions are in {arguments.out}\n")
 
 
-def _stopped_where(arguments: argparse.Namespace) -> str:
+def _stop_message(arguments: argparse.Namespace) -> str:
     if arguments.stream:
         return f"The same command continues after the last batch of rows that {arguments.checkpoint} has."
     return f"{arguments.out} may be incomplete: the same command with --overwrite begins again."

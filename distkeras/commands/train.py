@@ -198,7 +198,7 @@ def _width(name: str) -> int:
     return max(10, len(name))
 
 
-def stopped_where(trainer: Any, arguments: argparse.Namespace) -> str:
+def stop_message(trainer: Any, arguments: argparse.Namespace) -> str:
     """Return what Ctrl-C prints: how far the job has come, and how it can be continued."""
     outcome = getattr(trainer, "outcome", None)
     records = None if outcome is None else outcome.records
@@ -225,7 +225,7 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             trainer.train(df, **saving)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(stopped_where(trainer, arguments)) from None
+            raise KeyboardInterrupt(stop_message(trainer, arguments)) from None
         with tempfile.TemporaryDirectory() as folder:
             several = getattr(trainer, "trainers", None)
             for place, member in enumerate(several or [trainer]):

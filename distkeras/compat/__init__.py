@@ -18,7 +18,7 @@ class PortingWarning(UserWarning):
     """A call in the shape of dist-keras' that does something else here, or nothing."""
 
 
-def warn_porter(text: str) -> None:
+def warn_about_porting(text: str) -> None:
     """Warn at the nearest line that is not this package's."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("distkeras."):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from distkeras.compat import warn_porter
+from distkeras.compat import warn_about_porting
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule
 from distkeras.trainer import Trainer
@@ -123,7 +123,7 @@ _INSIDE = {
 }
 
 
-def only_table(df: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
+def single_dataframe(df: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
     """Return the table to train on, given under either name; raise ConfigurationError for both or none."""
     table = df if dataframe is None else dataframe
     if table is None or (df is not None and dataframe is not None):
@@ -161,7 +161,9 @@ class Histories(ABC):
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:
         """Warn that this has no effect: a worker reads ahead by itself, in bounded memory."""
-        warn_porter(f"`set_max_prefetch` has no effect: a worker reads ahead by itself. Received: {max_mini_batches}")
+        warn_about_porting(
+            f"`set_max_prefetch` has no effect: a worker reads ahead by itself. Received: {max_mini_batches}"
+        )
 
 
 for _name, _instead in _INSIDE.items():

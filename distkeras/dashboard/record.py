@@ -17,7 +17,7 @@ from distkeras.results import MicroBatchProgress
 from distkeras.settings import JobFacts
 
 #: Seconds of the narrowest bucket.
-_NARROWEST = 1.0
+_BUCKET_SECONDS_MIN = 1.0
 #: Most bins of a histogram.
 _BINS = 64
 
@@ -40,7 +40,7 @@ class Buckets:
     def __init__(self, rows: Mapping[str, int], most: int) -> None:
         self._sums = {name: np.zeros((count, most)) for name, count in rows.items()}
         self._most = most
-        self.width = _NARROWEST
+        self.width = _BUCKET_SECONDS_MIN
         self.used = self.changed = 0
         self.folded = False
 
@@ -303,7 +303,7 @@ _OF_JOB = (
 
 
 @dataclass(frozen=True)
-class Now:
+class CurrentStatus:
     """The current status of a job.
 
     Args:
@@ -378,7 +378,7 @@ class JobRecord:
     def __init__(self, facts: JobFacts, metrics: Sequence[str], began: float) -> None:
         self.facts, self.metrics = facts, tuple(metrics[:_METRICS_MAX]) or ("loss",)
         self.began = began
-        self.now = Now(timestamp=began)
+        self.now = CurrentStatus(timestamp=began)
         self._events: deque[list[Any]] = deque(maxlen=_EVENTS)
         self._kinds: Counter[str] = Counter()
         self._events_seen = 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from distkeras.callbacks import Callback, CallbackContext, Evaluation, JobLink, JobOver, TrainingSetup
 from distkeras.dashboard.journal import Journal
-from distkeras.dashboard.record import JobRecord, Now
+from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import FIXED_HISTORY
@@ -163,7 +163,7 @@ class JobWatch(Callback):
     def _take_status(self, record: JobRecord, context: CallbackContext) -> None:
         status, now = context.status, time.time()
         state = "training" if status.joined else "starting"
-        status_now = Now(state, "", now, status.epochs, status.joined, status.finished, status.loss)
+        status_now = CurrentStatus(state, "", now, status.epochs, status.joined, status.finished, status.loss)
         status_now = replace(status_now, saved_clock=status.saved_clock, saved_seconds=status.saved_seconds)
         self._rates.append((now, status.samples))
         while self._rates[0][1] > status.samples or (len(self._rates) > 1 and now - self._rates[1][0] >= _RATE_SECONDS):

@@ -74,7 +74,7 @@ class Batch:
     stack: Stack | None = field(default=None, init=False)
     place: int = field(default=0, init=False)
 
-    def lying_in(self, stack: Stack, place: int) -> Batch:
+    def placed_in(self, stack: Stack, place: int) -> Batch:
         """Return this batch, which is number ``place`` of ``stack``."""
         object.__setattr__(self, "stack", stack)
         object.__setattr__(self, "place", place)

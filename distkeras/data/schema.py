@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _Decoder = Callable[[Any], Any]
 
 #: How to make numbers of a type that does not hold them; by the beginning of its name.
-_WAYS = {
+_CONVERSION_ADVICE = {
     "string": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
     "varchar": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
     "char": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
@@ -133,7 +133,7 @@ def require_numbers(name: str, kind: DataType) -> None:
     if is_scalar(element) or (is_vector(kind) and element is kind):
         return
     text = element.simpleString()
-    advice = next((advice for start, advice in _WAYS.items() if text.startswith(start)), None)
+    advice = next((advice for start, advice in _CONVERSION_ADVICE.items() if text.startswith(start)), None)
     if is_vector(element):
         advice = "concatenate the vectors of a row with Spark ML's VectorAssembler"
     hint = "" if advice is None else f"; {advice}"
@@ -282,10 +282,10 @@ def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
         except PySparkException as error:
             raise typed_error(error, df.sparkSession) from None
         if row is not None and row["values"] is not None and len(row["values"]) != column.size:
-            raise _unfit(column, f"{len(row['values'])} values in the first row")
+            raise _label_shape_error(column, f"{len(row['values'])} values in the first row")
 
 
-def _unfit(column: Column, received: str) -> ShapeError:
+def _label_shape_error(column: Column, received: str) -> ShapeError:
     number = "one value" if column.size == 1 else f"{column.size} values"
     expected = f"labels must hold {number}, like the model's output"
     if column.classes is not None:
@@ -522,5 +522,5 @@ def _target_column(field: StructField, output: Any, loss: Any, decode: _Decoder 
         column = Column(name, shape, decode=decode, loss=text)
     length = known_length(field)
     if decode is None and length is not None and length != column.size:
-        raise _unfit(column, f"vectors of {length} values")
+        raise _label_shape_error(column, f"vectors of {length} values")
     return column

@@ -39,7 +39,7 @@ class BatchRows(NamedTuple):
             view.flags.writeable = False
         batch = Batch(epoch, index, last, *self.gather.spec.sides(views), self.checksum)
         stack, place = self.gather.stack, self.rows.start // self.gather.spec.batch_size
-        return batch if stack is None or place >= len(stack) else batch.lying_in(stack, place)
+        return batch if stack is None or place >= len(stack) else batch.placed_in(stack, place)
 
 
 class Gather:

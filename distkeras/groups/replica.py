@@ -16,7 +16,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import fingerprint
 from distkeras.keras_model.variables import distinct_variables, trainable_variables
 from distkeras.ps.errors import NonFiniteError
-from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+from distkeras.ps.rules.base import CALL_STEPS_MAX
 
 if TYPE_CHECKING:
     import keras
@@ -53,14 +53,14 @@ class ReplicaOfGroups:
             NonFiniteError: a loss is NaN or infinite.
             ConfigurationError: loss and metrics do not fit the data.
         """
-        order = EpochOrder(spec, 0, MOST_STEPS_A_CALL)
+        order = EpochOrder(spec, 0, CALL_STEPS_MAX)
         replica: KerasReplica | None = None
         means = np.zeros(0)
         for epoch in range(spec.epochs):
             cuts = list(order.cut(columns, 0, epoch))
             sums: Any = 0.0
-            for first in range(0, len(cuts), MOST_STEPS_A_CALL):
-                part = cuts[first : first + MOST_STEPS_A_CALL]
+            for first in range(0, len(cuts), CALL_STEPS_MAX):
+                part = cuts[first : first + CALL_STEPS_MAX]
                 batches = [
                     cut.batch(epoch, index, index + 1 == len(cuts)) for index, cut in enumerate(part, start=first)
                 ]

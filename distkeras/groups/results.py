@@ -97,7 +97,7 @@ class WeightsByKey:
     def __len__(self) -> int:
         return len(self._places)
 
-    def why_not(self, key: Key) -> str | None:
+    def reason_without_model(self, key: Key) -> str | None:
         """Return why there is no model for a key; None if there is one."""
         place = self._places.get(key)
         text = key_text(key, self._table.key_names)
@@ -160,11 +160,11 @@ class GroupModels:
         """The columns of a key as the user names them."""
         return self.table.key_names
 
-    def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
+    def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
         """Return for each row why there is no model for its key; None if there is one."""
         keys, places = self._keys(batch)
         lookup = _lookup(self.table)
-        reasons = [lookup.why_not(key) for key in keys]
+        reasons = [lookup.reason_without_model(key) for key in keys]
         return [reasons[place] for place in places]
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
@@ -220,7 +220,7 @@ class GroupResults:
         group_key = key_of(key, names)
         if self._lookup is None:
             self._lookup = WeightsByKey(self.stored)
-        reason = self._lookup.why_not(group_key)
+        reason = self._lookup.reason_without_model(group_key)
         if reason is not None:
             raise ConfigurationError(f"`key` must be that of a trained group: {reason}. Received: key={key!r}")
         model = self.recipe.build(self.model_file)

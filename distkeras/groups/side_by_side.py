@@ -14,11 +14,11 @@ from distkeras.data.shuffling import row_order
 from distkeras.data.spec import DataSpec
 from distkeras.groups.pieces import packed_weights
 from distkeras.groups.replica import all_state_is_in_variables, new_replica, require_finite
-from distkeras.keras_model.compiled_steps import MOST_BYTES_A_CALL
+from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.stacked_models import StackedModels
 from distkeras.ps.errors import ConfigurationError, NonFiniteError
-from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+from distkeras.ps.rules.base import CALL_STEPS_MAX
 
 #: The most bytes of the variables of all models in a stack. A step needs several times as much.
 _STACK_BYTES_MAX = 256 << 20
@@ -120,7 +120,7 @@ class GroupsSideBySide:
         """Yield the results of `common_steps`, cut so that TensorFlow can take each in one call."""
         for common in common_steps(counts, self._spec.batch_size):
             step_bytes = len(common.places) * common.size * self._spec.row_bytes
-            most = max(1, min(MOST_STEPS_A_CALL, MOST_BYTES_A_CALL // step_bytes))
+            most = max(1, min(CALL_STEPS_MAX, CALL_BYTES_MAX // step_bytes))
             for done in range(0, common.steps, most):
                 yield common._replace(first=common.first + done, steps=min(most, common.steps - done))
 

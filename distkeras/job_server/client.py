@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from distkeras.trainer import Trainer
 
 #: Seconds from one poll of a job to the next.
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 #: Seconds that a server may be unreachable, as during a restart, while a client waits for a job.
-_AWAY = 120.0
+_UNREACHABLE_SECONDS = 120.0
 #: An offset behind the end of any log.
 _END = 2**53
 _WEEK = 7 * 86400.0
 #: Names of metrics that only `keras.Model.compile` resolves.
-_NAMES_OF_COMPILE = {"accuracy", "acc", "crossentropy", "ce"}
+_COMPILED_METRICS = {"accuracy", "acc", "crossentropy", "ce"}
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -166,7 +166,7 @@ class JobClient:
         """Return one of your jobs.
 
         Raises:
-            NotThereError: You have no such job.
+            NotFoundError: You have no such job.
         """
         return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
 
@@ -202,7 +202,7 @@ class JobClient:
         """Revoke a token by its id, which `tokens` returns.
 
         Raises:
-            NotThereError: You have no such token.
+            NotFoundError: You have no such token.
         """
         self.connection.call("DELETE", f"/tokens/{token_id}")
 
@@ -314,7 +314,7 @@ class RemoteJob:
 
     def _answers(self, part: str, offset: int, key: str, deadline: float) -> Iterator[dict[str, Any]]:
         """Yield the answers about a growing part of the job, until the job has ended and ``key`` is empty."""
-        away = time.monotonic() + _AWAY
+        away = time.monotonic() + _UNREACHABLE_SECONDS
         while True:
             try:
                 ended = self.refresh().state in FINAL  # read first: then the last answer is complete
@@ -322,9 +322,9 @@ class RemoteJob:
             except (ServerLostError, DeadlineError):
                 if time.monotonic() > min(away, deadline):
                     raise
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
                 continue
-            away = time.monotonic() + _AWAY
+            away = time.monotonic() + _UNREACHABLE_SECONDS
             offset = answer["next"]
             yield answer
             if answer[key]:
@@ -333,7 +333,7 @@ class RemoteJob:
                 return
             if time.monotonic() > deadline:
                 raise DeadlineError(f"job {self.id} has not ended in time; it is {self.state}, and continues")
-            time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the job's records so far: one per second of training, and one for each event."""
@@ -438,7 +438,7 @@ def _require_known(options: Mapping[str, Any]) -> None:
     for option, get in (("loss", keras.losses.get), ("metrics", keras.metrics.get)):
         value = options.get(option)
         names = value if isinstance(value, list | tuple) else [value]
-        for name in [name for name in names if isinstance(name, str) and name not in _NAMES_OF_COMPILE]:
+        for name in [name for name in names if isinstance(name, str) and name not in _COMPILED_METRICS]:
             try:
                 get(name)
             except ValueError:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 #: The most bytes of a description.
-LONGEST = 1 << 20
+DESCRIPTION_BYTES_MAX = 1 << 20
 #: How pydantic names the scalar types of a union in the location of an error.
 _TYPE_NAMES = {"float", "int", "bool", "str", "none"}
 #: The most items of a list, the most characters of a text, and those of a received value in an error.
@@ -69,7 +69,7 @@ ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], fl
 Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,64}$")]
 
 
-def _require_few(value: Any) -> Any:
+def _require_small_mapping(value: Any) -> Any:
     """Return ``value``; raise ValueError for a large dictionary, which pydantic would check only after its items."""
     if isinstance(value, dict) and len(value) > _ITEMS:
         raise ValueError(f"It must have at most {_ITEMS} items, not {len(value)}")
@@ -80,7 +80,7 @@ class OptimizerConfig(Submitted):
     """An optimizer of Keras, by the name of its class."""
 
     class_name: Word
-    config: Annotated[dict[str, Scalar], BeforeValidator(_require_few)] = Field(
+    config: Annotated[dict[str, Scalar], BeforeValidator(_require_small_mapping)] = Field(
         {}, max_length=_ITEMS, description="The arguments of the optimizer."
     )
 
@@ -226,7 +226,7 @@ class JobDescription(Description):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         """Check the fields in combination, as far as is possible without a model."""
-        rule = self.made_rule()
+        rule = self.build_rule()
         self.made_early_stopping(cast("DataFrame", None))  # the rows are read later
         arguments = defaults_of(Trainer) | flattened(self.keywords()) | {"deadlines": Deadlines()}
         try:
@@ -239,7 +239,7 @@ class JobDescription(Description):
             raise _of_field(error, "options", self.options.model_fields_set, "options") from error
         return self
 
-    def made_rule(self) -> Rule:
+    def build_rule(self) -> Rule:
         """Return the rule; raise DescriptionError if a hyper-parameter is not valid."""
         try:
             _RULES[self.rule].model_validate(self.hyper_parameters)
@@ -333,10 +333,10 @@ def _names(detail: Mapping[str, Any]) -> list[str]:
 
 def json_of(text: str | bytes) -> Any:
     """Return the parsed JSON in ``text``; raise DescriptionError if it is invalid, too long or ambiguous."""
-    if len(text) > LONGEST:
-        raise DescriptionError(f"JSON must have at most {LONGEST} bytes. Received: {len(text)}")
+    if len(text) > DESCRIPTION_BYTES_MAX:
+        raise DescriptionError(f"JSON must have at most {DESCRIPTION_BYTES_MAX} bytes. Received: {len(text)}")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair, which databases refuse
         return value
     except (ValueError, RecursionError) as error:
@@ -351,7 +351,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name}, which JSON does not have")
 
 

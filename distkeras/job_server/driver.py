@@ -51,7 +51,7 @@ _CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 #: Further settings if Spark runs as one process on this machine: no other machine needs to reach its ports.
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.authenticate": "true"}
 #: Seconds from one poll of the tasks of a predict job to the next.
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 #: The most characters of an error in the job's record.
 _ERROR_MAX = 2000
 
@@ -142,7 +142,7 @@ def predict(
         rows.observe(observation, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").parquet(output)
     finally:
         stop.set()
-        reporter.join(2 * _LOOK)
+        reporter.join(2 * _POLL_SECONDS)
     count = int(observation.get["rows"])
     append(folder.progress, {"kind": "predicted", "rows": count})
     return {"rows": count}
@@ -159,7 +159,7 @@ def _exists(spark: SparkSession, place: str) -> bool:
 def _report_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event) -> None:
     """Report the number of finished Spark tasks whenever it has changed."""
     tracker, before = spark.sparkContext.statusTracker(), None
-    while not stop.wait(_LOOK):
+    while not stop.wait(_POLL_SECONDS):
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         progress = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage is not None]
         if progress and progress[-1] != before:
@@ -215,7 +215,7 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
         keywords["worker_optimizer"] = optimizer_of(optimizer)
     keywords["monitoring"] = replace(keywords.get("monitoring") or Monitoring(), progress=False)
     model = archive.from_bytes(data, compiled=True)
-    return Trainer(model, description.made_rule(), **keywords)
+    return Trainer(model, description.build_rule(), **keywords)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

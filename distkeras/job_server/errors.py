@@ -46,7 +46,7 @@ class ForbiddenError(JobServerError, PermissionError):
     status = 403
 
 
-class NotThereError(JobServerError, LookupError):
+class NotFoundError(JobServerError, LookupError):
     """It does not exist, or it belongs to another user: the answer is the same."""
 
     status = 404

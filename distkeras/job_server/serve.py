@@ -33,7 +33,7 @@ PORT = 8571
 DATABASE = "DISTKERAS_JOBS_DATABASE"
 _MEGABYTE, _HOUR, _DAY = 1 << 20, 3600.0, 86400.0
 #: Seconds that the check of the jobs in progress may take to end.
-_LAST_LOOK = 30.0
+_LAST_CHECK_SECONDS = 30.0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +168,7 @@ class JobServer:
         finally:
             self._stop.set()
             for thread in threads:
-                thread.join(_LAST_LOOK)
+                thread.join(_LAST_CHECK_SECONDS)
             self._engine.dispose()
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ from distkeras.job_server.store.jobs import JobStore, StoredJob
 log = logging.getLogger(__name__)
 
 #: Seconds from one check for ended jobs to the next, for an address to answer, and from each attempt to the next one.
-_LOOK, _TIMEOUT, _PAUSES = 2.0, 10.0, (10.0, 60.0, 600.0, 3600.0)
+_POLL_SECONDS, _TIMEOUT, _PAUSES = 2.0, 10.0, (10.0, 60.0, 600.0, 3600.0)
 
 
 def require_webhook(url: str, allowed: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class WebhookSender:
 
     def run(self, stop: threading.Event) -> None:
         """Post ended jobs, until ``stop``."""
-        while not stop.wait(_LOOK):
+        while not stop.wait(_POLL_SECONDS):
             try:
                 self.send_due()
             except SQLAlchemyError as error:

@@ -16,7 +16,7 @@ from distkeras.ps.validate import require_number
 #: The trainer's name of an argument, if it differs from that of ``compile``.
 _KEYWORDS = {"optimizer": "worker_optimizer"}
 #: Metrics whose class Keras chooses when it sees labels.
-_SETTLED_LATER = ("accuracy", "acc", "crossentropy", "ce")
+_COMPILED_METRICS = ("accuracy", "acc", "crossentropy", "ce")
 _KERAS_ERRORS = (TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
 
 
@@ -111,7 +111,7 @@ def _require_known(name: str, text: str) -> None:
 
     kinds = {"optimizer": keras.optimizers, "loss": keras.losses}
     kinds |= dict.fromkeys(("metrics", "weighted_metrics"), keras.metrics)
-    if name not in kinds or (kinds[name] is keras.metrics and text in _SETTLED_LATER):
+    if name not in kinds or (kinds[name] is keras.metrics and text in _COMPILED_METRICS):
         return
     try:
         kinds[name].get(text)

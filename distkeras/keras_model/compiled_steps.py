@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Stack
-from distkeras.keras_model.row_optimizers import rows_moved_alone
-from distkeras.keras_model.tensorflow import lent, rows_read_alone, stacked, updates_last
+from distkeras.keras_model.row_optimizers import update_only_touched_rows
+from distkeras.keras_model.tensorflow import lent, read_only_touched_rows, stacked, updates_last
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distkeras.data.batches import Batch
 
 #: The most bytes of mini-batches that one call stacks; a longer run is split.
-MOST_BYTES_A_CALL = 64 * 2**20
+CALL_BYTES_MAX = 64 * 2**20
 
 _CompiledLoop = Callable[..., Any]
 """A function of the bounds ``(first, end)`` and of arrays ``(batches, rows, ...)``, one each for inputs, targets and
@@ -120,7 +120,11 @@ class CompiledSteps:
         def step(*arrays: Any) -> Any:
             model.reset_metrics()
             y = arrays[inputs : len(arrays) - weighted]
-            with updates_last(model.optimizer), rows_moved_alone(model.optimizer), rows_read_alone(model):
+            with (
+                updates_last(model.optimizer),
+                update_only_touched_rows(model.optimizer),
+                read_only_touched_rows(model),
+            ):
                 logs = model.train_step(model_inputs(model, arrays[:inputs], y, arrays[-1] if weighted else None))
             missing = [name for name in metrics if name not in logs]
             if missing:
@@ -167,10 +171,10 @@ def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
 
 
 def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
-    """Copy mini-batches without a stack into stacks of at most `MOST_BYTES_A_CALL`, and yield the runs."""
+    """Copy mini-batches without a stack into stacks of at most `CALL_BYTES_MAX`, and yield the runs."""
     for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), b.weight is None)):
         run = list(group)
-        most = max(1, MOST_BYTES_A_CALL // max(1, sum(array.nbytes for array in arrays_of(run[0]))))
+        most = max(1, CALL_BYTES_MAX // max(1, sum(array.nbytes for array in arrays_of(run[0]))))
         for start in range(0, len(run), most):
             part = run[start : start + most]
             weights = [batch.weight for batch in part if batch.weight is not None]

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from distkeras.keras_model.optimizers import inner_optimizer
-from distkeras.keras_model.variables import VariableVector, picked
+from distkeras.keras_model.variables import VariableVector, select
 
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras' classes have no types
@@ -90,7 +90,7 @@ class CollectingOptimizer:
         self._train_function: Any = None  # Keras compiles one for each optimizer
         gradients = self._collector.gradients
         #: The gradient of the last step that was not skipped.
-        self.gradient = VariableVector(gradients if order is None else picked(gradients, order))
+        self.gradient = VariableVector(gradients if order is None else select(gradients, order))
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distkeras.keras_model.wide_embedding import WideEmbedding
 
 #: Smaller tables stay within the model.
-LEAST_BYTES = 4 << 20
+FILE_BYTES_MIN = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Call(NamedTuple):
 
 
 def has_wide_tables(model: keras.Model) -> bool:
-    """Return whether a model has a table of `LEAST_BYTES` that can stay in a file, or one that no process holds."""
+    """Return whether a model has a table of `FILE_BYTES_MIN` that can stay in a file, or one that no process holds."""
     return bool(_calls(model))
 
 
@@ -170,7 +170,7 @@ def _is_plain(layer: Any) -> bool:
     if layer.mask_zero or layer.lora_enabled or layer.quantization_mode is not None:
         return False
     plain: bool = layer.embeddings.dtype == "float32" == layer.compute_dtype
-    return plain and 4 * layer.input_dim * layer.output_dim >= LEAST_BYTES
+    return plain and 4 * layer.input_dim * layer.output_dim >= FILE_BYTES_MIN
 
 
 def _needed(tensors: Iterable[Any], stops: Iterable[Any]) -> set[int]:

@@ -85,10 +85,10 @@ def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
     for (name, of_ones), (_, of_twos) in zip(*states, strict=True):
         if not np.array_equal(of_ones, of_twos):
             return f"variable {name!r} begins as a function of the weights"
-    return _draws_back(kind, config) if keras.backend.backend() != "jax" else None
+    return _movement_without_gradient(kind, config) if keras.backend.backend() != "jax" else None
 
 
-def _draws_back(kind: type, config: dict[str, Any]) -> str | None:
+def _movement_without_gradient(kind: type, config: dict[str, Any]) -> str | None:
     """Take steps with zero gradients at a tiny rate, replace the weights, and describe how later steps move them."""
     import keras
 

@@ -21,8 +21,8 @@ from distkeras.keras_model.variables import (
     layer_states,
     moving_statistics,
     numpy_value,
-    picked,
     scalar,
+    select,
     trainable_variables,
 )
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
@@ -154,8 +154,8 @@ class KerasReplica:
         #: In the model's own order, in which an optimizer is built.
         self._trainable = trainable_variables(model)
         statistics = moving_statistics(model)
-        self._weights = VariableVector(self._trainable if order is None else picked(self._trainable, order.trainable))
-        self._moving_statistics = VariableVector(statistics if order is None else picked(statistics, order.statistics))
+        self._weights = VariableVector(self._trainable if order is None else select(self._trainable, order.trainable))
+        self._moving_statistics = VariableVector(statistics if order is None else select(statistics, order.statistics))
         #: Where each trainable variable lies in the vector.
         self.layout = self._weights.layout
         #: The same for the moving statistics.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"_\d+$")
 _ADDRESS = re.compile(r'("shared_object_id": )(\d+)')
 #: Keras optimizers that do not read the name of a variable or of a layer.
-_NAMELESS = {
+_NAME_INDEPENDENT = {
     "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Nadam", "RMSprop", "SGD",
     "ScheduleFreeAdamW",
 }  # fmt: skip
@@ -65,7 +65,7 @@ def fingerprint(recipe: Recipe, config: Mapping[str, Any], model: keras.Model) -
     addresses: dict[str, int] = {}
     text = _ADDRESS.sub(lambda match: f"{match[1]}{addresses.setdefault(match[2], len(addresses))}", text)
     # With several outputs, metrics are named after layers.
-    if len(model.outputs) == 1 and type(inner_optimizer(model.optimizer)).__name__ in _NAMELESS:
+    if len(model.outputs) == 1 and type(inner_optimizer(model.optimizer)).__name__ in _NAME_INDEPENDENT:
         text = _renamed(text, list(dict.fromkeys(layer_names(parts))))
     return hashlib.sha256(text.encode()).digest()
 
@@ -113,7 +113,7 @@ def _is_all_of_keras(config: Any) -> bool:
 
 
 #: The most bytes of a cached replica: while a task builds its model, the process holds both.
-_MOST_BYTES = 256 * 2**20
+_BYTES_MAX = 256 * 2**20
 _PLAIN_MEMBERS = {"metadata.json", "config.json", WEIGHTS, ELSEWHERE}
 
 
@@ -149,7 +149,7 @@ class ReplicaCache:
             replica = KerasReplica(model) if rows is None else TableReplica(model, rows)
         del cached, model
         yield replica
-        if key is not None and replica.nbytes <= _MOST_BYTES:
+        if key is not None and replica.nbytes <= _BYTES_MAX:
             with self._lock:
                 self._cached = key, replica
 

@@ -61,7 +61,7 @@ def _divides_by_zero(adagrad: Any) -> bool:
 
 
 @contextmanager
-def rows_moved_alone(optimizer: Any) -> Iterator[None]:
+def update_only_touched_rows(optimizer: Any) -> Iterator[None]:
     """While a step is traced with TensorFlow, make Adagrad compute only with the rows that have a gradient.
 
     Keras computes the square roots of all accumulators, and gathers the rows afterwards. The result is the same.

@@ -12,7 +12,7 @@ import numpy as np
 from distkeras.data.batches import aligned
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
 from distkeras.keras_model.row_optimizers import slots_of
-from distkeras.keras_model.variables import hand_over, numpy_value
+from distkeras.keras_model.variables import assign_without_copy, numpy_value
 from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.protocol.touched_rows import RowIndex, grown, put_rows
@@ -187,7 +187,7 @@ class TableReplica(KerasReplica):
             self._places_of_current.append(retained.get(ids, values[: len(ids)]))
             values[len(ids) :] = retained.initial
             for slot, part in zip(slots, np.split(values, len(slots), axis=1), strict=True):
-                hand_over(slot, part)
+                assign_without_copy(slot, part)
         self._current = rows
 
     def _retain_slots(self) -> None:

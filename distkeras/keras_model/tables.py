@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 #: A table with fewer rows than this many times those that a window can touch stays dense. Measured with windows of ten
 #: mini-batches of 512 rows of four ids, width 64: with twice as many rows as a window can touch, a window of the whole
 #: table takes the worker and the server less time with Adagrad, and as much with SGD, before it is sent.
-WORTH = 4
+ROWS_RATIO_MIN = 4
 #: A table also stays dense if the rows that a window cannot touch have fewer bytes than this. Measured with two workers
 #: next to their server, windows of five mini-batches of 32 ids, width 16, SGD: with a table of 0.2 or 0.7 MB, a job by
 #: rows has 0.9 to 1.0 of the speed of a dense one, and with 2.6 MB twice its speed.
-LEAST_BYTES = 1 << 20
+UNTOUCHED_BYTES_MIN = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def cut(
     batch_size: int,
     choose: str | Sequence[str] | None = "auto",
     shapes: Sequence[tuple[int, ...]] | None = None,
-    least_bytes: int = LEAST_BYTES,
+    least_bytes: int = UNTOUCHED_BYTES_MIN,
 ) -> CutModel:
     """Cut out of a model the tables that can travel by rows without changing the result.
 
@@ -310,7 +310,10 @@ class _Plan:
         most = self._window * self._batch_size * sum(number or 0 for number in ids_by_source.values()) + self._always
         if _is_wide(layer):
             return _TableByRows(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
-        few = layer.input_dim < WORTH * most or 4 * (layer.input_dim - most) * layer.output_dim < self._least_bytes
+        few = (
+            layer.input_dim < ROWS_RATIO_MIN * most
+            or 4 * (layer.input_dim - most) * layer.output_dim < self._least_bytes
+        )
         if self._names is None and few:
             return f"{layer.input_dim} rows of {layer.output_dim} are too few to gain by it: a window can touch {most}"
         shape = TableShape(path, layer.input_dim, layer.output_dim, min(most, layer.input_dim))

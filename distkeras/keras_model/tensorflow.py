@@ -101,7 +101,7 @@ def updates_last(optimizer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def rows_read_alone(model: Any) -> Iterator[None]:
+def read_only_touched_rows(model: Any) -> Iterator[None]:
     """While a step is traced, make a model read only those rows of an Embedding that the step touches.
 
     Keras reads the whole table and gathers rows from it. After the first update of single rows, TensorFlow copies a

@@ -32,7 +32,7 @@ class VariableOrder(NamedTuple):
     statistics: tuple[int, ...]
 
 
-def picked(variables: Sequence[T], numbers: Sequence[int]) -> list[T]:
+def select(variables: Sequence[T], numbers: Sequence[int]) -> list[T]:
     """Return ``variables[number]`` for each of ``numbers``, in this order."""
     return [variables[number] for number in numbers]
 
@@ -93,7 +93,7 @@ def numpy_value(variable: keras.Variable) -> np.ndarray:
     return variable_memory(handle, math.prod(variable.shape))
 
 
-def hand_over(variable: keras.Variable, values: np.ndarray) -> None:
+def assign_without_copy(variable: keras.Variable, values: np.ndarray) -> None:
     """Set a variable to a float32 array that is not used afterwards; an `aligned` one is not copied."""
     handle = _float32_handle(variable)
     if handle is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Members of an archive: Keras' file of weights, and the reference to weights in another file.
 WEIGHTS, ELSEWHERE = "model.weights.h5", "distkeras-weights.json"
 #: Smaller arrays travel: searching for them takes longer.
-LEAST_BYTES = 64 << 10
+REFERENCE_BYTES_MIN = 64 << 10
 #: The group of an archive's weights that always travels: it changes as the model is trained.
 _OPTIMIZER = "optimizer"
 
@@ -55,8 +55,8 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
         if not removed:
             raise ConfigurationError(
                 f"`frozen_weights` must be a file with weights of the model, in the model's own precision: arrays of "
-                f"{LEAST_BYTES >> 10} KiB or more that are equal to the bit. Received: frozen_weights={uri!r} with "
-                f"none of the {sum(map(len, wanted.values()))} that the model has"
+                f"{REFERENCE_BYTES_MIN >> 10} KiB or more that are equal to the bit. Received: frozen_weights={uri!r} "
+                f"with none of the {sum(map(len, wanted.values()))} that the model has"
             )
         remaining = _rewritten(weights, removed)
     return _archive(data, remaining, {ELSEWHERE: json.dumps({"uri": uri, "arrays": removed}).encode()})
@@ -123,7 +123,7 @@ def _large(file: h5py.File) -> dict[str, Any]:
     large: dict[str, Any] = {}
 
     def visit(path: str, node: Any) -> None:
-        if getattr(node, "dtype", None) is not None and node.dtype.kind != "O" and node.nbytes >= LEAST_BYTES:
+        if getattr(node, "dtype", None) is not None and node.dtype.kind != "O" and node.nbytes >= REFERENCE_BYTES_MIN:
             large[path] = node
 
     file.visititems(visit)

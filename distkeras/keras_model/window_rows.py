@@ -267,5 +267,5 @@ def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...]) -> Iterat
         own = tuple(array[place] for array in x)
         new = RowBatch(batch.epoch, batch.index, batch.last, own, batch.y, batch.weight, batch.checksum, rows=rows)
         if stack is not None:
-            new.lying_in(stack, place)
+            new.placed_in(stack, place)
         yield new

@@ -62,7 +62,7 @@ KEYWORDS = {name: keyword for keyword, name in SPARK_NAMES.items()}
 
 
 #: What Keras, Spark or dist-keras call a keyword that has another name here.
-_CALLED_ELSEWHERE = {
+_FOREIGN_NAMES = {
     "epochs": "num_epoch",
     "optimizer": "worker_optimizer",
     "compile_loss": "loss",
@@ -208,7 +208,7 @@ class KeywordParams(Params):
     def _unknown_keyword(self, keyword: str, value: Any) -> ConfigurationError:
         known = {KEYWORDS.get(param.name, param.name) for param in self.params}
         by_plain_name = {_plain(name): name for name in sorted(known)}
-        likely = [_CALLED_ELSEWHERE.get(keyword, ""), by_plain_name.get(_plain(keyword), "")]
+        likely = [_FOREIGN_NAMES.get(keyword, ""), by_plain_name.get(_plain(keyword), "")]
         likely += [by_plain_name[name] for name in difflib.get_close_matches(_plain(keyword), by_plain_name, n=1)]
         meant = next((f"Did you mean `{name}`? " for name in likely if name in known), "")
         return ConfigurationError(

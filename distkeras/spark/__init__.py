@@ -93,7 +93,7 @@ def session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _keras_meanwhile() if warm_up else contextlib.nullcontext():
+    with _import_keras_in_background() if warm_up else contextlib.nullcontext():
         spark = builder.getOrCreate()
     if warm_up:
         threading.Thread(target=_warm_up, args=(spark,), name="distkeras-warm-up", daemon=True).start()
@@ -101,7 +101,7 @@ def session(
 
 
 @contextlib.contextmanager
-def _keras_meanwhile() -> Iterator[None]:
+def _import_keras_in_background() -> Iterator[None]:
     """Import Keras in another thread, while this one waits for a JVM."""
     for name in _SPARKS_OWN:  # of two threads that import a module at once, one may see it half imported
         with contextlib.suppress(ImportError):

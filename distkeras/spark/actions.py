@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Seconds from one attempt to cancel a job to the next: Spark may not know the job yet.
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class SparkAction:
@@ -71,7 +71,7 @@ class SparkAction:
         while not self.ended() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # a session that has ended raises
                 cancel_tagged(self._session, self._tag)
-            self.ended(_AGAIN_SECONDS)
+            self.ended(_RETRY_SECONDS)
 
 
 def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Callable[[], None]:

@@ -130,17 +130,17 @@ def shortened(error: DistkerasError) -> DistkerasError:
         error.full_traceback = "".join(traceback.format_exception(error))
     cause = error.__cause__
     if cause is not None:
-        frames = _users_frames(cause.__traceback__)
+        frames = _user_frames(cause.__traceback__)
         cause.__cause__, cause.__suppress_context__ = None, True
         error.__cause__ = cause.with_traceback(frames) if frames else None
     return error.with_traceback(None)
 
 
-def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of libraries."""
     if frames is None:
         return None
-    rest = _users_frames(frames.tb_next)
+    rest = _user_frames(frames.tb_next)
     if is_library(frames.tb_frame.f_code.co_filename):
         return rest
     return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)

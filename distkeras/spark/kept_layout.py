@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: The most columns of a DataFrame whose plan is examined: each costs some calls of the JVM.
-_MOST_COLUMNS = 200
+_COLUMNS_MAX = 200
 _T = TypeVar("_T")
 
 
@@ -150,7 +150,7 @@ def _key_of(arrangement: Arrangement | None) -> _LayoutKey | None:
     names = arrangement.source.columns
     folded = [name.casefold() for name in names]  # Spark may refuse names that differ only in case
     alone = all(name in names and folded.count(name.casefold()) == 1 for name in arrangement.columns)
-    if len(names) > _MOST_COLUMNS or not alone:
+    if len(names) > _COLUMNS_MAX or not alone:
         return None
     # A DataFrame's plan has the cached data of its first use; that of a new DataFrame has the current ones.
     plan = arrangement.source.select("*")._jdf.queryExecution().withCachedData()  # noqa: SLF001 - PySpark has no public way to a plan

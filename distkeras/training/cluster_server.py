@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Seconds from one request for the status to the next: each is a small Spark job.
-NEWS_SECONDS = 5.0
+STATUS_SECONDS = 5.0
 #: Seconds from one check of two Spark jobs to the next.
-_LOOK = 0.2
+_POLL_SECONDS = 0.2
 #: Seconds from one search for a restarted server to the next.
-_AGAIN = 2.0
+_SEARCH_SECONDS = 2.0
 #: Seconds for a canceled job to end, and for the server to end with a last snapshot.
 _CANCEL, _END_SAVING = 60.0, 120.0
 #: The most tasks that check whether executors reach the server.
-_ASKED_MAX = 64
+_PROBES_MAX = 64
 _R = TypeVar("_R")
 
 
@@ -60,10 +60,10 @@ class ClusterServer:
         pinned = "" if certificate is None else certificate.certificate
         self.address = AnnouncedAddress("", 0, task.request.key, pinned, settings.checkpoint.uri)
         self.resumed: ResumePoint | None = None
-        self.news_seconds = NEWS_SECONDS
+        self.status_seconds = STATUS_SECONDS
         #: Whether the request in progress may restart the server.
         self._may_restart = False
-        self._driver = RemoteClient(self._session, self.address, self._deadlines, self._look_while_asking)
+        self._driver = RemoteClient(self._session, self.address, self._deadlines, self._check_during_request)
         self._end_reason: str | None = None
         self._end_sent_at = 0.0
         self._action: SparkAction | None = None
@@ -98,7 +98,7 @@ class ClusterServer:
                     self._server.ended(_END_SAVING)
             if self._server.ended():
                 with contextlib.suppress(Exception):  # callers have received the server's errors already
-                    self._take_in(self._server)
+                    self._collect_report(self._server)
         finally:
             self._cancel()
 
@@ -106,16 +106,16 @@ class ClusterServer:
         """Run the server, and return its report once a task has found it."""
         self._run_task()
         # Only one task: several could take the slot that the server needs, and wait for the server.
-        patience = self._patience_at_start
+        patience = self._start_timeout
         search_action = self._search_for(patience)
         try:
-            if not self._either_ends(search_action):
+            if not self._wait_for_either(search_action):
                 raise DeadlineError(
                     f"waited {self._deadlines.rows:g} s for Spark to run the parameter server's task and a task that "
                     "connects to it: each needs a free slot"
                 )
             if self._server.ended():
-                return self._require_served(self._take_in(self._server))
+                return self._require_served(self._collect_report(self._server))
             row = search_action.rows()[0]
         finally:
             search_action.cancel(_CANCEL)
@@ -132,7 +132,7 @@ class ClusterServer:
         self._active_at = self._started_at = time.monotonic()
 
     @property
-    def _patience_at_start(self) -> float:
+    def _start_timeout(self) -> float:
         """Seconds in which a started server must be found: Spark may have to schedule it on another executor."""
         return self._deadlines.publish + self._deadlines.standstill
 
@@ -146,16 +146,16 @@ class ClusterServer:
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         return report
 
-    def _either_ends(self, action: SparkAction) -> bool:
+    def _wait_for_either(self, action: SparkAction) -> bool:
         deadline = time.monotonic() + self._deadlines.rows
         while time.monotonic() < deadline:
-            if action.ended(_LOOK) or self._server.ended():
+            if action.ended(_POLL_SECONDS) or self._server.ended():
                 return True
         return False
 
     def _require_reached(self) -> None:
         """Check that executors reach the server, with as many tasks as there are workers."""
-        asked = min(self._task.request.settings.workers, _ASKED_MAX)
+        asked = min(self._task.request.settings.workers, _PROBES_MAX)
         search_action = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
         try:
             if not search_action.ended(self._deadlines.rows):
@@ -173,7 +173,7 @@ class ClusterServer:
         finally:
             search_action.cancel(_CANCEL)
 
-    def _take_in(self, action: SparkAction) -> StartReport | None:
+    def _collect_report(self, action: SparkAction) -> StartReport | None:
         """Log the records of the server's task, and return its report; only a server that did not serve has one."""
         rows = self._rows_of(action)
         for row in rows:
@@ -224,10 +224,10 @@ class ClusterServer:
             except DistkerasError as error:  # it has died as often as Spark allows a task to fail
                 self._start_again(error)
                 return
-            self._require_served(self._take_in(self._server))
+            self._require_served(self._collect_report(self._server))
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         self._check_server()
-        if self._end_reason is not None and time.monotonic() - self._end_sent_at >= self.news_seconds:
+        if self._end_reason is not None and time.monotonic() - self._end_sent_at >= self.status_seconds:
             self._send_end(self._end_reason)  # the server may be a new one
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
@@ -242,7 +242,7 @@ class ClusterServer:
                     raise
                 self.watch()
                 since = time.monotonic() - max(began, self._started_at)
-                if since > self._patience_at_start + self._deadlines.reconnect and self._search is None:
+                if since > self._start_timeout + self._deadlines.reconnect and self._search is None:
                     raise
             else:
                 self.record_activity()
@@ -250,7 +250,7 @@ class ClusterServer:
             finally:
                 self._may_restart = False
 
-    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
+    def ask_once(self, call: Callable[[DriverClient], _R]) -> _R:
         """Return the result of ``call`` with the driver's connection."""
         return call(self._driver)
 
@@ -273,7 +273,7 @@ class ClusterServer:
             if not self._driver.lost(error):
                 raise
 
-    def _look_while_asking(self) -> None:
+    def _check_during_request(self) -> None:
         """Check the server while a request is in progress; end the request if a search may need its slot."""
         if not self._may_restart:
             return
@@ -290,7 +290,11 @@ class ClusterServer:
         silence = now - self._active_at
         if self._search is None:
             # After a restart, search in short tasks: a long one could take the slot that the server needs.
-            due = now - self._searched_at >= _AGAIN if self._restarting else silence >= self._deadlines.standstill
+            due = (
+                now - self._searched_at >= _SEARCH_SECONDS
+                if self._restarting
+                else silence >= self._deadlines.standstill
+            )
             if due:
                 self._searched_at = now
                 self._search = self._search_for(self._deadlines.handshake)
@@ -312,7 +316,7 @@ class ClusterServer:
             return
         patience = self._deadlines.standstill
         if self._restarting or place is None:  # it may be starting
-            patience = self._patience_at_start
+            patience = self._start_timeout
         answered = self._active_at > self._searched_at  # over another connection, meanwhile
         if not answered and silence >= patience:
             self._replace(row["incarnation"], row["error"])

@@ -45,9 +45,9 @@ _PIECE = 1 << 20
 #: Bytes of a table that one job fetches: driver and executor hold them, and several answers in addition.
 _JOB_BYTES = 64 << 20
 #: The most seconds between two attempts to reach the server.
-_LONGEST_PAUSE = 2.0
+_PAUSE_SECONDS_MAX = 2.0
 #: Seconds from one call of `meanwhile` to the next, while a job runs.
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
 _PIECES = "answer long, lost boolean, part long, data binary"
@@ -56,9 +56,9 @@ _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtoco
 _R = TypeVar("_R")
 
 
-def _patiently(call: Callable[[], _R], timeout: float, world: World) -> _R:
+def _retry_unreachable(call: Callable[[], _R], timeout: float, world: World) -> _R:
     """Return ``call()``, repeated for up to ``timeout`` seconds while the server cannot be reached."""
-    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=world)
+    backoff = Backoff(longest=_PAUSE_SECONDS_MAX, timeout=timeout, world=world)
     while True:
         try:
             return call()
@@ -105,7 +105,7 @@ class RemoteRequest:
             return client.exchange(first, self.timeout)
 
         try:
-            answer = _patiently(once, min(self.timeout, self.deadlines.reconnect), world)
+            answer = _retry_unreachable(once, min(self.timeout, self.deadlines.reconnect), world)
             lost = False
         except _UNREACHED as error:
             answer, lost = fault_of(error), True
@@ -143,7 +143,7 @@ class Search:
         """
         incarnation, place, error = 0, "", ""
         try:
-            incarnation, announced = _patiently(lambda: self._find(world), self.timeout, world)
+            incarnation, announced = _retry_unreachable(lambda: self._find(world), self.timeout, world)
             place = json.dumps(announced)
         except _UNREACHED as failure:
             error = failure.message
@@ -248,7 +248,7 @@ class RemoteClient(DriverClient):
         patience = 2 * remote_request.timeout + self.deadlines.reply
         try:
             deadline = time.monotonic() + patience
-            while not action.ended(_LOOK):
+            while not action.ended(_POLL_SECONDS):
                 if time.monotonic() > deadline:
                     raise DeadlineError(
                         f"waited {patience:g} s for a free slot for a task that asks the parameter server. "

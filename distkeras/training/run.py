@@ -211,7 +211,7 @@ class SparkJob:
 
     def _cause_of(self, failure: Exception) -> Exception:
         """Return why Spark gave up: a worker's own report, which may still be in flight, else Spark's error."""
-        deadline = time.monotonic() + 3 * _POLL_SECONDS + 2 * self._server.news_seconds
+        deadline = time.monotonic() + 3 * _POLL_SECONDS + 2 * self._server.status_seconds
         with contextlib.suppress(queue.Empty):
             while True:
                 signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -243,7 +243,7 @@ class SparkJob:
                 clock, reported = status.clock, counts
                 self._signals.put(_StatusArrived(status))
                 self._over.wait(_STATUS_SECONDS)
-            self._over.wait(self._server.news_seconds)
+            self._over.wait(self._server.status_seconds)
 
 
 #: Seconds that a killed process may take to end.
@@ -251,7 +251,7 @@ _KILLED = 10.0
 
 
 @contextmanager
-def server_ahead(settings: TrainSettings) -> Iterator[Child | None]:
+def early_server(settings: TrainSettings) -> Iterator[Child | None]:
     """Yield the server's process, which starts while the driver prepares the job; None if it runs in the cluster."""
     if settings.server == "cluster":
         yield None
@@ -372,8 +372,8 @@ def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
         return
     try:
         # No commit may come between the center that is collected and its records.
-        server.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
-        server.try_to_ask(lambda driver: _collect(driver, plan, outcome))
+        server.ask_once(lambda driver: driver.stop("the driver ended the job"))
+        server.ask_once(lambda driver: _collect(driver, plan, outcome))
     except DistkerasError as error:
         outcome.events.report(
             log, "lost", "the center and the records of the failed job cannot be fetched: %s", error.message

@@ -30,11 +30,11 @@ from distkeras.ps.world.world import REAL
 OUTPUT = "kind string, text string"
 LOGGED, REPORT = "logged", "report"
 #: The most attempts at one server task that have unique numbers among all starts by the driver.
-ATTEMPTS_OF_A_START = 64
+ATTEMPTS_PER_START = 64
 #: The most lines of the log that are kept.
 _LINES_MAX = 10_000
 #: An address reserved for documentation: the route to it shows the interface that reaches other hosts.
-_ANYWHERE = ("192.0.2.1", 9)
+_ROUTE_TARGET = ("192.0.2.1", 9)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ServerTask:
             replace(self.request, settings=settings),
             self.publication,
             tables=self.tables,
-            attempt=self.start * ATTEMPTS_OF_A_START + attempt,
+            attempt=self.start * ATTEMPTS_PER_START + attempt,
             given_up=self.given_up,
             rows_checked=self.rows_checked,
             require_driver=self._require_driver,
@@ -131,6 +131,6 @@ def own_address() -> str:
             if not str(address[0]).startswith(("127.", "::1", "fe80")):
                 return str(address[0])
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(_ANYWHERE)  # sends nothing
+        probe.connect(_ROUTE_TARGET)  # sends nothing
         return str(probe.getsockname()[0])
     return "127.0.0.1"

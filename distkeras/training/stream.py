@@ -125,7 +125,7 @@ class Publisher:
 #: Seconds that the micro-batch in progress has to end when a stream is stopped.
 STOP_SECONDS = 600.0
 #: Seconds of one wait for the query's end, which is repeated.
-_LOOK = 3600
+_POLL_SECONDS = 3600
 #: Sources whose rows Spark cannot read again, by Spark's names.
 _READ_ONCE = ("socket",)
 #: The error text if the server is dead when the stream ends.
@@ -465,7 +465,7 @@ class StreamTraining:
         """Close the server when the query has ended."""
         failure: BaseException | None = None
         try:
-            while not self.query.awaitTermination(_LOOK):
+            while not self.query.awaitTermination(_POLL_SECONDS):
                 pass
         except Exception as error:  # noqa: BLE001 - what a query raises is Spark's, Py4J's, or a source's own
             failure = self._failure
@@ -497,7 +497,7 @@ class StreamTraining:
 
     def _fetch_last(self) -> CenterWeights | None:
         try:
-            last = self._server.try_to_ask(self._plan.fetch_center)
+            last = self._server.ask_once(self._plan.fetch_center)
         except DistkerasError as error:
             self._outcome.events.report(log, "lost", "the stream's last center cannot be fetched: %s", error.message)
             self._server.abandon(error)

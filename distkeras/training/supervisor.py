@@ -70,7 +70,7 @@ class Supervisor:
         deadlines = process.settings.deadlines
         self._world = world
         self._driver = self.connect()
-        self.news_seconds = 0.0
+        self.status_seconds = 0.0
         #: Seconds without a response after which a running server is killed.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
         self._active_at = world.monotonic()
@@ -113,7 +113,7 @@ class Supervisor:
             silence = self._world.monotonic() - self._active_at
             if silence < self._patience or self._answers():
                 return
-            self._end_silent(
+            self._kill_unresponsive(
                 ServerLostError(
                     f"the parameter server has not answered for {silence:.0f} s: its machine may be "
                     "overloaded, or its process suspended"
@@ -136,7 +136,7 @@ class Supervisor:
         """Return whether ``error`` is not the server's answer; at a dead server's port, any process may answer."""
         return self._driver.lost(error) or not self._process.alive()
 
-    def _end_silent(self, error: DistkerasError) -> None:
+    def _kill_unresponsive(self, error: DistkerasError) -> None:
         """Kill a running server that does not answer; without a checkpoint, raise ``error`` instead."""
         if self._process.settings.checkpoint is None:
             raise error
@@ -158,7 +158,7 @@ class Supervisor:
             except _ServerGone:
                 self.restart()
 
-    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
+    def ask_once(self, call: Callable[[DriverClient], _R]) -> _R:
         """Return the result of ``call`` over at most two connections, without waits and restarts; raise its error."""
         try:
             return call(self._driver)
@@ -190,7 +190,7 @@ class Supervisor:
             if self._process.exited(_EXIT_SECONDS):
                 raise _ServerGone from first
             if self._world.monotonic() > deadline:
-                self._end_silent(first)
+                self._kill_unresponsive(first)
                 raise _ServerGone from first
             deadline = min(deadline, self._world.monotonic() + self._patience)
 

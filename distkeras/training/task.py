@@ -39,14 +39,14 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.protocol.messages import Loop, Welcome
-from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
+from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.daso import member_work
+from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.ps.worker.tables import TableWindows
@@ -258,7 +258,7 @@ class _TaskAttempt:
                 worker=client.worker,
             )
         source.rewind((welcome.epoch, welcome.batch), None if welcome.checksum < 0 else welcome.checksum)
-        return member_work(
+        return run_member(
             rule,
             replica,
             self._tracked(source, self._read(source)),
@@ -328,7 +328,7 @@ class _TaskAttempt:
                 worker=self._client.worker,
                 start=start,
                 checksum=checksum,
-                window=window if isinstance(window, int) else MOST_STEPS_A_CALL,
+                window=window if isinstance(window, int) else CALL_STEPS_MAX,
                 timeout=self._task.settings.deadlines.rows,
             )
             self._source = stack.enter_context(source)

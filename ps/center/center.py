@@ -328,7 +328,7 @@ class Center:
         self.scheduler.gather = False
 
     @property
-    def asks_to_leave(self) -> bool:
+    def asks_workers_to_leave(self) -> bool:
         """Return whether replies ask workers to leave; under a rule with peers, all replies of a round agree."""
         return self.round.stopping if self.traits.peers else self.stopping is not None
 
@@ -561,7 +561,7 @@ class Center:
         self.round.skipped = 0
         self.scheduler.next_round()
 
-    def begin_with_other_workers(self, contributions: int, workers: int) -> None:
+    def replace_workers(self, contributions: int, workers: int) -> None:
         """End the unfinished round of the previous workers, drain, and reset the rule's counters and model vectors.
 
         The previous workers do not return. So the round ends as if those that had not arrived had left.

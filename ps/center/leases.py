@@ -92,7 +92,7 @@ class LeaseState(enum.Enum):
 
 
 #: The allowed transitions. FINISHED is left only for a stream's next micro-batch or a job resumed with more epochs.
-FOLLOWS: Mapping[LeaseState, frozenset[LeaseState]] = {
+TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
     LeaseState.HELD: frozenset({LeaseState.FREE, LeaseState.FINISHED}),
     LeaseState.FREE: frozenset({LeaseState.HELD, LeaseState.FINISHED}),
     LeaseState.FINISHED: frozenset({LeaseState.FREE}),
@@ -147,8 +147,8 @@ class PartitionLease:
         return self.state is LeaseState.FINISHED
 
     def move(self, state: LeaseState) -> None:
-        """Change the state, or keep it; raise LocalProtocolError if `FOLLOWS` does not allow the transition."""
-        if state is not self.state and state not in FOLLOWS[self.state]:
+        """Change the state, or keep it; raise LocalProtocolError if `TRANSITIONS` does not allow the transition."""
+        if state is not self.state and state not in TRANSITIONS[self.state]:
             raise LocalProtocolError(f"a lease that is {self.state.value} cannot become {state.value}")
         self.state = state
 

@@ -55,7 +55,7 @@ class Scheduler:
         """Return the workers that ``worker`` waits for, for the text of a DeadlineError."""
         return self.missing()
 
-    def awaited(self, worker: int) -> str:
+    def describe_wait(self, worker: int) -> str:
         """Return a description of what ``worker`` waits for, for the text of a DeadlineError."""
         missing = self.missing()
         if not missing:

@@ -76,9 +76,9 @@ SNAPSHOT_FAILED = "a snapshot could not be written"
 #: How long the thread sleeps when nothing is due, in seconds; it is woken when something is.
 _IDLE = 60.0
 #: Attempts to write the last snapshot, when the server ends.
-_LAST_TRIES = 4
+_LAST_ATTEMPTS = 4
 #: Commits that are written to one file at most, because they are read into memory.
-_MOST_COMMITS = 4 * BLOCK_COMMITS
+_FILE_COMMITS_MAX = 4 * BLOCK_COMMITS
 
 
 @dataclass(frozen=True)
@@ -206,12 +206,12 @@ class Checkpointer:
 
     def _run(self) -> None:
         backoff: Backoff | None = None
-        last_tries = _LAST_TRIES
+        last_tries = _LAST_ATTEMPTS
         while last_tries:
             idle = not self._wake.wait(_IDLE)
             closing = self._closing.is_set()  # a later request sets `_wake` for the next turn
             self._wake.clear()
-            if closing and last_tries == _LAST_TRIES:
+            if closing and last_tries == _LAST_ATTEMPTS:
                 backoff = None  # begin with short pauses again
             last_tries -= closing
             try:
@@ -269,7 +269,7 @@ class Checkpointer:
                 # The request may have come while the previous snapshot, which covers it, was being written.
                 if mark == self._covered or not due or center.corrupt:
                     return
-                rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
+                rows = center.log.read(self._log_files.commits, _FILE_COMMITS_MAX)
                 if self._log_files.commits + len(rows.commits) == len(center.log):
                     if self._table_files is not None:
                         self._table_files.begin()

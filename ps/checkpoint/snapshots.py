@@ -160,7 +160,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         vector[...] = arrays[f"model/{number}"]
     _restore_round(center, header["round"], arrays)
     if header["workers"] != center.workers:
-        center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
+        center.replace_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
         _begin_epoch(center, _first_open_epoch(header))
         return False
     leases = {int(worker): values for worker, values in header["leases"].items()}
@@ -312,7 +312,7 @@ class LogFiles:
             taken += run
         return taken
 
-    def with_last(self, file: LogFile, replaced: int = 0) -> LogFiles:
+    def replace_last(self, file: LogFile, replaced: int = 0) -> LogFiles:
         """Return these files, with the last ``replaced`` ones replaced by ``file``."""
         return LogFiles((*self.files[: len(self.files) - replaced], file))
 
@@ -455,9 +455,9 @@ class SnapshotDirectory:
                 )
         # The snapshot is read before the claim: if that fails, the present owner keeps the directory.
         newest = self._newest(snapshots, listed)
-        self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
+        self._retry_unreachable(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
-            names = self._patiently(self.require_owned, patience)
+            names = self._retry_unreachable(self.require_owned, patience)
             self._record_activity()
         except DistkerasError:
             self._ownership.withdraw()  # the unused claim must not block another server
@@ -492,7 +492,7 @@ class SnapshotDirectory:
     def announce(self, place: Mapping[str, Any]) -> None:
         """Write the address of this server, JSON-ready; `ownership.find` reads it."""
         store = Store(self._store.uri, self._world)  # `self._store` belongs to the checkpointer's thread
-        self._patiently(lambda: store.save(str(Name("server", self._ownership.claim)), place, {}))
+        self._retry_unreachable(lambda: store.save(str(Name("server", self._ownership.claim)), place, {}))
 
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
         """Restore ``saved`` into a new ``center``: see `restore` of this module."""
@@ -632,7 +632,7 @@ class SnapshotDirectory:
                 report(log, "records", text, file.commits, error)
                 continue
             commit_log.extend(LogRows(rows["commits"].view(COMMIT), rows["lengths"], rows["history"]))
-            files = files.with_last(file)
+            files = files.replace_last(file)
         state = State(header["state"], arrays, header["metrics"], header["log_totals"], tables=tables)
         commit_log.restore_totals(state.log_totals)
         optimizers = {int(worker): file for worker, file in header.get("optimizer_files", {}).items()}
@@ -640,14 +640,14 @@ class SnapshotDirectory:
         return Saved(str(name), state, commit_log, files, optimizers, row_files)
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return self._patiently(lambda: self._store.load(name))
+        return self._retry_unreachable(lambda: self._store.load(name))
 
-    def _patiently(self, call: Callable[[], _T], patience: float = PATIENCE) -> _T:
+    def _retry_unreachable(self, call: Callable[[], _T], patience: float = PATIENCE) -> _T:
         return retried(call, patience, world=self._world, record_activity=self._record_activity)
 
     def _listed(self, patience: float = PATIENCE) -> list[Name]:
         """Return all files there, for a server that has not begun to save."""
-        names = self._patiently(self._names, patience)
+        names = self._retry_unreachable(self._names, patience)
         self._record_activity()
         return names
 
@@ -668,7 +668,7 @@ class SnapshotDirectory:
         name = self._name("log", before)
         self._store.save(name, {}, arrays)
         size = sum(array.nbytes for array in arrays.values())
-        return files.with_last(LogFile(name, len(rows.commits), size, level), replaced)
+        return files.replace_last(LogFile(name, len(rows.commits), size, level), replaced)
 
     def save(
         self,

@@ -113,7 +113,7 @@ class TableFiles:
 
     def _whole_ranges(self, number: int, table: Table) -> list[tuple[int, int]]:
         rows, row_bytes = self._counts[number], table.array.itemsize * table.shape.width
-        present = wholes(self.files, number)
+        present = whole_files(self.files, number)
         covered = [(file.start, file.stop) for file in present]
         step, changes, ranges = max(1, LARGEST // row_bytes), table.changes, list[tuple[int, int]]()
         for start in range(0, rows, step):
@@ -121,7 +121,7 @@ class TableFiles:
             # The last range of a growing table is covered in part; its new rows are among the changed ones.
             if not covers(covered, start, (start + stop + 1) // 2) or 2 * changes.unread(start, stop) > stop - start:
                 ranges.append((start, stop))
-        partial = sum(file.size for file in partials(self.files, number))
+        partial = sum(file.size for file in partial_files(self.files, number))
         budget = (changes.unread(0, rows) - sum(changes.unread(*bounds) for bounds in ranges)) * row_bytes
         for file in present:  # the oldest one first
             if partial <= SHARE * rows * row_bytes or budget < 0:
@@ -223,12 +223,12 @@ def covers(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> bool:
     return start >= stop
 
 
-def wholes(files: Iterable[RowFile], table: int) -> list[RowFile]:
+def whole_files(files: Iterable[RowFile], table: int) -> list[RowFile]:
     """Return the whole files of ``table``."""
     return [file for file in files if file.table == table and file.whole]
 
 
-def partials(files: Iterable[RowFile], table: int) -> list[RowFile]:
+def partial_files(files: Iterable[RowFile], table: int) -> list[RowFile]:
     """Return the partial files of ``table``."""
     return [file for file in files if file.table == table and not file.whole]
 
@@ -248,7 +248,7 @@ def needed(files: Sequence[RowFile]) -> tuple[RowFile, ...]:
 def due(files: Sequence[RowFile], table: int) -> list[RowFile]:
     """Return the last partial files of ``table``, if they must be merged into one; else an empty list."""
     small = list[RowFile]()
-    for file in reversed(partials(files, table)):
+    for file in reversed(partial_files(files, table)):
         if file.size >= SMALL:
             break
         small.append(file)
@@ -266,7 +266,7 @@ def merged(files: Sequence[RowFile], contents: Sequence[Rows], among: Sequence[R
     last, pieces = among.index(files[-1]), list[Rows]()
     for file, (ids, rows) in zip(files, contents, strict=True):
         valid = np.ones(len(ids), np.bool_)
-        for later in wholes(among[among.index(file) : last], file.table):
+        for later in whole_files(among[among.index(file) : last], file.table):
             valid &= (ids < later.start) | (ids >= later.stop)
         pieces.append((ids[valid], rows[valid]))
     ids = np.concatenate([ids for ids, _ in reversed(pieces)])

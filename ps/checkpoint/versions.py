@@ -36,7 +36,7 @@ LATEST = 2
 #: Seconds for which a version is held at most, longer than a micro-batch takes.
 HELD_SECONDS = 86_400
 #: How often a micro-batch tries to hold a version while newer ones are published.
-_TRIES = 10
+_ATTEMPTS = 10
 #: The first and the longest pause of a wait for the first version, in seconds.
 _FIRST, _LONGEST = 0.05, 1.0
 #: The file with the model, as an archive; the versions contain only weights.
@@ -263,7 +263,7 @@ class VersionFolder:
             DeadlineError: versions are published faster than one can be held.
         """
         query = _short(query.encode())
-        for _ in range(_TRIES):
+        for _ in range(_ATTEMPTS):
             versions, readers = self._list()
             own = [reader for reader in readers if reader.query == query]
             since = int(self._world.time()) - HELD_SECONDS // 2  # long before the publisher treats it as expired
@@ -279,7 +279,7 @@ class VersionFolder:
                 return version
             self._store.delete([str(reader)])
         raise DeadlineError(
-            f"no version of {self.uri!r} could be chosen in {_TRIES} tries: each time, newer ones were published. "
+            f"no version of {self.uri!r} could be chosen in {_ATTEMPTS} tries: each time, newer ones were published. "
             "Publish less often (`Versions(every=…)`)"
         )
 

@@ -139,7 +139,7 @@ class Int8(Codec):
     #: Adding this to a number of at most 2^22 leaves the nearest integer in the low bits: ties to even, and no -0.
     _ROUNDING: ClassVar[np.float32] = np.float32(1.5 * 2**23)
     #: If the largest number of a block is at most this, its decoded numbers are finite.
-    _TAME: ClassVar[float] = 2.0**126
+    _FINITE_MAX: ClassVar[float] = 2.0**126
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -165,7 +165,7 @@ class Int8(Codec):
         if out is not None:
             quotients -= self._ROUNDING
             quotients *= scale
-        return largest <= self._TAME
+        return largest <= self._FINITE_MAX
 
     def known_finite(self, data: np.ndarray) -> bool:
         """Check the scales only: the integers are at most 128."""

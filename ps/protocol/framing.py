@@ -54,16 +54,16 @@ from distkeras.ps.protocol.messages import (
     Proof,
     TableRows,
 )
-from distkeras.ps.protocol.shared_slots import MOST_SLOTS, SharedSlots
+from distkeras.ps.protocol.shared_slots import SLOTS_MAX, SharedSlots
 
 TAG_BYTES = 16
 #: The largest array, in bytes, that is always covered by the tag.
-LONG = 4096
+TAGGED_BYTES_MAX = 4096
 
 Octets = bytes | bytearray
 
 _NUMBER = struct.Struct(">Q")
-_BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows, PeerVector)
+_VECTOR_MESSAGES = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows, PeerVector)
 #: The dtypes of histories and row numbers, which tags always cover.
 _NO_VECTOR = (np.dtype("<f8"), np.dtype("<i8"))
 
@@ -95,9 +95,9 @@ class Seal:
         self._frames += 1
         pieces: list[Octets] = [_NUMBER.pack(self._frames), head]
         for array in arrays:
-            if array.nbytes <= LONG:
+            if array.nbytes <= TAGGED_BYTES_MAX:
                 pieces.append(array.tobytes())
-            elif self._whole or kind not in _BULKY or array.dtype in _NO_VECTOR:
+            elif self._whole or kind not in _VECTOR_MESSAGES or array.dtype in _NO_VECTOR:
                 pieces.append(hashlib.sha256(array.data).digest())
         return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
 
@@ -123,7 +123,7 @@ _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 #: The bits of an array's code in the table: the dtype's code, the slot, and a flag that the array is in a slot.
 _DTYPE_BITS, _SLOT_BITS, _IN_SLOT = 2, 5, 0x80
 assert len(_DTYPES) <= 1 << _DTYPE_BITS
-assert MOST_SLOTS <= 1 << _SLOT_BITS
+assert SLOTS_MAX <= 1 << _SLOT_BITS
 _TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 
 #: Returns the memory for an arriving array, from message type, dtype and number of elements.

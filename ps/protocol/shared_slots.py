@@ -41,7 +41,7 @@ _TURNS = 2
 #: The size of a page in bytes: each vector begins at a page; the first page has the token.
 _PAGE = 4096
 #: Slots of a connection at most.
-MOST_SLOTS = 32
+SLOTS_MAX = 32
 
 _FLOAT32 = np.dtype("<f4")
 _PACKED = np.dtype("u1")
@@ -56,7 +56,7 @@ class SlotSizes:
         parts: number of vectors of a payload.
         packed: bytes of an encoded vector; 0: vectors are not encoded.
         rows: for each table, the largest number of elements in the rows that a window touches. The first tables have
-            slots, up to `MOST_SLOTS`; the rows of the others are sent in frames.
+            slots, up to `SLOTS_MAX`; the rows of the others are sent in frames.
     """
 
     size: int
@@ -76,7 +76,7 @@ class SlotSizes:
     @property
     def per_area(self) -> int:
         """The number of slots for one vector and the rows after it."""
-        return 1 + min(len(self.rows), MOST_SLOTS // (self._payload_areas + _TURNS) - 1)
+        return 1 + min(len(self.rows), SLOTS_MAX // (self._payload_areas + _TURNS) - 1)
 
     @property
     def payloads(self) -> int:

@@ -35,7 +35,7 @@ Scalars = tuple[float, ...]
 #: Elements of one chunk, and of one block of a reduction: 256 KB of float32 stay in a core's cache.
 BLOCK = 64 * 1024
 #: The largest number of batches of one call of `Rule.compute`, which a worker holds in memory at once.
-MOST_STEPS_A_CALL = 64
+CALL_STEPS_MAX = 64
 #: The window that each worker chooses from the duration of its first exchanges.
 AUTO = "auto"
 #: The window that the server chooses for each worker, in proportion to the worker's speed.
@@ -307,8 +307,8 @@ class Rule(ABC):
     def steps_until_due(self, state: WorkerState) -> int:
         """Return the number of steps that may be taken before `due` must be called again."""
         if self.window is None:
-            return MOST_STEPS_A_CALL
-        return min((state.window or self._steps) - state.steps, MOST_STEPS_A_CALL)
+            return CALL_STEPS_MAX
+        return min((state.window or self._steps) - state.steps, CALL_STEPS_MAX)
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         """Take ``len(batches)`` local steps; return loss and metrics of each, as `Replica.train` does."""

@@ -209,17 +209,17 @@ class Turns:
         self._cycle = daso.initial
         self._synchronizations = 0
         self._batches_since_send = 0
-        self._under_way: Sent | None = None
+        self._in_flight: Sent | None = None
         self._lowest, self._stable = math.inf, 0
 
     @property
-    def under_way(self) -> Sent | None:
+    def in_flight(self) -> Sent | None:
         """The exchange in flight; None: none is."""
-        return self._under_way
+        return self._in_flight
 
     def state(self) -> tuple[float, ...]:
         """Return the whole state as numbers, for `restore`."""
-        sent = self._under_way or Sent(-1, 0, 0)
+        sent = self._in_flight or Sent(-1, 0, 0)
         counts = self._synchronizations, self._batches_since_send, self._stable
         return (*self._cycle, *counts, *sent, self._lowest)
 
@@ -228,7 +228,7 @@ class Turns:
         *counts, lowest = state
         interval, wait, synchronizations, since, stable, *sent = map(int, counts)
         self._cycle, self._synchronizations, self._batches_since_send = (interval, wait), synchronizations, since
-        self._under_way = Sent(*sent) if sent[0] >= 0 else None
+        self._in_flight = Sent(*sent) if sent[0] >= 0 else None
         self._stable, self._lowest = stable, float(lowest)
 
     def in_force(self, phase: str) -> tuple[int, int]:
@@ -240,16 +240,16 @@ class Turns:
         if self._nodes == 1:
             return Turn()
         if phase != CYCLING:
-            self._under_way = None
+            self._in_flight = None
             return Turn(block=self._next_group())
         self._batches_since_send += 1
         merge = send = None
-        sent = self._under_way
+        sent = self._in_flight
         if sent is not None and batch == sent.batch + sent.wait:
-            merge, self._under_way = sent, None
+            merge, self._in_flight = sent, None
         interval, wait = self._cycle
-        if self._batches_since_send >= interval and self._under_way is None:
-            send = self._under_way = Sent(batch, wait, self._next_group())
+        if self._batches_since_send >= interval and self._in_flight is None:
+            send = self._in_flight = Sent(batch, wait, self._next_group())
             self._batches_since_send = 0
         return Turn(merge=merge, send=send)
 

@@ -53,15 +53,15 @@ from distkeras.ps.world.world import REAL, World
 log = logging.getLogger(__name__)
 
 #: Seconds between two requests to the owner.
-_AGAIN = 1.0
+_RETRY_SECONDS = 1.0
 #: How often a job's first server claims the checkpoint, if another job claims it at the same moment.
 _STARTS = 3
 #: Seconds from the driver's goodbye to the owner's end, in which it takes a last snapshot.
 _END_SAVING = 120.0
 #: Seconds for which a server that lost the checkpoint to another job still answers its peers with that error.
-_ANSWERS_LOST = 10.0
+_REFUSE_SECONDS = 10.0
 #: Seconds between two checks of an idle server's state and of the time.
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 #: The key and the values of the state in an announcement; it has none while its server serves.
 _STATE, _ENDING, _ENDED = "state", "ending", "ended"
 
@@ -69,7 +69,7 @@ _STATE, _ENDING, _ENDED = "state", "ending", "ended"
 class _Sign(enum.Enum):
     """The state of an owner, according to its answer or the lack of one."""
 
-    LIVES = enum.auto()
+    ALIVE = enum.auto()
     SILENT = enum.auto()
     GONE = enum.auto()
 
@@ -93,7 +93,7 @@ class Standby:
         #: When the owner last answered, and when its progress last changed.
         self._active_at = self._moved_at = world.monotonic()
 
-    def rival(self) -> Owner | None:
+    def other_owner(self) -> Owner | None:
         """Return the checkpoint's owner if it is a server of this job that the driver has not given up; else None.
 
         Raises:
@@ -104,7 +104,7 @@ class Standby:
             return None
         return owner
 
-    def until_needed(self) -> bool:
+    def wait_until_needed(self) -> bool:
         """Return True once no server of this job is alive, and False once one of them has served the job to its end.
 
         Raises:
@@ -127,14 +127,16 @@ class Standby:
                     return True
             elif _state_of(owner) == _ENDED or self._world.monotonic() - self._active_at >= _END_SAVING:
                 return False
-            self._world.sleep(_AGAIN)
+            self._world.sleep(_RETRY_SECONDS)
 
     def _read(self) -> Owner | None:
-        """Return `rival()`; retry for a while if the directory cannot be read."""
-        backoff = Backoff(first=_AGAIN, longest=_AGAIN, timeout=self._deadlines.standstill, world=self._world)
+        """Return `other_owner()`; retry for a while if the directory cannot be read."""
+        backoff = Backoff(
+            first=_RETRY_SECONDS, longest=_RETRY_SECONDS, timeout=self._deadlines.standstill, world=self._world
+        )
         while True:
             try:
-                owner = self.rival()
+                owner = self.other_owner()
                 break
             except SnapshotError:  # a new owner may just have removed the files of this one
                 if not backoff.pause():
@@ -154,14 +156,14 @@ class Standby:
         """Ask ``owner`` repeatedly until it does not answer; return SILENT or GONE."""
         while True:
             sign = self._ask(owner)
-            if sign is not _Sign.LIVES:
+            if sign is not _Sign.ALIVE:
                 return sign
             self._active_at = self._world.monotonic()
             if self._active_at - self._moved_at >= self._deadlines.silence:
                 raise DeadlineError(
                     f"waited {self._deadlines.silence:g} s for a commit, as the standby of a server without progress"
                 )
-            self._world.sleep(_AGAIN)
+            self._world.sleep(_RETRY_SECONDS)
 
     def _ask(self, owner: Owner) -> _Sign:
         if owner.address is None:
@@ -173,14 +175,14 @@ class Standby:
                     status = client.ping()
                 except DistkerasError as error:
                     if client.channel is not None:  # the error is the owner's answer
-                        return _Sign.LIVES
-                    if client.stands_still(error) or isinstance(error, DeadlineError):
+                        return _Sign.ALIVE
+                    if client.handshake_unanswered(error) or isinstance(error, DeadlineError):
                         return _Sign.SILENT
                 else:
                     progress = (status.clock, status.joined, status.finished)
                     if progress != self._progress:
                         self._progress, self._moved_at = progress, self._world.monotonic()
-                    return _Sign.LIVES
+                    return _Sign.ALIVE
             return _Sign.GONE
         finally:
             client.close()
@@ -218,13 +220,13 @@ def serve_announced(
     """
     standby = Standby(request, given_up, world)
     again, starts = attempt > 0, 0
-    while standby.until_needed():
+    while standby.wait_until_needed():
         try:
             server, start_report = _build(request, attempt, again, require_driver, world)
         except OwnershipLostError as error:
             starts += 1
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
-            if standby.rival() is not None or (starts < _STARTS and not _has_lost_its_claims(request, world)):
+            if standby.other_owner() is not None or (starts < _STARTS and not _has_lost_its_claims(request, world)):
                 continue
             return StartReport.of_error(error)
         except ConfigurationError as error:  # every other attempt would fail in the same way
@@ -267,7 +269,7 @@ def _build(
 
     def check_driver() -> None:
         nonlocal checked_at
-        if starting and world.monotonic() - checked_at >= _AGAIN:
+        if starting and world.monotonic() - checked_at >= _RETRY_SECONDS:
             checked_at = world.monotonic()
             require_driver()
 
@@ -317,7 +319,7 @@ def _serve_until_over(server: ParameterServer, world: World) -> None:
         fault = server.fault
         if fault is not None and ERRORS[fault.code] is OwnershipLostError:
             lost_at = min(lost_at, world.monotonic())
-            if not server.sessions or world.monotonic() - lost_at >= _ANSWERS_LOST:
+            if not server.sessions or world.monotonic() - lost_at >= _REFUSE_SECONDS:
                 raise OwnershipLostError(fault.message)
         if server.corrupt:
             raise ServerLostError("the center of this server is corrupt; another one starts from the latest snapshot")
@@ -325,7 +327,7 @@ def _serve_until_over(server: ParameterServer, world: World) -> None:
             asked = world.monotonic()
         elif world.monotonic() - asked > server.deadlines.silence:
             raise DeadlineError(f"waited {server.deadlines.silence:g} s for a request to the server")
-        server.wait_for_news(_LOOK)
+        server.wait_for_change(_POLL_SECONDS)
 
 
 def _announce_end(server: ParameterServer, place: dict[str, object]) -> None:

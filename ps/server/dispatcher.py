@@ -234,7 +234,7 @@ _TAKEOVER = "attempt %d took partition %d over from attempt %d, at mini-batch %d
 #: Bytes in a commit for its history, which has a row for each step.
 _HISTORY_BYTES = 16 * 1024 * 1024
 #: The longest time that one request for a lease waits, in seconds; then the worker asks again.
-_PARKED = 10.0
+_LEASE_WAIT_SECONDS = 10.0
 
 
 class Dispatcher:
@@ -387,7 +387,7 @@ class Dispatcher:
                 expired = self._seconds_silent(worker) >= self._deadlines.lease
                 return center.join(worker, attempt, expired=expired) is not None
 
-            if not self.changed.wait_while_running(joins, _PARKED, peer.hung_up):
+            if not self.changed.wait_while_running(joins, _LEASE_WAIT_SECONDS, peer.hung_up):
                 return Parked()
             lease = center.leases[worker]
             if lease.finished:
@@ -408,7 +408,7 @@ class Dispatcher:
                 held=held,
                 checksum=lease.checksum,
                 skipped=lease.skipped,
-                stopping=center.asks_to_leave,
+                stopping=center.asks_workers_to_leave,
                 optimizer=0 if lease.optimizer is None else lease.optimizer.sequence,
                 refused=lease.refusals > 0,
             )
@@ -591,7 +591,7 @@ class Dispatcher:
             while not (self.changed.fault or self.changed.closing):
                 if self.center is not None and self.center.clock > message.clock:
                     break
-                if not self.changed.wait_for_news(deadline, peer.hung_up):
+                if not self.changed.wait_for_change(deadline, peer.hung_up):
                     break
             return self.changed.fault or self._status()
 
@@ -663,7 +663,7 @@ class Dispatcher:
         center = self.center
         if center is None:
             return Ack(0, 0, 0, 0)
-        stopping, durable = center.asks_to_leave, self._durable(worker, sequence)
+        stopping, durable = center.asks_workers_to_leave, self._durable(worker, sequence)
         return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused, window)
 
     def _wait_for_publish(self, peer: Peer) -> None:
@@ -700,7 +700,7 @@ class Dispatcher:
                 lambda: center.ready(worker) or self.connections.get(worker) is not peer,
                 self._deadlines.gather if gathering else self._deadlines.reply,
                 peer.hung_up,
-                lambda: center.scheduler.awaited(worker),
+                lambda: center.scheduler.describe_wait(worker),
                 worker,
             )
         self.changed.require_running()
@@ -731,7 +731,7 @@ class Dispatcher:
             learning_rate=released.learning_rate,
             center=released.buffer.array,
             moving_statistics=released.moving_statistics,
-            stopping=center.asks_to_leave,
+            stopping=center.asks_workers_to_leave,
             window=released.window,
             rows=released.rows,
         )

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 #: Seconds after which a waiting thread checks whether its peer is still connected.
 _LIVENESS = 1.0
 #: The longest time between two checks, in seconds; after a longer time, this process was suspended.
-_SLOWEST_LOOK = 5.0
+_CHECK_SECONDS_MAX = 5.0
 
 
 class ServerState(enum.Enum):
@@ -57,7 +57,7 @@ class ServerState(enum.Enum):
 
 
 #: The allowed transitions.
-FOLLOWS: Mapping[ServerState, frozenset[ServerState]] = {
+TRANSITIONS: Mapping[ServerState, frozenset[ServerState]] = {
     ServerState.RUNNING: frozenset(
         {ServerState.FAILED, ServerState.CORRUPT, ServerState.RELEASED, ServerState.CLOSING}
     ),
@@ -92,8 +92,8 @@ class JobCondition:
         return self.state in (ServerState.RELEASED, ServerState.CLOSED)
 
     def move(self, state: ServerState) -> None:
-        """Change the state, and notify; raise LocalProtocolError unless `FOLLOWS` allows it. The lock is held."""
-        if state not in FOLLOWS[self.state]:
+        """Change the state, and notify; raise LocalProtocolError unless `TRANSITIONS` allows it. The lock is held."""
+        if state not in TRANSITIONS[self.state]:
             raise LocalProtocolError(f"a server that is {self.state.value} cannot become {state.value}")
         self.state = state
         self.notify_all()
@@ -121,7 +121,7 @@ class JobCondition:
                 self.fault = fault
                 text = f"job ends: {ERRORS[fault.code].__name__}: {fault.message}"
                 report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
-                if ServerState.FAILED in FOLLOWS[self.state]:  # else the server is already closing
+                if ServerState.FAILED in TRANSITIONS[self.state]:  # else the server is already closing
                     self.move(ServerState.FAILED)
             self.notify_all()
 
@@ -179,12 +179,12 @@ class JobCondition:
         while not condition():
             self.require_running()
             looked_at = self.world.monotonic()
-            if not self.wait_for_news(deadline, hung_up):
+            if not self.wait_for_change(deadline, hung_up):
                 return False
-            deadline += max(0.0, self.world.monotonic() - looked_at - _SLOWEST_LOOK)
+            deadline += max(0.0, self.world.monotonic() - looked_at - _CHECK_SECONDS_MAX)
         return True
 
-    def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
+    def wait_for_change(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
         """Wait for a change, for `_LIVENESS` seconds at most; return False past ``deadline``.
 
         Raises:

@@ -28,7 +28,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.ps.world.processes import LOOK, PIECE, Child
+from distkeras.ps.world.processes import PIECE, POLL_SECONDS, Child
 from distkeras.ps.world.world import REAL, Thread, World
 
 #: The line with which the driver ends the server.
@@ -58,7 +58,7 @@ class DriverLink:
         while b"\n" not in self._received:
             if over():
                 return None
-            ready = [descriptor for descriptor, _ in self._poller.poll(1000 * LOOK)]
+            ready = [descriptor for descriptor, _ in self._poller.poll(1000 * POLL_SECONDS)]
             if self._stream in ready:
                 piece = os.read(self._stream, PIECE)
                 if not piece:
@@ -83,12 +83,12 @@ class DriverLink:
 log = logging.getLogger(__name__)
 
 #: Seconds for the process to start, to end, to end with a last snapshot, and between two attempts at a taken port.
-_START, _END, _END_SAVING, _AGAIN = 120.0, 10.0, 120.0, 0.2
+_START, _END, _END_SAVING, _RETRY_SECONDS = 120.0, 10.0, 120.0, 0.2
 #: How often a job with a checkpoint tries to start its first server.
 _ATTEMPTS = 3
 #: Errors after which the first server is started again: it was killed or suspended; or another server, whose driver
 #: may be dead, claimed the checkpoint at the same moment, and the next claim will be higher.
-_STARTED_AGAIN = (ServerLostError, DeadlineError, OwnershipLostError)
+_RESTART_ERRORS = (ServerLostError, DeadlineError, OwnershipLostError)
 
 
 class ServerProcess:
@@ -161,7 +161,7 @@ class ServerProcess:
             try:
                 report = self._launch(self._request)
                 break
-            except _STARTED_AGAIN:
+            except _RESTART_ERRORS:
                 if not attempts_left:
                     raise
         self._address = self._request.address_at(report.host, report.port)
@@ -201,7 +201,7 @@ class ServerProcess:
                 "say why it died. Train again, with a `checkpoint` if that must not end a job"
             )
         self.close()
-        backoff = Backoff(first=_AGAIN, longest=_AGAIN, timeout=_START, world=self._world)
+        backoff = Backoff(first=_RETRY_SECONDS, longest=_RETRY_SECONDS, timeout=_START, world=self._world)
         while True:
             try:
                 self._launch(self._request.again(self._epoch, self._incarnation, self.address.port))

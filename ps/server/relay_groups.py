@@ -53,14 +53,14 @@ class RelayGroups:
                 lambda: not center.scheduler.missing() or center.stopping is not None,
                 deadlines.gather,
                 peer.hung_up,
-                lambda: center.scheduler.awaited(worker),
+                lambda: center.scheduler.describe_wait(worker),
                 worker,
             )
             self._changed.require(
-                lambda: not self._awaited(center) or center.stopping is not None,
+                lambda: not self._unannounced(center) or center.stopping is not None,
                 deadlines.reply,
                 peer.hung_up,
-                lambda: f"workers {sorted(self._awaited(center))} to announce themselves to their groups",
+                lambda: f"workers {sorted(self._unannounced(center))} to announce themselves to their groups",
                 worker,
             )
             require_lease()
@@ -74,7 +74,7 @@ class RelayGroups:
                 "only the relay of a group may send its commits: this worker is not the relay", worker=worker
             )
 
-    def _awaited(self, center: Center) -> set[int]:
+    def _unannounced(self, center: Center) -> set[int]:
         """Return the workers that have data left and have not announced themselves; none after the first commit."""
         if center.clock:
             return set()

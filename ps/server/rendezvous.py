@@ -26,7 +26,7 @@ from distkeras.ps.server.job_state import JobCondition
 from distkeras.ps.settings import ServerSettings
 
 #: How many memberships in a row the same attempts may lose without completing a round.
-MOST_LOST = 5
+LOST_MEMBERSHIPS_MAX = 5
 
 
 class Waiter(Protocol):
@@ -115,7 +115,7 @@ class Rendezvous:
             lambda: not center.scheduler.missing(),
             deadlines.gather,
             peer.hung_up,
-            lambda: center.scheduler.awaited(worker),
+            lambda: center.scheduler.describe_wait(worker),
             worker,
         )
 
@@ -172,11 +172,11 @@ class Rendezvous:
         self._changed.notify_all()
 
     def _require_progress(self, center: Center) -> None:
-        """End the job if the same attempts have lost each other more than `MOST_LOST` times since the last round."""
+        """End the job if the same attempts lost each other over `LOST_MEMBERSHIPS_MAX` times since the last round."""
         latest = {worker: sent.attempt for worker, sent in self._announced.items()}, center.clock
         self._repeated = self._repeated + 1 if latest == self._latest else 0
         self._latest = latest
-        if self._repeated > MOST_LOST:
+        if self._repeated > LOST_MEMBERSHIPS_MAX:
             why = f"have lost each other {self._repeated} times in a row without a death among them"
             self._give_up(center, sorted(self._announced), why)
 

@@ -253,7 +253,7 @@ class ParameterServer:
         with self._lock:
             return list(self._sessions)
 
-    def wait_for_news(self, seconds: float) -> None:
+    def wait_for_change(self, seconds: float) -> None:
         """Wait for a change, such as of `over` or `corrupt`, for ``seconds`` at most."""
         with self.dispatcher.changed:
             self.dispatcher.changed.wait(seconds)

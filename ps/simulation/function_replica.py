@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules.base import MOST_STEPS_A_CALL, Vector
+from distkeras.ps.rules.base import CALL_STEPS_MAX, Vector
 
 #: ``gradient(theta, worker)``
 Gradient = Callable[[Vector, int], Vector]
 #: ``gradient(theta, worker, batch)``, with the number of the worker's mini-batch.
 NumberedGradient = Callable[[Vector, int, int], Vector]
 
-_NO_METRICS = np.empty((MOST_STEPS_A_CALL, 0))
+_NO_METRICS = np.empty((CALL_STEPS_MAX, 0))
 _NO_METRICS_OF_ONE = np.empty(0)
 
 

@@ -27,10 +27,10 @@ from distkeras.ps.world.streams import Stream
 from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
-_LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
+_PAUSE_SECONDS_MAX = 1.0  # seconds between two attempts to connect
 #: How often, within `Deadlines.gather`, a waiting client checks whether another server has replaced its own. Under a
 #: rule that needs all workers at once, the others wait for `Deadlines.gather` at most.
-_LOOKS = 3
+_POLLS = 3
 #: The largest number of arrays in a frame of the server.
 _ARRAYS_MAX = 1024
 
@@ -204,7 +204,7 @@ def dial(
         AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
     """
     where = f"{address[0]}:{address[1]}"
-    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=deadlines.connect, world=world)
+    backoff = Backoff(longest=_PAUSE_SECONDS_MAX, timeout=deadlines.connect, world=world)
     while True:
         try:
             stream = world.connect(address, deadlines.connect)
@@ -306,7 +306,7 @@ class Client:
             raise ServerLostError(f"the server has lost its port to another process: {error.message}") from error
         self._met = True
         if self.address.moves:
-            self.channel.watch(lambda: self._replaced(where), self.deadlines.gather / _LOOKS)
+            self.channel.watch(lambda: self._replaced(where), self.deadlines.gather / _POLLS)
         return self.channel
 
     def _replaced(self, where: tuple[str, int]) -> bool:
@@ -368,7 +368,7 @@ class Client:
         # A client closes the connection after its own DeadlineError; one that the server sent leaves it open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
-    def stands_still(self, error: Exception) -> bool:
+    def handshake_unanswered(self, error: Exception) -> bool:
         """Return whether a handshake was not answered: the host accepts connections even for a suspended process."""
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 

@@ -80,7 +80,7 @@ class Backoff:
         self._timeout, self._began = timeout, world.monotonic()
         self._deadline = self._began + timeout
 
-    def begin_anew(self, most: float) -> None:
+    def restart(self, most: float) -> None:
         """Restart the deadline; it passes at the latest ``most`` seconds after the construction."""
         self._deadline = min(self._world.monotonic() + self._timeout, self._began + most)
 

@@ -14,7 +14,7 @@ from distkeras.ps.world.streams import Stream
 from distkeras.ps.world.world import REAL, World
 
 #: Connections that may be in their handshake at a time, in addition to those of the members.
-_STRANGERS = 64
+_HANDSHAKES_MAX = 64
 
 
 class MemberListener:
@@ -74,7 +74,7 @@ class MemberListener:
     def _admit(self, stream: Stream, connection: Connection, take: Callable[[Hello, Channel], bool], most: int) -> None:
         channel = Channel(stream, connection, frame=self._deadlines.frame, world=self._world)
         with self._lock:
-            refused = self._closed or len(self._pending) >= most + _STRANGERS
+            refused = self._closed or len(self._pending) >= most + _HANDSHAKES_MAX
             if not refused:
                 self._pending.add(channel)
         if refused:

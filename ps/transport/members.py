@@ -54,7 +54,7 @@ class Purpose(enum.IntEnum):
     LOCAL_TOTAL = 1
     PARAMETERS = 2
     GLOBAL_TOTAL = 3
-    HANDED_DOWN = 4
+    BROADCAST = 4
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class MemberLinks:
 
     def post(self, step: int, theta: Vector) -> None:
         """Begin to sum the parameters of this member's group, in a thread; ``theta`` must not change meanwhile."""
-        self.settle(step)
+        self.wait_for_posted(step)
         if self._poster is None:
             self._poster = Posting(self._world, f"member-{self._hello.worker}")
         self._posted = True
@@ -283,10 +283,10 @@ class MemberLinks:
         """Return the sum that was posted last."""
         if self._poster is None:
             raise LocalProtocolError("a sum must be posted before it is collected. Received: no sum", step=step)
-        self.settle(step)
+        self.wait_for_posted(step)
         return self._poster.outcome()
 
-    def settle(self, step: int) -> None:
+    def wait_for_posted(self, step: int) -> None:
         """Wait until the posted sum, if any, has ended; then this thread owns the group's connections again.
 
         Raises:
@@ -315,17 +315,17 @@ class MemberLinks:
             self._send(rank, PeerVector(Purpose.GLOBAL_TOTAL, step, total))
         return total
 
-    def hand_down(self, step: int, device: int, vector: Vector | None) -> Vector:
+    def broadcast(self, step: int, device: int, vector: Vector | None) -> Vector:
         """Return the ``vector`` of the node's member number ``device``, which sends it to the others of its node."""
         membership = self.membership
         source = membership.node[device]
         if membership.rank != source:
-            return self._vector(source, Purpose.HANDED_DOWN, step).vector
+            return self._vector(source, Purpose.BROADCAST, step).vector
         if vector is None:
             raise LocalProtocolError("the member of the group must have the vector. Received: None", step=step)
         for rank in membership.node:
             if rank != source:
-                self._send(rank, PeerVector(Purpose.HANDED_DOWN, step, vector))
+                self._send(rank, PeerVector(Purpose.BROADCAST, step, vector))
         return vector
 
     def mean_loss(self, step: int, total: float, samples: float) -> float:
@@ -339,7 +339,7 @@ class MemberLinks:
         node, group = self.membership.node, self.membership.group
         losses = self._gather_losses(node, PeerLoss(step, total, samples))
         if self.membership.device == 0:
-            self.settle(step)
+            self.wait_for_posted(step)
             losses = self._share_losses(group, self._gather_losses(group, losses))
         losses = self._share_losses(node, losses)
         return losses.total / losses.samples

@@ -106,7 +106,7 @@ class Relay:
             with self._changed:
                 self._expected -= gone - self._sessions.keys()
         with self._changed:
-            handed = self._handed()
+            handed = self._arrived_commits()
             self._expected = set(handed)
             return [
                 Companion(self._sessions[worker].hello.connection, commit)
@@ -125,14 +125,14 @@ class Relay:
             while True:
                 self._forget_lost()
                 now = self._world.monotonic()
-                if self._expected <= self._handed().keys() or now >= deadline:
+                if self._expected <= self._arrived_commits().keys() or now >= deadline:
                     return set()
                 absent = self._expected - self._sessions.keys()
                 if absent and now >= began + _LIVENESS:
                     return absent
                 self._changed.wait(min(deadline - now, _LIVENESS))
 
-    def _handed(self) -> dict[int, Commit]:
+    def _arrived_commits(self) -> dict[int, Commit]:
         """Return the commits that have arrived, in the order of the workers; the caller holds the lock."""
         return {worker: sent.commit for worker, sent in sorted(self._sessions.items()) if sent.commit is not None}
 
@@ -306,7 +306,7 @@ class RelayLink:
             self.close()
             raise _lost(error) from None
 
-    def hand(self, commit: Commit) -> CenterReply | None:
+    def send_commit(self, commit: Commit) -> CenterReply | None:
         """Send a movement; return the center once it is applied, None to join again, or raise RelayLostError."""
         try:
             answer = self._exchange(commit)

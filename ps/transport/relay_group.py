@@ -128,11 +128,11 @@ class RelayGroup:
             self.leave()
             return client.request(commit, COMMITTED)
         self.require_place(client)
-        return self._lead(client, commit) if self._link is None else self._hand(client, commit, self._link)
+        return self._lead(client, commit) if self._link is None else self._send_commit(client, commit, self._link)
 
-    def _hand(self, client: WorkerClient, commit: Commit, link: RelayLink) -> CenterReply:
+    def _send_commit(self, client: WorkerClient, commit: Commit, link: RelayLink) -> CenterReply:
         try:
-            reply = link.hand(commit)
+            reply = link.send_commit(commit)
         except RelayLostError:
             self._lost = self._place
             raise

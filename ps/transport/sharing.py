@@ -11,7 +11,7 @@ from dataclasses import replace
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.messages import Hello, Welcome
-from distkeras.ps.protocol.shared_slots import MOST_SLOTS, TOKEN_BYTES, SharedSlots, SlotSizes
+from distkeras.ps.protocol.shared_slots import SLOTS_MAX, TOKEN_BYTES, SharedSlots, SlotSizes
 from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import World
@@ -42,8 +42,8 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
     if not hello.memory:
         return None
     try:
-        if sizes.slots > MOST_SLOTS:
-            raise OSError(f"there are {MOST_SLOTS} slots at most. Received: {sizes.slots}")
+        if sizes.slots > SLOTS_MAX:
+            raise OSError(f"there are {SLOTS_MAX} slots at most. Received: {sizes.slots}")
         slots = SharedSlots(sizes, world.map_shared(hello.memory, sizes.nbytes), server=True)
         token = bytes.fromhex(hello.memory_token)
         if len(token) != TOKEN_BYTES or not slots.has_token(token):

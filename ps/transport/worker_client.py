@@ -58,9 +58,9 @@ from distkeras.ps.world.world import REAL, Lock, World
 log = logging.getLogger(__name__)
 
 #: The largest size of shared memory with tables, in bytes: all of it is reserved from the beginning.
-_MOST_SHARED = 256 << 20
+_SHARED_BYTES_MAX = 256 << 20
 #: How many heartbeats are sent during a lease, so that some of them may be late.
-BEATS_A_LEASE = 4
+HEARTBEATS_PER_LEASE = 4
 
 
 class Heartbeats:
@@ -177,7 +177,7 @@ class Posting(Generic[_T]):
             return call
 
 
-_LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
+_PAUSE_SECONDS_MAX = 2.0  # seconds between two attempts to reach the server again
 #: Errors if the server cannot be reached, or another process has its port while it is down.
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 
@@ -282,7 +282,7 @@ class WorkerClient(Client):
         #: Elements of a payload: the dense ones, then those of the rows.
         self._payload_size = sizes.elements
         #: The layout of the memory that this worker offers to share; None: it offers none.
-        self._sizes = sizes if shared_parts and not (tables and sizes.nbytes > _MOST_SHARED) else None
+        self._sizes = sizes if shared_parts and not (tables and sizes.nbytes > _SHARED_BYTES_MAX) else None
         #: The slots of the connection, if the server shares them.
         self._slots: SharedSlots | None = None
         #: Two centers: the rule still reads the latest one while the next one arrives.
@@ -414,7 +414,7 @@ class WorkerClient(Client):
             self._heartbeats = Heartbeats(
                 self.channel,
                 self._requesting,
-                interval=self.deadlines.lease / BEATS_A_LEASE,
+                interval=self.deadlines.lease / HEARTBEATS_PER_LEASE,
                 timeout=self.reply_timeout,
                 name=f"heartbeats-{self.worker}",
             )
@@ -490,7 +490,7 @@ class WorkerClient(Client):
         return Reply(stopping=self.stopping, window=reply.window)
 
     def post(self, record: CommitRecord) -> None:
-        """Begin `commit` in a thread, which owns the connection until `collect` or `settle`."""
+        """Begin `commit` in a thread, which owns the connection until `collect` or `wait_for_posted`."""
         if self._sender is None:
             self._sender = Posting(self.world, f"ps-worker-{self.worker}")
         self._payloads.in_use, self._posted = record.parts, True
@@ -508,7 +508,7 @@ class WorkerClient(Client):
         self._payloads.in_use, self._waited = None, self.world.monotonic() - began
         return self._sender.outcome()
 
-    def settle(self) -> None:
+    def wait_for_posted(self) -> None:
         """Wait until the posted commit has ended, with or without success; then the caller owns the connection."""
         if self._sender is not None:
             if self._posted:
@@ -650,11 +650,13 @@ class WorkerClient(Client):
                 if self.channel is not None and not isinstance(error, ServerLostError):
                     raise  # the server's error: after an error on this side, the connection is closed
                 self.close()
-                backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
+                backoff = backoff or Backoff(
+                    longest=_PAUSE_SECONDS_MAX, timeout=self.deadlines.reconnect, world=self.world
+                )
                 if isinstance(error, RelayLostError):
-                    backoff.begin_anew(self._commit_timeout)  # the server itself is reachable
-                elif self.stands_still(error) or self.address.moves:
-                    backoff.begin_anew(self.deadlines.standstill + self.deadlines.reconnect)
+                    backoff.restart(self._commit_timeout)  # the server itself is reachable
+                elif self.handshake_unanswered(error) or self.address.moves:
+                    backoff.restart(self.deadlines.standstill + self.deadlines.reconnect)
                 if not backoff.pause():
                     kind = AuthenticationError if isinstance(error, AuthenticationError) else ServerLostError
                     raise kind(

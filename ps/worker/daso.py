@@ -170,15 +170,15 @@ class MemberReplica:
             self._replica.load_moving_statistics(state.statistics)
         if state.optimizer is not None:
             self._optimizer = OptimizerState(state.optimizer, state.content, zlib.crc32(state.content.data))
-        under_way = self._turns.under_way
-        if under_way is not None and under_way.group == membership.device:
+        in_flight = self._turns.in_flight
+        if in_flight is not None and in_flight.group == membership.device:
             if not state.sent.size:
                 raise SnapshotError(
-                    f"the worker's saved state must have the vector that it sent after step {under_way.batch}. "
+                    f"the worker's saved state must have the vector that it sent after step {in_flight.batch}. "
                     "Received: none",
                     worker=membership.worker,
                 )
-            self._send(under_way.batch, state.sent)
+            self._send(in_flight.batch, state.sent)
 
     def state(self, node: str, statistics: int) -> MemberState:
         """Return the state at the end of an epoch.
@@ -187,8 +187,8 @@ class MemberReplica:
             node: the name of the member's node.
             statistics: elements of the moving statistics.
         """
-        membership, under_way, sent = self._membership, self._turns.under_way, np.empty(0, np.float32)
-        if under_way is not None and under_way.group == membership.device:
+        membership, in_flight, sent = self._membership, self._turns.in_flight, np.empty(0, np.float32)
+        if in_flight is not None and in_flight.group == membership.device:
             assert self._sent is not None
             sent = self._sent
         moving_statistics = np.empty(statistics, np.float32)
@@ -299,12 +299,12 @@ class MemberReplica:
         if turn.block is not None:
             total = None
             if turn.block == device:
-                links.settle(step)  # the last exchange of the cycling phase is discarded
+                links.wait_for_posted(step)  # the last exchange of the cycling phase is discarded
                 total = links.sum_parameters(step, self.theta, cast=self._daso.cast)
-            self.theta = links.hand_down(step, turn.block, total) / nodes
+            self.theta = links.broadcast(step, turn.block, total) / nodes
         if turn.merge is not None:
             total = links.collect(step) if turn.merge.group == device else None
-            total = links.hand_down(step, turn.merge.group, total)
+            total = links.broadcast(step, turn.merge.group, total)
             self.theta = merge(self.theta, total, nodes, turn.merge.wait)
         if turn.send is not None and turn.send.group == device:
             self._send(step, self.theta.copy())
@@ -320,7 +320,7 @@ class MemberReplica:
         self._loss, self._samples = 0.0, 0.0
 
 
-def member_work(  # noqa: PLR0913 - independent facts of one worker, which callers name
+def run_member(  # noqa: PLR0913 - independent facts of one worker, which callers name
     daso: Daso,
     replica: MemberModel,
     batches: Iterator[BatchLike],

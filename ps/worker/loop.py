@@ -35,7 +35,7 @@ from distkeras.ps.protocol.messages import (
     TakenRequest,
     Welcome,
 )
-from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL, Replica, Rule, Vector
+from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 #: The number of windows that are measured, after a first one in which the model is compiled.
 MEASURED = 5
 #: Steps of the longest window that may be chosen.
-LONGEST = 1000
+WINDOW_MAX = 1000
 #: Steps of a window during the measurement, if the rule's window is a whole epoch.
-_WHILE_MEASURED = 10
+_MEASURED_WINDOW = 10
 
 
 class AutoWindow:
@@ -77,7 +77,7 @@ class AutoWindow:
     ) -> None:
         if rule.window != AUTO:
             raise invalid("window", rule.window, repr(AUTO))
-        self.rule = dataclasses.replace(rule, window=type(rule).window or _WHILE_MEASURED)
+        self.rule = dataclasses.replace(rule, window=type(rule).window or _MEASURED_WINDOW)
         self.chosen = False
         self._share, self._overlap, self._now = share, overlap, now
         self._step_seconds: list[float] = []
@@ -110,7 +110,7 @@ class AutoWindow:
 
     def _choose(self, step: float, exchange: float) -> None:
         hidden = 1.0 if self._overlap else (1 - self._share) / self._share
-        window = min(max(1, math.ceil(hidden * exchange / max(step, 1e-9))), LONGEST)
+        window = min(max(1, math.ceil(hidden * exchange / max(step, 1e-9))), WINDOW_MAX)
         self.rule, self.chosen = dataclasses.replace(self.rule, window=window), True
         text = "the communication window is %d: a step takes %.3g ms, an exchange %.3g ms"
         log.info(text, window, 1e3 * step, 1e3 * exchange)
@@ -349,8 +349,8 @@ class _Worker:
         self._take_reply(refused)
         batches = self._window
         self._end_window()
-        for first in range(0, len(batches), MOST_STEPS_A_CALL):
-            group = batches[first : first + MOST_STEPS_A_CALL]
+        for first in range(0, len(batches), CALL_STEPS_MAX):
+            group = batches[first : first + CALL_STEPS_MAX]
             yield Compute(len(group))
             self.compute(group)
 
@@ -462,7 +462,7 @@ def _drive(client: WorkerClient, loop: Loop) -> None:
     except StopIteration:
         client.leave()
     finally:
-        client.settle()
+        client.wait_for_posted()
 
 
 def _answer(client: WorkerClient, request: Request) -> Reply | None:

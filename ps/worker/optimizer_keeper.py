@@ -25,7 +25,7 @@ from distkeras.ps.rules.base import Rule
 #: The share of a worker's time that sending states may take.
 SHARE = 0.02
 #: The shortest time between two states, and from a worker's start to its first state, in seconds.
-SHORTEST = 1.0
+STATE_SECONDS_MIN = 1.0
 #: How many of the latest durations are considered; their median ignores a single outlier.
 _COUNTED = 3
 
@@ -42,7 +42,7 @@ class SaveInterval:
         self.now = now
         self._share = share
         self._took: list[float] = []
-        self._due = now() + SHORTEST
+        self._due = now() + STATE_SECONDS_MIN
 
     @classmethod
     def of(cls, rule: Rule, workers: int, now: Callable[[], float] = time.monotonic) -> SaveInterval:
@@ -54,8 +54,8 @@ class SaveInterval:
     def seconds(self) -> float:
         """The pause after sending one state, in seconds."""
         if not self._took:
-            return SHORTEST
-        return max(SHORTEST, statistics.median_low(self._took) * (1.0 - self._share) / self._share)
+            return STATE_SECONDS_MIN
+        return max(STATE_SECONDS_MIN, statistics.median_low(self._took) * (1.0 - self._share) / self._share)
 
     def due(self) -> bool:
         """Return whether a state is due now."""

@@ -107,23 +107,23 @@ class ArrowFiles:
 
         self._fs, self._root = filesystem, root
         self._arrows = ArrowException
-        with self._arrows_too():
+        with self._arrow_errors_as_os_errors():
             self._fs.create_dir(self._root, recursive=True)
 
     def names(self) -> list[str]:
         from pyarrow import fs
 
-        with self._arrows_too():
+        with self._arrow_errors_as_os_errors():
             entries = self._fs.get_file_info(fs.FileSelector(self._root))
         return [info.base_name for info in entries if info.type != fs.FileType.Directory]
 
     def read(self, name: str) -> Iterator[bytes]:
-        with self._arrows_too(), self._fs.open_input_stream(self._path(name)) as stream:
+        with self._arrow_errors_as_os_errors(), self._fs.open_input_stream(self._path(name)) as stream:
             while piece := stream.read(_PIECE):
                 yield piece
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        with self._arrows_too(), self._fs.open_output_stream(self._path(name)) as stream:
+        with self._arrow_errors_as_os_errors(), self._fs.open_output_stream(self._path(name)) as stream:
             for piece in pieces:
                 stream.write(piece)
 
@@ -131,18 +131,18 @@ class ArrowFiles:
         """Do nothing: these filesystems have no such call, and a closed file is durable."""
 
     def move(self, name: str, to: str) -> None:
-        with self._arrows_too():
+        with self._arrow_errors_as_os_errors():
             self._fs.move(self._path(name), self._path(to))
 
     def delete(self, name: str) -> None:
-        with self._arrows_too():
+        with self._arrow_errors_as_os_errors():
             self._fs.delete_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     @contextmanager
-    def _arrows_too(self) -> Iterator[None]:
+    def _arrow_errors_as_os_errors(self) -> Iterator[None]:
         """Raise those errors of Arrow that are not an OSError as an OSError."""
         try:
             yield

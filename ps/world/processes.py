@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 #: Seconds between two checks of the other process, where the system does not report its end.
-LOOK = 0.5
+POLL_SECONDS = 0.5
 #: Seconds to collect the exit status of a process that has ended.
 _COLLECT = 10.0
 PIECE = 65536
@@ -154,7 +154,7 @@ def _lines_of(
         seconds_left = deadline() - time.monotonic()
         if seconds_left <= 0:
             raise TimeoutError
-        if poller.poll(0 if ended else 1000 * min(LOOK, seconds_left)):
+        if poller.poll(0 if ended else 1000 * min(POLL_SECONDS, seconds_left)):
             piece = os.read(stream, PIECE)
             *lines, rest = (rest + piece).split(b"\n")
             yield from (line + b"\n" for line in lines)

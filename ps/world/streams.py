@@ -16,7 +16,7 @@ from typing import Protocol
 SOCKET_BUFFER = 512 * 1024
 
 #: Seconds after which a host that acknowledges nothing is treated as lost; twice as many if data is sent meanwhile.
-HOST_SILENCE = 20
+HOST_SILENCE_SECONDS = 20
 #: The state of a socket whose connection is over on both sides, in the kernel's numbering.
 _TCP_CLOSE = 7
 
@@ -244,7 +244,7 @@ def _host_gone(error: TimeoutError) -> OSError:
 
 
 def _silent() -> str:
-    return f"the peer's host has acknowledged nothing for {HOST_SILENCE} s"
+    return f"the peer's host has acknowledged nothing for {HOST_SILENCE_SECONDS} s"
 
 
 def _closed(sock: socket.socket) -> bool:
@@ -255,10 +255,10 @@ def _give_up_silent_hosts(sock: socket.socket) -> None:
     """Make the kernel end connections to a lost host, and to a suspended process whose buffers are full."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for an idle connection
     options = {
-        "TCP_KEEPIDLE": max(1, HOST_SILENCE // 3),
-        "TCP_KEEPINTVL": max(1, HOST_SILENCE // 6),
+        "TCP_KEEPIDLE": max(1, HOST_SILENCE_SECONDS // 3),
+        "TCP_KEEPINTVL": max(1, HOST_SILENCE_SECONDS // 6),
         "TCP_KEEPCNT": 4,
-        "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE,
+        "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE_SECONDS,
     }
     for name, value in options.items():
         if hasattr(socket, name):  # it depends on the platform

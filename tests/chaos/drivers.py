@@ -18,7 +18,7 @@ from typing import Any
 from chaos.jobs import JobResult, JobSpec
 
 _PROGRAM = Path(__file__).with_name("driver.py")
-_LOOK = 0.2
+_POLL_SECONDS = 0.2
 #: The number of driver faults in one job; each one costs the start of a driver.
 _MOST_FAULTS = 4
 #: Seconds that the older of two drivers may live after the newer one has ended, and that any process may take to die.
@@ -96,7 +96,7 @@ class Drivers:
             while (ended := self._ended()) is None:
                 if time.monotonic() > self._deadline:
                     return self._problem("the job must end in time")
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
             return self._judged(ended)
         finally:
             self._end_all()

@@ -15,7 +15,7 @@ from support.training.recorded_job import BEGAN, RecordedJob, record_of, write_j
 
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.journal import Journal
-from distkeras.dashboard.record import JobRecord, Now
+from distkeras.dashboard.record import JobRecord, CurrentStatus
 from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.events import Event
 
@@ -143,7 +143,7 @@ def test_new_data_is_shown(visit: Callable[..., Any], tmp_path: Path) -> None:
         seen = []
         for number, (at, rows, steps) in enumerate(pieces):
             live.records[0].add_commits(rows, steps)
-            now = Now("training", "", at, number / len(pieces), 4, 0, 1.0)
+            now = CurrentStatus("training", "", at, number / len(pieces), 4, 0, 1.0)
             live.records[0].now = replace(now, saved_clock=number, saved_seconds=65.4)
             live.send(0)
             if number % 10 == 9:
@@ -159,7 +159,7 @@ def test_new_data_is_shown(visit: Callable[..., Any], tmp_path: Path) -> None:
         page.locator("table.events td.text", has_text="attempt 9 took partition 1 over").wait_for()
         assert EVIL in page.locator("table.events td.text").first.text_content()
         page.locator("[role=status]", has_text="takeover: attempt 9").wait_for(state="attached")
-        live.records[0].now = Now("failed", EVIL, BEGAN + 32.0, 1.0, 4, 0, 1.0)
+        live.records[0].now = CurrentStatus("failed", EVIL, BEGAN + 32.0, 1.0, 4, 0, 1.0)
         live.send(0)
         page.locator(".state[data-state=failed]").wait_for()
         assert page.locator("article > .why").text_content() == EVIL

@@ -16,7 +16,7 @@ from support.present import present
 from support.training.recorded_job import BEGAN, RecordedJob
 
 from distkeras.dashboard.journal import Journal
-from distkeras.dashboard.record import JobRecord, Now
+from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.states import JobState
@@ -75,7 +75,7 @@ def test_two_hundred_workers_leave_the_browser_responsive(
         time.sleep(max(0.0, began + number - time.monotonic()))  # The test measures the load.
         start = time.thread_time()
         record.add_commits(rows, steps)
-        record.now = Now("training", "", at, 0.5, 200, 0, 1.0)
+        record.now = CurrentStatus("training", "", at, 0.5, 200, 0, 1.0)
         more = record.more()
         whole = more is None or more["kind"] == "whole" or journal.full
         journal.begin(record.whole()) if whole else journal.add(present(more))

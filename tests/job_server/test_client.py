@@ -24,7 +24,7 @@ from distkeras.job_server.errors import (
     DescriptionError,
     ForbiddenError,
     JobFailedError,
-    NotThereError,
+    NotFoundError,
     StateError,
     UnauthorizedError,
 )
@@ -53,7 +53,7 @@ def model() -> keras.Model:
 def working(service: JobService, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run the server's runner; it and the client poll ten times as often as by default."""
     for module in ("client", "runner.runner"):
-        monkeypatch.setattr(f"distkeras.job_server.{module}._LOOK", 0.1)
+        monkeypatch.setattr(f"distkeras.job_server.{module}._POLL_SECONDS", 0.1)
     stop = threading.Event()
     thread = threading.Thread(target=service.runner.run, args=(stop,))
     thread.start()
@@ -86,7 +86,7 @@ def test_a_job_is_submitted_awaited_and_its_results_are_fetched(
     with pytest.raises(StateError, match=r"history\.parquet"):
         job.history()  # This driver writes no such file.
     job.remove()
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotFoundError):
         job.refresh()
 
 
@@ -312,7 +312,7 @@ def test_the_command_line_manages_a_job(
     assert run("cancel", again)[0] == run("remove", again)[0] == 0
     assert run("remove", job)[0] == 0
     status, _, err = run("show", job)
-    assert (status, err) == (2, f"distkeras: NotThereError: there is no job {job}, or it belongs to another user\n")
+    assert (status, err) == (2, f"distkeras: NotFoundError: there is no job {job}, or it belongs to another user\n")
 
 
 def test_the_command_line_manages_a_predict_job(

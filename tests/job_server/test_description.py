@@ -51,8 +51,8 @@ def test_every_rule_is_valid_with_its_defaults(name: str) -> None:
     config = kind().config()
     options = {"learning_rate": 0.1} if kind().traits.gradient else {}
     made = JobDescription.from_json(LEAST | {"rule": name, "hyper_parameters": config, "options": options})
-    assert made.made_rule() == kind()
-    assert JobDescription.from_json({"rule": name, "data": "x"}).made_rule() == kind()
+    assert made.build_rule() == kind()
+    assert JobDescription.from_json({"rule": name, "data": "x"}).build_rule() == kind()
 
 
 def test_a_description_survives_a_round_trip() -> None:

@@ -24,7 +24,7 @@ def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:
         x, y = np.stack([batch.x[0] for batch in part]), np.stack([batch.y[0] for batch in part])
         stack = Stack((x,), (y,), weight)
         for place, batch in enumerate(part):
-            batch.lying_in(stack, place)
+            batch.placed_in(stack, place)
     return data
 
 

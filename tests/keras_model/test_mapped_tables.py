@@ -25,7 +25,7 @@ ROWS = 300
 
 @pytest.fixture(autouse=True)
 def every_table_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ROWS * 3)
+    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 4 * ROWS * 3)
 
 
 def mapped(model: keras.Model, folder: Path) -> MappedModel:
@@ -81,7 +81,7 @@ def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedModel]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped_tables, "LEAST_BYTES", 4 * ROWS * 3)
+        patch.setattr(mapped_tables, "FILE_BYTES_MIN", 4 * ROWS * 3)
         model = two_towers()
         parts = mapped(model, tmp_path_factory.mktemp("tables"))
     for one in (model, parts.rest):

@@ -78,7 +78,7 @@ def test_a_window_equals_single_steps_with_a_short_last_batch() -> None:
 
 
 def test_a_long_window_is_split_to_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.keras_model.compiled_steps.MOST_BYTES_A_CALL", 2 * (ROWS * 6 * 4 + ROWS * 8))
+    monkeypatch.setattr("distkeras.keras_model.compiled_steps.CALL_BYTES_MAX", 2 * (ROWS * 6 * 4 + ROWS * 8))
     assert_same_training(classifier, batches(5))
 
 

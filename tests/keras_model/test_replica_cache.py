@@ -367,7 +367,7 @@ def test_the_seed_of_unseeded_dropout_is_drawn_for_each_job() -> None:
 
 
 def test_a_large_replica_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.keras_model.replica_cache._MOST_BYTES", 0)
+    monkeypatch.setattr("distkeras.keras_model.replica_cache._BYTES_MAX", 0)
     recipe, file = packed(network())
     cache = ReplicaCache()
     with cache.lent(recipe, file) as first:

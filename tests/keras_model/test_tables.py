@@ -31,7 +31,7 @@ from support.training.table_models import (
 
 from distkeras.keras_model.archive import from_bytes, to_bytes
 from distkeras.keras_model.recipe import recipe_of
-from distkeras.keras_model.tables import LEAST_BYTES, WORTH, cut
+from distkeras.keras_model.tables import ROWS_RATIO_MIN, UNTOUCHED_BYTES_MIN, cut
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -259,7 +259,7 @@ def test_inner_models_are_cut_and_the_model_is_not_changed() -> None:
 
 def test_a_table_travels_by_rows_from_a_number_of_rows_on() -> None:
     most = WINDOW * SIZE * 4
-    for rows, travels in ((WORTH * most, True), (WORTH * most - 1, False)):
+    for rows, travels in ((ROWS_RATIO_MIN * most, True), (ROWS_RATIO_MIN * most - 1, False)):
         case = CutCase.of(embedded(layers.Embedding(rows, 8, name="table")))
         assert bool(case.cut.tables) is travels
     assert CutCase.of(embedded(layers.Embedding(20, 8, name="table")), choose=["table"]).cut.tables[0].most == 20
@@ -268,7 +268,7 @@ def test_a_table_travels_by_rows_from_a_number_of_rows_on() -> None:
 def test_a_table_travels_by_rows_from_a_number_of_bytes_on() -> None:
     most = WINDOW * SIZE * 4
     for rows, travels in ((most + (1 << 14), True), (most + (1 << 14) - 1, False)):
-        case = CutCase.of(embedded(layers.Embedding(rows, 16, name="table")), least_bytes=LEAST_BYTES)
+        case = CutCase.of(embedded(layers.Embedding(rows, 16, name="table")), least_bytes=UNTOUCHED_BYTES_MIN)
         assert bool(case.cut.tables) is travels
 
 

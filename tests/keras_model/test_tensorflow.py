@@ -99,6 +99,6 @@ def test_a_step_does_not_read_a_whole_table(monkeypatch: pytest.MonkeyPatch, opt
         return sum(read.outputs[0].shape == (60, 5) for read in reads)
 
     assert whole_reads() == 0
-    for name in ("rows_read_alone", "rows_moved_alone"):
+    for name in ("read_only_touched_rows", "update_only_touched_rows"):
         monkeypatch.setattr(f"distkeras.keras_model.compiled_steps.{name}", lambda part: nullcontext())
     assert whole_reads() > 0  # otherwise Keras has fixed this, and both may be removed

@@ -65,7 +65,7 @@ def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
     (event,) = last.summary.events.where("kind = 'tables'").collect()
     assert "by rows: 'users' (40 rows of 4), 'items' (30 rows of 3)" in event["text"]
     fitted.save(str(tmp_path / "fitted"))
-    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ITEMS * 3)  # the loaded model predicts with tables in files
+    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 4 * ITEMS * 3)  # the loaded model predicts with tables in files
     loaded = PipelineModel.load(str(tmp_path / "fitted"))
     found = [
         [row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()]
@@ -115,7 +115,7 @@ def test_a_model_is_evaluated_with_tables_in_files(
 
     whole = evaluated(rows)
     assert {"loss", "score_loss", "kind_loss", "score_mae", "kind_accuracy"} <= whole.keys()
-    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 4 * ITEMS * 3)
+    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 4 * ITEMS * 3)
     if penalty is None:  # no task loads the whole model
         monkeypatch.setattr(PackedModel, "archive_reader", None)
     assert evaluated(rows) == whole

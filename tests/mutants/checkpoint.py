@@ -95,7 +95,7 @@ CHECKPOINT = (
     Mutant(
         "a claim is not looked at once it is written",
         SNAPSHOTS,
-        "        names = self._patiently(self.require_owned, patience)\n",
+        "        names = self._retry_unreachable(self.require_owned, patience)\n",
         "        names = self._names()\n",
         "of two servers that begin at the same moment, both serve until one of them saves",
         _TESTS,

@@ -151,7 +151,7 @@ PEERS = (
     Mutant(
         "two exchanges are on their way",
         _RULE,
-        "if self._batches_since_send >= interval and self._under_way is None:",
+        "if self._batches_since_send >= interval and self._in_flight is None:",
         "if self._batches_since_send >= interval:",
         "an exchange is never merged",
         _SIMULATED,

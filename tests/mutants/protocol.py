@@ -117,7 +117,7 @@ PROTOCOL = (
     Mutant(
         "short arrays are not covered",
         FRAMING,
-        "if array.nbytes <= LONG:",
+        "if array.nbytes <= TAGGED_BYTES_MAX:",
         "if not array.nbytes:",
         "the vectors of a small model can be changed",
         _OF_SEALING,
@@ -141,7 +141,7 @@ PROTOCOL = (
     Mutant(
         "the center that is published is not covered",
         FRAMING,
-        "elif self._whole or kind not in _BULKY or array",
+        "elif self._whole or kind not in _VECTOR_MESSAGES or array",
         "elif self._whole or array",
         "the model and its first weights can be changed",
         _OF_SEALING,

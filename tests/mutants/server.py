@@ -248,7 +248,7 @@ SERVER = (
     Mutant(
         "an attempt takes over from one that lives",
         ANNOUNCED,
-        "    while standby.until_needed():",
+        "    while standby.wait_until_needed():",
         "    while True:",
         "a second attempt by speculation takes the job back to a snapshot, and after four of them it ends",
         _ANNOUNCED,

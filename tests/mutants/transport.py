@@ -87,7 +87,7 @@ TRANSPORT = (
     Mutant(
         "a server that stands still is not waited for",
         WORKER_CLIENT,
-        "                elif self.stands_still(error) or self.address.moves:\n",
+        "                elif self.handshake_unanswered(error) or self.address.moves:\n",
         "                elif self.address.moves:\n",
         "the job ends before its driver has started another one",
         ("tests/ps/transport/test_standstill.py",),
@@ -95,7 +95,7 @@ TRANSPORT = (
     Mutant(
         "a host that vanishes with data in progress is not noticed",
         STREAMS,
-        '        "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE,\n',
+        '        "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE_SECONDS,\n',
         "",
         "both ends wait for a quarter of an hour",
         _CHANNEL,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import distkeras
-from distkeras.ps.errors import VARIABLE, BadValueError, DistkerasError, WorkerError, headline, is_library, users_frames
+from distkeras.ps.errors import VARIABLE, BadValueError, DistkerasError, WorkerError, headline, is_library, user_frames
 
 REMOTE = """Traceback (most recent call last):
   File "/opt/venv/lib/python3.12/site-packages/distkeras/training/task.py", line 143, in run
@@ -49,12 +49,12 @@ def test_every_file_of_the_package_counts_as_a_library() -> None:
 
 
 def test_only_the_frames_of_the_users_code_are_returned() -> None:
-    assert users_frames(REMOTE) == (
+    assert user_frames(REMOTE) == (
         '  File "/home/me/distkeras/examples/job.py", line 12, in picky\n    raise KeyError("not here")\n'
         '  File "<ipython-input-3>", line 1, in loss'
     )
     assert (
-        users_frames("") == users_frames(REMOTE.replace("/home/me", "/lib/python3.12").replace("<ip", "<frozen")) == ""
+        user_frames("") == user_frames(REMOTE.replace("/home/me", "/lib/python3.12").replace("<ip", "<frozen")) == ""
     )
 
 

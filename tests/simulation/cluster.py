@@ -27,7 +27,7 @@ from distkeras.ps.world.world import Thread
 from distkeras.training import cluster_server
 from distkeras.training.cluster_server import ClusterServer
 from distkeras.training.remote_requests import RemoteClient, RemoteRequest, Search
-from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
+from distkeras.training.server_task import ATTEMPTS_PER_START, REPORT, ServerTask
 from simulation.scheduler import Process, Scheduler, Task
 from simulation.world import Surroundings, VirtualWorld
 
@@ -36,7 +36,7 @@ from simulation.world import Surroundings, VirtualWorld
 #: detect their driver's death.
 _MOST_FAILURES, _AGAIN, _ORPHANED = 4, 1.0, 20.0
 #: Seconds between two checks for other events while a request is in progress.
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 
 
 class ServerAttempt:
@@ -243,7 +243,7 @@ class VirtualRemoteClient(RemoteClient):
         assert isinstance(self.world, VirtualWorld)
         action = VirtualAction(self._surroundings, self.world.process, lambda world: list(remote_request.fetch(world)))
         try:
-            while not action.ended(_LOOK):
+            while not action.ended(_POLL_SECONDS):
                 self._look()
             answers: list[tuple[bool, Message]] = action.rows()[0]
         except DistkerasError:
@@ -279,7 +279,7 @@ class VirtualClusterServer(ClusterServer):
         self._surroundings, self._world = surroundings, world
         task = ServerTask(request, b"".join(encode(publication)), tables)
         super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # no other attribute is used
-        self._driver = self._connect(self._look_while_asking)
+        self._driver = self._connect(self._check_during_request)
 
     def _connect(self, look: Callable[[], None]) -> Any:
         return VirtualRemoteClient(self._surroundings, self.address, self._deadlines, self._world, look)
@@ -297,7 +297,7 @@ class VirtualClusterServer(ClusterServer):
                 replace(task.request, settings=settings),
                 task.publication,
                 tables=task.tables,
-                attempt=task.start * ATTEMPTS_OF_A_START + number,
+                attempt=task.start * ATTEMPTS_PER_START + number,
                 given_up=task.given_up,
                 rows_checked=task.rows_checked,
                 require_driver=require_driver,

@@ -70,7 +70,7 @@ def _one_exception_ends_the_checkpointer() -> list[Patch]:
 @mutation
 def _a_claim_is_tried_once() -> list[Patch]:
     """A server that finds a full disk for its claim gives up."""
-    return [(SnapshotDirectory, "_patiently", lambda self, call, patience=0.0: call())]
+    return [(SnapshotDirectory, "_retry_unreachable", lambda self, call, patience=0.0: call())]
 
 
 @mutation
@@ -120,7 +120,7 @@ def _a_file_that_is_no_snapshot_is_read() -> list[Patch]:
 @mutation
 def _a_port_that_is_taken_is_given_up() -> list[Patch]:
     """A server that is started again does not wait until its port is free."""
-    return [(process, "_AGAIN", 1e9)]
+    return [(process, "_RETRY_SECONDS", 1e9)]
 
 
 @mutation
@@ -167,7 +167,7 @@ def _what_is_gone_on_from_counts() -> list[Patch]:
 @mutation
 def _a_tie_is_lost() -> list[Patch]:
     """A driver gives up if its server has claimed the snapshots with the same epoch as a dead driver's server."""
-    return [(process, "_STARTED_AGAIN", (ServerLostError, DeadlineError)), *_a_server_begins_for_a_dead_driver()]
+    return [(process, "_RESTART_ERRORS", (ServerLostError, DeadlineError)), *_a_server_begins_for_a_dead_driver()]
 
 
 @mutation
@@ -179,4 +179,4 @@ def _a_server_begins_for_a_dead_driver() -> list[Patch]:
 @mutation
 def _a_first_start_that_stands_still_is_the_last() -> list[Patch]:
     """A driver's first server ends the job if it is suspended while it starts."""
-    return [(process, "_STARTED_AGAIN", (ServerLostError, OwnershipLostError))]
+    return [(process, "_RESTART_ERRORS", (ServerLostError, OwnershipLostError))]

@@ -279,8 +279,8 @@ class Driver:
         if not supervisor.alive():
             return
         try:
-            supervisor.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
-            supervisor.try_to_ask(self._collect)
+            supervisor.ask_once(lambda driver: driver.stop("the driver ended the job"))
+            supervisor.ask_once(self._collect)
         except DistkerasError as error:
             supervisor.abandon(error)
 
@@ -363,7 +363,7 @@ class Driver:
                 self._surroundings.scheduler.wake_all(executors.news)
                 return
             supervisor.record_activity()
-            self._world.sleep(max(_STATUS, supervisor.news_seconds))
+            self._world.sleep(max(_STATUS, supervisor.status_seconds))
 
     def _check_table(self, table: np.ndarray) -> None:
         """Raise a finding unless every partition in the table belongs to the job."""

@@ -50,13 +50,13 @@ def _a_lost_member_has_sent_nothing() -> list[Patch]:
 @mutation
 def _an_exchange_begins_before_the_last_one_has_ended() -> list[Patch]:
     """Two threads read from the connections of a group."""
-    collect, settle = MemberLinks.collect, MemberLinks.settle
+    collect, wait_for_posted = MemberLinks.collect, MemberLinks.wait_for_posted
 
     def settling(self: MemberLinks, step: int) -> Any:
-        settle(self, step)
+        wait_for_posted(self, step)
         return collect(self, step)
 
-    return [(MemberLinks, "settle", nothing), (MemberLinks, "collect", settling)]
+    return [(MemberLinks, "wait_for_posted", nothing), (MemberLinks, "collect", settling)]
 
 
 @mutation

@@ -16,7 +16,7 @@ from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.daso import MemberReplica, member_work
+from distkeras.ps.worker.daso import MemberReplica, run_member
 from simulation.plan import Plan
 from simulation.scheduler import Finding
 from simulation.world import VirtualWorld
@@ -185,7 +185,7 @@ class Member:
         """Return the loop."""
         plan, client, rule = self._plan, self._client, self._plan.make_rule()
         assert isinstance(rule, Daso)
-        return member_work(
+        return run_member(
             rule,
             replica,
             batches,

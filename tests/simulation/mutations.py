@@ -180,7 +180,7 @@ def _the_driver_asks_once() -> list[Patch]:
 @mutation
 def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
     """A server that does not answer is not killed."""
-    return [(Supervisor, "_end_silent", nothing), (Supervisor, "_answers", lambda self: True)]
+    return [(Supervisor, "_kill_unresponsive", nothing), (Supervisor, "_answers", lambda self: True)]
 
 
 @mutation
@@ -216,7 +216,7 @@ def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
 @mutation
 def _waits_run_out_while_the_server_stands_still() -> list[Patch]:
     """A server that resumes ends at once the waits whose messages it was not able to receive."""
-    return [(job_state, "_SLOWEST_LOOK", math.inf)]
+    return [(job_state, "_CHECK_SECONDS_MAX", math.inf)]
 
 
 @mutation

@@ -53,8 +53,8 @@ def _a_drained_buffer_is_divided_by_what_it_holds() -> list[Patch]:
 @mutation
 def _a_buffer_is_drained_for_the_workers_that_come() -> list[Patch]:
     """If the number of workers changes, movements of the former workers are weighted by the new number."""
-    begin = Center.begin_with_other_workers
-    return [(Center, "begin_with_other_workers", lambda self, count, _: begin(self, count, self.workers))]
+    begin = Center.replace_workers
+    return [(Center, "replace_workers", lambda self, count, _: begin(self, count, self.workers))]
 
 
 @mutation

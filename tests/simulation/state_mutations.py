@@ -160,25 +160,25 @@ def _an_unfinished_round_is_not_restored() -> list[Patch]:
 @mutation
 def _other_workers_begin_without_the_unfinished_round() -> list[Patch]:
     """After a resume with another number of workers, earlier contributions to a round are lost."""
-    begin = Center.begin_with_other_workers
+    begin = Center.replace_workers
 
     def forgetful(self: Center, contributions: int, workers: int) -> None:
         self.round.total = None
         begin(self, contributions, workers)
 
-    return [(Center, "begin_with_other_workers", forgetful)]
+    return [(Center, "replace_workers", forgetful)]
 
 
 @mutation
 def _other_workers_begin_with_the_first_rate() -> list[Patch]:
     """After a resume with another number of workers, the first round has the schedule's first learning rate."""
-    begin = Center.begin_with_other_workers
+    begin = Center.replace_workers
 
     def forgetful(self: Center, contributions: int, workers: int) -> None:
         begin(self, contributions, workers)
         self.round.began = 0
 
-    return [(Center, "begin_with_other_workers", forgetful)]
+    return [(Center, "replace_workers", forgetful)]
 
 
 def _capture_with(zeroed: Any) -> Any:
@@ -292,7 +292,7 @@ def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
 
     def until_over(server: Any, world: Any) -> None:
         while not server.over and not server.superseded:
-            server.wait_for_news(1.0)
+            server.wait_for_change(1.0)
 
     return [(announced, "_serve_until_over", until_over)]
 

@@ -88,9 +88,9 @@ def test_a_running_session_with_other_settings_is_refused(spark: SparkSession) -
 def test_keras_is_imported_while_spark_starts() -> None:
     program = """
 import sys
-from distkeras.spark import _keras_meanwhile
+from distkeras.spark import _import_keras_in_background
 assert "keras" not in sys.modules
-with _keras_meanwhile():
+with _import_keras_in_background():
     pass
 print("keras" in sys.modules)
 """

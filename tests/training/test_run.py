@@ -6,16 +6,16 @@ from support.patience import patience
 from support.present import present
 
 from distkeras.settings import TrainSettings
-from distkeras.training.run import server_ahead
+from distkeras.training.run import early_server
 
 
 def test_an_unused_server_process_ends() -> None:
-    with server_ahead(TrainSettings()) as child:
+    with early_server(TrainSettings()) as child:
         ahead = present(child)
         assert ahead.exit_code is None
     assert ahead.wait(patience(10))
 
 
 def test_no_process_starts_for_a_server_in_the_cluster() -> None:
-    with server_ahead(TrainSettings(server="cluster")) as child:
+    with early_server(TrainSettings(server="cluster")) as child:
         assert child is None

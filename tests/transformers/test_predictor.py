@@ -80,7 +80,7 @@ def towers() -> keras.Model:
 @pytest.mark.usefixtures("way")
 def test_wide_tables_stay_in_files(rows: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     ordinary = ModelPredictor(towers(), ["id", "features"])
-    monkeypatch.setattr(mapped_tables, "LEAST_BYTES", 300 * 8 * 4)
+    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 300 * 8 * 4)
     mapped = ModelPredictor(towers(), ["id", "features"])
     np.testing.assert_array_equal(values(mapped.transform(rows)), values(ordinary.transform(rows)))
     beyond = rows.withColumn("id", F.lit(300))

@@ -20,7 +20,7 @@ from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 #: The most bytes of progress in one answer.
 PIECE_MAX = 1 << 20
 #: Seconds after which a folder without a job is removed.
-_STRAY = 86400.0
+_STRAY_SECONDS = 86400.0
 
 
 #: What a reader finds in place of the beginning of a log.
@@ -197,9 +197,9 @@ class JobFiles:
         """Return the free bytes of the file system."""
         return shutil.disk_usage(self.root).free
 
-    def strays(self) -> list[JobFolder]:
+    def stray_folders(self) -> list[JobFolder]:
         """Return folders that have not changed for a day; those in `incoming` do not belong to a job."""
-        limit = time.time() - _STRAY
+        limit = time.time() - _STRAY_SECONDS
         folders = [path for parent in (self._incoming, self._jobs) for path in parent.iterdir()]
         return [JobFolder(path) for path in folders if path.lstat().st_mtime < limit]
 

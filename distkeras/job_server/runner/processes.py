@@ -29,7 +29,7 @@ _BEAT, _GRACE = 1.0, 30.0
 
 
 @cache
-def here() -> str:
+def process_namespace() -> str:
     """Return an identifier of the place in which processes see each other: a boot of a machine, a PID namespace."""
     try:
         boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
@@ -54,7 +54,7 @@ class ProcessId:
 
     Args:
         started: ticks from the boot of its machine to its start.
-        place: from where it is visible; see `here`.
+        place: from where it is visible; see `process_namespace`.
     """
 
     pid: int
@@ -65,7 +65,7 @@ class ProcessId:
     def of(cls, pid: int) -> ProcessId:
         """Return the identity of a running process; raise ProcessLookupError if it does not run."""
         try:
-            return cls(pid, _started(psutil.Process(pid)), here())
+            return cls(pid, _started(psutil.Process(pid)), process_namespace())
         except psutil.NoSuchProcess:
             raise ProcessLookupError(f"process {pid} must run. Received: none") from None
 
@@ -81,7 +81,7 @@ class ProcessId:
     @property
     def visible(self) -> bool:
         """Return whether the calling process can see it, so that `alive` and `session` are correct."""
-        return self.place == here()
+        return self.place == process_namespace()
 
     def alive(self) -> bool:
         """Return whether it still runs."""

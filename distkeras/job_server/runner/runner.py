@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from distkeras.job_server.driver import GO
-from distkeras.job_server.errors import NotThereError, StateError
+from distkeras.job_server.errors import NotFoundError, StateError
 from distkeras.job_server.runner.files import JobFiles, JobFolder, write_whole
 from distkeras.job_server.runner.processes import ProcessId
-from distkeras.job_server.states import AT_WORK, JobState
+from distkeras.job_server.states import WORKING_STATES, JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 from distkeras.ps.validate import check_fields, count, not_negative, positive
@@ -41,7 +41,7 @@ from distkeras.ps.validate import check_fields, count, not_negative, positive
 log = logging.getLogger(__name__)
 
 #: Seconds from one check of all jobs to the next, and from one removal of old files to the next.
-_LOOK, _SWEEP = 1.0, 600.0
+_POLL_SECONDS, _REMOVAL_SECONDS = 1.0, 600.0
 #: Seconds for all threads of a killed driver to end.
 _REAPED = 5.0
 #: How often a lease is renewed within its length.
@@ -113,7 +113,7 @@ class JobRunner:
 
     def run(self, stop: threading.Event) -> None:
         """Start and watch the jobs until ``stop``. The drivers continue."""
-        while not stop.wait(_LOOK):
+        while not stop.wait(_POLL_SECONDS):
             try:
                 self.tick()
                 self._checked_at = time.monotonic()
@@ -226,7 +226,7 @@ class JobRunner:
             elif job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
                 self._end(job, driver)
             elif job.state is JobState.STARTING and _is_working(folder, job):
-                self._store.move(job, AT_WORK[job.kind])
+                self._store.move(job, WORKING_STATES[job.kind])
             return False
         if visible and driver is not None and not driver.kill_session():
             return False
@@ -294,10 +294,10 @@ class JobRunner:
             self._store.move(job, JobState.LOST, text.replace("the last one died", "the last one"), size, died)
 
     def _sweep(self) -> None:
-        """Remove expired jobs, and folders without a job, every `_SWEEP` seconds."""
+        """Remove expired jobs, and folders without a job, every `_REMOVAL_SECONDS` seconds."""
         if time.monotonic() < self._next_sweep:
             return
-        self._next_sweep = time.monotonic() + _SWEEP
+        self._next_sweep = time.monotonic() + _REMOVAL_SECONDS
         if self._settings.retention is not None:
             for job in self._store.ended_before(time.time() - self._settings.retention):
                 self._files.remove(self._files.of(job.id))
@@ -306,16 +306,16 @@ class JobRunner:
                 except StateError:
                     continue  # its user has removed it
                 log.info("job %s of %s is removed, as its retention has ended", job.id, job.user)
-        for folder in self._files.strays():
+        for folder in self._files.stray_folders():
             try:
                 self._store.get(_SERVER, folder.path.name)
-            except NotThereError:
+            except NotFoundError:
                 self._files.remove(folder)
 
 
 def _is_working(folder: JobFolder, job: StoredJob) -> bool:
     """Return whether the driver of this attempt has reported that it works; all attempts share the file."""
-    mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
+    mark = re.compile(rf'"kind": "{WORKING_STATES[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
     try:
         with folder.progress.open("rb") as file:
             return any(mark.search(line) for line in file)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import saved_page
 from distkeras.job_server.description import Description, JobDescription, JobId, PredictionDescription, Tag
-from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
+from distkeras.job_server.errors import DescriptionError, NotFoundError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.places import require_allowed, require_elsewhere, require_existing, require_output
 from distkeras.job_server.runner.files import JobFolder, read_progress
@@ -162,7 +162,7 @@ def _model_of(job_id: str) -> Callable[[Path], object]:
     """Return the function that writes the model of a finished job of the caller to a file."""
     try:
         job = services().jobs.get(g.account, job_id)
-    except NotThereError as error:
+    except NotFoundError as error:
         raise DescriptionError(f"`job` must be one of yours. Received: {job_id}", "job") from error
     model = services().files.of(job_id).model
     if request.files:
@@ -308,7 +308,7 @@ def _view(job: StoredJob) -> dict[str, Any]:
 
 def _job(path: JobPath) -> StoredJob:
     if _ID.fullmatch(path.job) is None:
-        raise NotThereError("there is no such job: the path has no job's id")
+        raise NotFoundError("there is no such job: the path has no job's id")
     return services().jobs.get(g.account, path.job)
 
 
@@ -328,4 +328,4 @@ def _file(path: JobPath, name: str) -> Response:
     try:
         return send_file(file, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
     except FileNotFoundError:
-        raise NotThereError(f"there is no job {job.id}: it was removed meanwhile") from None
+        raise NotFoundError(f"there is no job {job.id}: it was removed meanwhile") from None

@@ -23,7 +23,7 @@ from werkzeug.exceptions import HTTPException
 
 import distkeras
 from distkeras.dashboard.page import server_page
-from distkeras.job_server.description import LONGEST, description_error, json_of
+from distkeras.job_server.description import DESCRIPTION_BYTES_MAX, description_error, json_of
 from distkeras.job_server.errors import DescriptionError, JobServerError, RateError, UnauthorizedError
 from distkeras.job_server.server.about_jobs import jobs_api
 from distkeras.job_server.server.about_users import account_api, admin_api
@@ -112,9 +112,9 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
     app.json = _StrictJson(app)
     app.extensions["distkeras"] = services
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    app.config["MAX_FORM_MEMORY_SIZE"] = LONGEST
+    app.config["MAX_FORM_MEMORY_SIZE"] = DESCRIPTION_BYTES_MAX
     app.config["MAX_FORM_PARTS"] = 50  # enough for an error that names unexpected parts
-    app.config["MAX_CONTENT_LENGTH"] = services.settings.upload_max + 2 * LONGEST
+    app.config["MAX_CONTENT_LENGTH"] = services.settings.upload_max + 2 * DESCRIPTION_BYTES_MAX
     app.before_request(partial(_require_account, services, failures or FailureLimit()))
     app.before_request(_require_small_json)
     app.after_request(_with_headers)
@@ -185,7 +185,7 @@ def _require_account(services: Services, failures: FailureLimit) -> None:
 def _require_small_json() -> None:
     """Limit the size of a JSON body, and parse the description in a form strictly, which the library does not."""
     if request.mimetype != "multipart/form-data":
-        request.max_content_length = LONGEST
+        request.max_content_length = DESCRIPTION_BYTES_MAX
     elif "job" in request.form:
         json_of(request.form["job"])
 

@@ -1,7 +1,7 @@
 """The HTTP server: waitress, which requires a token for large bodies, with deadlines for slow peers.
 
 Waitress receives all of a request before the application sees it. So that a client without a token cannot fill the
-disk, a body above `SMALL` is refused at its header unless the header has a valid token.
+disk, a body above `ANONYMOUS_BODY_MAX` is refused at its header unless the header has a valid token.
 
 Waitress closes a connection that is idle, but not one that sends a byte now and then, and it accepts no connection
 above its limit. So each request and each answer has a deadline from its first byte. If there are too many connections,
@@ -31,11 +31,11 @@ from distkeras.job_server.store.accounts import Accounts
 from distkeras.ps.errors import ConfigurationError
 
 #: The most bytes of a body without a token.
-SMALL = 1 << 16
+ANONYMOUS_BODY_MAX = 1 << 16
 #: Seconds from one check whether to stop to the next.
-_LOOK = 0.5
+_POLL_SECONDS = 0.5
 #: Seconds from one check for slow connections to the next.
-_SWEEP = 0.2
+_SLOW_CHECK_SECONDS = 0.2
 #: Seconds from a connection's first byte, or from its beginning, to the end of a request's header.
 HEADER_SECONDS = 20.0
 #: A body, or an answer, may take this many seconds, plus its bytes divided by `SLOWEST`.
@@ -50,7 +50,7 @@ class _Unauthorized(Error):  # type: ignore[misc]  # waitress has no types
     code, reason = 401, "Unauthorized"
 
 
-class _NoRoom(Error):  # type: ignore[misc]  # waitress has no types
+class _DiskFull(Error):  # type: ignore[misc]  # waitress has no types
     """The answer to a body for which the disk has no room."""
 
     code, reason = 507, "Insufficient Storage"
@@ -121,8 +121,8 @@ class HttpListener:
         looked = time.monotonic()
         try:
             while not stop.is_set():
-                wasyncore.loop(timeout=_LOOK, use_poll=True, map=self._map, count=1)
-                if time.monotonic() - looked >= _SWEEP:
+                wasyncore.loop(timeout=_POLL_SECONDS, use_poll=True, map=self._map, count=1)
+                if time.monotonic() - looked >= _SLOW_CHECK_SECONDS:
                     looked = time.monotonic()
                     _close_slow(list(self._server.active_channels.values()), looked)
         finally:
@@ -174,7 +174,7 @@ class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         if self.requests or self._answer is None:
             return not self.requests
         since, size = self._answer
-        return size - self.total_outbufs_len < SLOWEST * (now - since - _SWEEP)
+        return size - self.total_outbufs_len < SLOWEST * (now - since - _SLOW_CHECK_SECONDS)
 
     def overdue(self, now: float) -> bool:
         """Return whether the peer has exceeded the deadline of a request or an answer."""
@@ -202,13 +202,13 @@ def _channel_class(accounts: Accounts, room: Callable[[], int] | None) -> type[H
 
         def parse_header(self, header_plus: bytes) -> None:
             super().parse_header(header_plus)
-            if self.error is None and (self.chunked or self.content_length > SMALL):
+            if self.error is None and (self.chunked or self.content_length > ANONYMOUS_BODY_MAX):
                 token = bearer(self.headers.get("AUTHORIZATION"))
                 if not token or accounts.authenticate(token) is None:
                     self.error = _Unauthorized("a large body needs a valid token in its header")
                     self.completed = True
                 elif room is not None and room() < self.content_length:
-                    self.error = _NoRoom("the disk is nearly full")
+                    self.error = _DiskFull("the disk is nearly full")
                     self.completed = True
 
     class AdmittedChannel(_TimedChannel):

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from sqlalchemy import Engine, Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotThereError, StateError
+from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotFoundError, StateError
 from distkeras.job_server.store.tables import AUDIT, TOKENS, USERS
 
 USER, ADMIN = "user", "admin"
@@ -127,14 +127,14 @@ class Accounts:
             return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
 
     def remove_user(self, name: str) -> None:
-        """Invalidate a user's tokens; their jobs stay. NotThereError if unknown, StateError for the last admin."""
+        """Invalidate a user's tokens; their jobs stay. NotFoundError if unknown, StateError for the last admin."""
         if NAME.fullmatch(name) is None:
-            raise NotThereError("there is no such user: the text is not a name of a user")
+            raise NotFoundError("there is no such user: the text is not a name of a user")
         with self._engine.begin() as connection:
             deactivated = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
             admins = select(func.count()).where(USERS.c.role == ADMIN, USERS.c.active)
             if not deactivated:
-                raise NotThereError(f"there is no user {name}")
+                raise NotFoundError(f"there is no user {name}")
             if not connection.execute(admins).scalar_one():
                 raise StateError(f"{name} is the last administrator and cannot be removed; add another one first")
 
@@ -146,14 +146,14 @@ class Accounts:
             expires: when it expires, in seconds since the epoch; None: never.
 
         Raises:
-            NotThereError: there is no such user, or they were removed.
+            NotFoundError: there is no such user, or they were removed.
         """
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         user_ids = select(USERS.c.id).where(USERS.c.name == user, USERS.c.active)
         with self._engine.begin() as connection:
             user_id = connection.execute(user_ids).scalar()
             if user_id is None:
-                raise NotThereError(f"there is no user {user}, or they were removed")
+                raise NotFoundError(f"there is no user {user}, or they were removed")
             values = {"id": token_id, "user_id": user_id, "digest": _digest(secret), "note": note[:200]}
             connection.execute(insert(TOKENS).values(values | {"created": self._clock(), "expires": expires}))
         return f"dk_{token_id}_{secret}"
@@ -171,15 +171,15 @@ class Accounts:
             return [TokenInfo.model_validate(row) for row in rows]
 
     def revoke(self, viewer: Account, token_id: str) -> None:
-        """Revoke a token; raise NotThereError if the viewer sees no such token."""
+        """Revoke a token; raise NotFoundError if the viewer sees no such token."""
         if _TOKEN_ID.fullmatch(token_id) is None:
-            raise NotThereError("there is no such token: the text is not the id of a token")
+            raise NotFoundError("there is no such token: the text is not the id of a token")
         change = update(TOKENS).where(TOKENS.c.id == token_id).values(revoked=self._clock())
         if not viewer.is_admin:
             change = change.where(TOKENS.c.user_id == viewer.id)
         with self._engine.begin() as connection:
             if not connection.execute(change).rowcount:
-                raise NotThereError(f"there is no token {token_id}, or it belongs to another user")
+                raise NotFoundError(f"there is no token {token_id}, or it belongs to another user")
 
     def authenticate(self, token: str) -> Account | None:
         """Return the user of a token; None if it is not valid."""

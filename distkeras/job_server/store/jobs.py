@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from distkeras.job_server.errors import DescriptionError, NotThereError, QuotaError, StateError
+from distkeras.job_server.errors import DescriptionError, NotFoundError, QuotaError, StateError
 from distkeras.job_server.states import ACTIVE, FINAL, PREDICT, TRAIN, JobState, before
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.tables import ATTEMPTS, JOBS, USERS
@@ -171,10 +171,10 @@ class JobStore:
         return self.get(account, job_id)
 
     def get(self, viewer: Account, job_id: str) -> StoredJob:
-        """Return one job; raise NotThereError if the viewer sees no such job."""
+        """Return one job; raise NotFoundError if the viewer sees no such job."""
         for job in self._read(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))):
             return job
-        raise NotThereError(f"there is no job {job_id}, or it belongs to another user")
+        raise NotFoundError(f"there is no job {job_id}, or it belongs to another user")
 
     def page(
         self,
@@ -222,7 +222,7 @@ class JobStore:
         return {state: counted.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
-        """Cancel a waiting job, or ask a running one to end; NotThereError if invisible, StateError if it has ended."""
+        """Cancel a waiting job, or ask a running one to end; NotFoundError if invisible, StateError if it has ended."""
         now, this = self._clock(), JOBS.c.id == job_id
         self.get(viewer, job_id)
         waits = update(JOBS).where(this, JOBS.c.state == JobState.QUEUED)

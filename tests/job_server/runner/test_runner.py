@@ -25,7 +25,7 @@ from support.present import present
 from distkeras.job_server.driver import main as drive
 from distkeras.job_server.runner import processes
 from distkeras.job_server.runner.files import read_progress
-from distkeras.job_server.runner.processes import ProcessId, here
+from distkeras.job_server.runner.processes import ProcessId, process_namespace
 from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
@@ -252,7 +252,7 @@ def test_the_next_server_determines_the_state_of_jobs_that_ran(
 def test_a_claimed_job_that_was_not_started_is_started_by_the_next_server(office: RunnerHarness) -> None:
     job = office.add("train")
     mine = office.runner.name.split("/")
-    gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1, here())}/gone"))
+    gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1, process_namespace())}/gone"))
     assert gone.id == job.id
     job = office.ended(job)
     assert (job.state, job.attempt) == (JobState.DONE, 2)
@@ -501,7 +501,7 @@ def test_no_signal_is_sent_to_a_process_that_reuses_the_process_id(monkeypatch: 
     """A process of a session is found and ends, and another process has its id before the signal is sent."""
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        gone = ProcessId(2**22 + 1, 1, here())
+        gone = ProcessId(2**22 + 1, 1, process_namespace())
         monkeypatch.setattr(ProcessId, "session", lambda _self: [bystander.pid])
         assert not gone.kill_session()
         with pytest.raises(subprocess.TimeoutExpired):

@@ -18,7 +18,7 @@ from support.patience import patience
 from support.present import present
 
 from distkeras.job_server.server.app import create_app
-from distkeras.job_server.server.listener import SMALL
+from distkeras.job_server.server.listener import ANONYMOUS_BODY_MAX
 from distkeras.job_server.server.services import FailureLimit
 from distkeras.job_server.server.views import PREFIX, ErrorView, JobView
 
@@ -117,7 +117,7 @@ def raw(service: JobService, head: str, sent: bytes = b"") -> bytes:
         return sock.recv(4096)
 
 
-@pytest.mark.parametrize("length", [f"Content-Length: {SMALL + 1}", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("length", [f"Content-Length: {ANONYMOUS_BODY_MAX + 1}", "Transfer-Encoding: chunked"])
 def test_a_strangers_large_body_is_refused_at_its_header(service: JobService, length: str) -> None:
     """The body has not arrived, and the server does not wait for it."""
     head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\n{length}\n"

@@ -11,7 +11,7 @@ from job_server.conftest import ManualClock
 from sqlalchemy import Engine, update
 from support.present import present
 
-from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotThereError, StateError
+from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotFoundError, StateError
 from distkeras.job_server.store.accounts import Account, Accounts
 from distkeras.job_server.store.tables import META, VERSION, open_database
 from distkeras.ps.errors import ConfigurationError
@@ -72,7 +72,7 @@ def test_an_expired_token_is_refused(accounts: Accounts, clock: ManualClock) -> 
 
 def test_the_owner_or_an_administrator_may_revoke_a_token(accounts: Accounts, people: dict[str, Account]) -> None:
     token = accounts.add_token("ann")
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotFoundError):
         accounts.revoke(people["ben"], token_id(token))
     assert accounts.authenticate(token) is not None
     accounts.revoke(people["ann"], token_id(token))
@@ -91,7 +91,7 @@ def test_a_removed_users_tokens_are_invalid_and_none_is_created(accounts: Accoun
     token = accounts.add_token("ann")
     accounts.remove_user("ann")
     assert accounts.authenticate(token) is None
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotFoundError):
         accounts.add_token("ann")
     assert [user.active for user in accounts.users()] == [True, False, True]
 
@@ -100,7 +100,7 @@ def test_the_last_administrator_cannot_be_removed(accounts: Accounts, people: di
     with pytest.raises(StateError, match="is the last administrator"):
         accounts.remove_user("admin")
     assert accounts.authenticate(accounts.add_token("admin")) is not None
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotFoundError):
         accounts.remove_user("nobody")
 
 

@@ -10,7 +10,7 @@ from support.job_server.claims import take_all
 from support.patience import patience
 from support.present import present
 
-from distkeras.job_server.errors import NotThereError, QuotaError, StateError
+from distkeras.job_server.errors import NotFoundError, QuotaError, StateError
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.jobs import JobStore, Quota, StoredJob
@@ -39,7 +39,7 @@ def test_a_job_is_stored_unchanged(store: JobStore, people: dict[str, Account], 
 def test_another_users_job_is_not_found(store: JobStore, people: dict[str, Account]) -> None:
     job = add(store, people["ann"])
     for call in (store.get, store.request_cancel):
-        with pytest.raises(NotThereError):
+        with pytest.raises(NotFoundError):
             call(people["ben"], job.id)
     assert store.page(people["ben"]) == []
     assert store.get(people["admin"], job.id) == store.get(people["ann"], job.id) == job
@@ -172,7 +172,7 @@ def test_only_an_ended_job_is_removed(store: JobStore, people: dict[str, Account
         store.remove(job)
     store.move(job, JobState.DONE)
     store.remove(job)
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotFoundError):
         store.get(people["ann"], job.id)
     assert add(store, people["ann"]).number > job.number
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.ps.frames import some_commit
 
-from distkeras.ps.center.leases import FOLLOWS, Leases, LeaseState, PartitionLease
+from distkeras.ps.center.leases import TRANSITIONS, Leases, LeaseState, PartitionLease
 from distkeras.ps.errors import LocalProtocolError
 
 
@@ -31,15 +31,15 @@ def test_the_passed_share_of_an_epoch_is_taken_from_the_commit(reported: float, 
 
 
 def test_every_state_of_a_lease_is_in_the_table() -> None:
-    assert set(FOLLOWS) == set(LeaseState)
-    assert {state for following in FOLLOWS.values() for state in following} == set(LeaseState)
+    assert set(TRANSITIONS) == set(LeaseState)
+    assert {state for following in TRANSITIONS.values() for state in following} == set(LeaseState)
 
 
 @pytest.mark.parametrize("state", LeaseState)
 @pytest.mark.parametrize("following", LeaseState)
 def test_a_lease_changes_its_state_as_the_table_allows(state: LeaseState, following: LeaseState) -> None:
     lease = PartitionLease(attempt=1, state=state)
-    if following is state or following in FOLLOWS[state]:
+    if following is state or following in TRANSITIONS[state]:
         lease.move(following)
         assert lease.state is following
         assert (lease.connected, lease.finished) == (following is LeaseState.HELD, following is LeaseState.FINISHED)

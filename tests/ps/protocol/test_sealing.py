@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from support.ps.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import KEY_BYTES, LONG, TAG_BYTES, Connection, Limits, Nonces, Reader, Seal, encode
+from distkeras.ps.protocol.framing import KEY_BYTES, TAGGED_BYTES_MAX, TAG_BYTES, Connection, Limits, Nonces, Reader, Seal, encode
 from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, PublishRows, Pull, TableRows
 
 KEY = b"k" * KEY_BYTES
 SEALED = "the tag of a frame does not match"
 HISTORY = np.arange(8.0).reshape(2, 4)
-SHORT, LONGER = np.ones(LONG // 4, np.float32), np.ones(LONG // 4 + 1, np.float32)
+SHORT, LONGER = np.ones(TAGGED_BYTES_MAX // 4, np.float32), np.ones(TAGGED_BYTES_MAX // 4 + 1, np.float32)
 
 
 def pair(*, whole: bool = False) -> tuple[Connection, Connection]:
@@ -40,9 +40,9 @@ def center(vector: np.ndarray, **fields: Any) -> CenterReply:
         Ack(1, 2, 3, 4),
         Fault(0, "text", column="x"),
         some_commit(SHORT, LONGER, history=HISTORY),
-        some_commit(packed=(np.ones(2 * LONG, np.uint8),), history=np.zeros((LONG, 3))),
+        some_commit(packed=(np.ones(2 * TAGGED_BYTES_MAX, np.uint8),), history=np.zeros((TAGGED_BYTES_MAX, 3))),
         center(LONGER, moving_statistics=SHORT),
-        Publish(LONGER, model=np.ones(LONG + 1, np.uint8)),
+        Publish(LONGER, model=np.ones(TAGGED_BYTES_MAX + 1, np.uint8)),
     ],
     ids=lambda message: type(message).__name__ if isinstance(message, Message) else None,
 )
@@ -82,15 +82,15 @@ def deliver_changed(message: Message, whole: bool) -> list[Any]:
     [
         (some_commit(SHORT), True),
         (some_commit(LONGER), False),
-        (some_commit(packed=(np.ones(LONG + 1, np.uint8),)), False),
-        (some_commit(LONGER, history=np.zeros((LONG, 3))), True),  # The history follows the vector.
+        (some_commit(packed=(np.ones(TAGGED_BYTES_MAX + 1, np.uint8),)), False),
+        (some_commit(LONGER, history=np.zeros((TAGGED_BYTES_MAX, 3))), True),  # The history follows the vector.
         (center(SHORT), True),
         (center(LONGER), False),
         (center(SHORT, moving_statistics=LONGER), False),
         (Publish(LONGER), True),
-        (Publish(LONGER, model=np.ones(LONG + 1, np.uint8)), True),
-        (some_commit(LONGER, wants=(np.arange(LONG),)), True),  # Row numbers are not a vector.
-        (some_commit(LONGER, touched=(np.arange(LONG),), moved=(LONGER,)), False),
+        (Publish(LONGER, model=np.ones(TAGGED_BYTES_MAX + 1, np.uint8)), True),
+        (some_commit(LONGER, wants=(np.arange(TAGGED_BYTES_MAX),)), True),  # Row numbers are not a vector.
+        (some_commit(LONGER, touched=(np.arange(TAGGED_BYTES_MAX),), moved=(LONGER,)), False),
         (center(LONGER, rows=(LONGER,)), False),
         (PublishRows(0, 0, LONGER), True),
         (TableRows(0, LONGER), False),

@@ -11,7 +11,7 @@ from support.ps.frames import shake_hands, some_commit
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.framing import Connection, Limits
 from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, PeerVector
-from distkeras.ps.protocol.shared_slots import MOST_SLOTS, TOKEN_BYTES, SharedSlots, SlotSizes
+from distkeras.ps.protocol.shared_slots import SLOTS_MAX, TOKEN_BYTES, SharedSlots, SlotSizes
 
 KEY = bytes(range(32))
 SIZES = SlotSizes(5, parts=2)
@@ -128,7 +128,7 @@ def test_rows_of_replies_alternate_between_two_slots() -> None:
 
 def test_rows_travel_if_there_are_more_tables_than_slots() -> None:
     sizes = SlotSizes(2, parts=1, rows=(3,) * 12)
-    assert sizes.slots <= MOST_SLOTS
+    assert sizes.slots <= SLOTS_MAX
     pair = Pair(sizes)
     (payload,) = pair.worker.payload(0)
     payload[...] = np.arange(38)
@@ -205,7 +205,7 @@ class SlotsWithFalseNumber(SharedSlots):
     [
         (SIZES.payloads, some_commit(np.ones(5, np.float32))),
         (SIZES.slots, some_commit(np.ones(5, np.float32))),
-        (MOST_SLOTS - 1, some_commit(np.ones(5, np.float32))),
+        (SLOTS_MAX - 1, some_commit(np.ones(5, np.float32))),
         (0, some_commit(np.ones(4, np.float32))),
         (0, some_commit(packed=(np.ones(5, np.uint8),))),
         (0, some_commit(packed=(np.ones(20, np.uint8),))),

@@ -386,7 +386,7 @@ def test_an_owner_that_has_lost_the_job_to_another_job_ends_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The announced address is the other job's server, where a driver would otherwise retry forever."""
-    monkeypatch.setattr(announced, "_ANSWERS_LOST", brief(0.2))
+    monkeypatch.setattr(announced, "_REFUSE_SECONDS", brief(0.2))
     owner = Attempt(request(tmp_path), 0)
     until(lambda: incarnation(tmp_path) == 1)
     worker = Worker(tmp_path, held=5)
@@ -418,7 +418,7 @@ class TestStandby:
         with self.owner(tmp_path, listens=False, state="ending") as owner:
             found: list[bool] = []
             thread = threading.Thread(
-                target=lambda: found.append(Standby(request(tmp_path)).until_needed()), daemon=True
+                target=lambda: found.append(Standby(request(tmp_path)).wait_until_needed()), daemon=True
             )
             thread.start()
             thread.join(brief(0.5))
@@ -429,12 +429,12 @@ class TestStandby:
 
     def test_an_owner_that_died_before_it_announced_itself_is_replaced(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=False):
-            assert Standby(request(tmp_path, standstill=patience(300))).until_needed()
+            assert Standby(request(tmp_path, standstill=patience(300))).wait_until_needed()
 
     def test_an_owner_that_still_reads_its_snapshot_gets_more_time(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=True):
             standby = Standby(request(tmp_path, handshake=brief(0.2), standstill=brief(0.2), publish=patience(300)))
-            thread = threading.Thread(target=standby.until_needed, daemon=True)
+            thread = threading.Thread(target=standby.wait_until_needed, daemon=True)
             thread.start()
             thread.join(brief(1.5))
             assert thread.is_alive()
@@ -446,7 +446,7 @@ class TestStandby:
         place = present(present(owner_of(str(tmp_path / "other"))).address)
         snapshots = SnapshotDirectory(str(tmp_path / "own"), token="0000000a")
         snapshots.take_over(attempt=0, place={"address": list(place)})
-        assert Standby(request(tmp_path / "own", standstill=patience(300))).until_needed()
+        assert Standby(request(tmp_path / "own", standstill=patience(300))).wait_until_needed()
         client = DriverClient(AnnouncedAddress("", 0, bytes(32), uri=str(tmp_path / "other")), PATIENT)
         client.goodbye()
         client.close()
@@ -456,6 +456,6 @@ class TestStandby:
         owner = Attempt(request(tmp_path), 0)
         until(lambda: incarnation(tmp_path))
         with pytest.raises(DeadlineError, match="for a commit, as the standby"):
-            Standby(request(tmp_path, silence=brief(0.5))).until_needed()
+            Standby(request(tmp_path, silence=brief(0.5))).wait_until_needed()
         goodbye(tmp_path)
         assert owner.returned() is None

@@ -47,7 +47,7 @@ def hello(attempt: int) -> Hello:
 def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats keep the lease; otherwise two attempts whose windows outlast a lease would alternate forever."""
     world, deadlines = HandWorld(), dataclasses.replace(PATIENT, lease=LEASE)
-    monkeypatch.setattr(dispatcher, "_PARKED", 4 * LEASE)
+    monkeypatch.setattr(dispatcher, "_LEASE_WAIT_SECONDS", 4 * LEASE)
     with Running(make("downpour"), workers=1, size=3, deadlines=deadlines, world=world) as running:
         holder = running.client(attempt=1, size=3, deadlines=dataclasses.replace(PATIENT, lease=0.2))
         rival = running.client(attempt=2, size=3, deadlines=PATIENT)
@@ -99,7 +99,7 @@ def test_a_holder_that_returns_after_another_attempt_restarts_from_the_center() 
 def test_a_holder_that_waits_for_an_answer_does_not_count_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends no heartbeats while it waits, because its connection is in use."""
     world, deadlines = HandWorld(), dataclasses.replace(PATIENT, lease=LEASE)
-    monkeypatch.setattr(dispatcher, "_PARKED", 4 * LEASE)
+    monkeypatch.setattr(dispatcher, "_LEASE_WAIT_SECONDS", 4 * LEASE)
     with Running(make("averaging"), workers=2, size=3, deadlines=deadlines, world=world) as running:
         holder, rival, other = (
             running.client(worker, attempt, size=3, deadlines=PATIENT) for worker, attempt in ((0, 1), (0, 2), (1, 3))

@@ -14,7 +14,7 @@ from support.ps.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
-from distkeras.ps.protocol.framing import LONG
+from distkeras.ps.protocol.framing import TAGGED_BYTES_MAX
 from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(60)
 ONES = np.full(8, 1.0, np.float32).tobytes()
 FORGED = np.full(8, -1000.0, np.float32).tobytes()
 #: Elements of a vector that a tag always covers, and of one that it covers only if the server requires it.
-SHORT, LONGER = LONG // 8, 2 * LONG
+SHORT, LONGER = TAGGED_BYTES_MAX // 8, 2 * TAGGED_BYTES_MAX
 
 
 @contextlib.contextmanager

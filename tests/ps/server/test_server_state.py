@@ -8,7 +8,7 @@ import pytest
 
 from distkeras.ps.errors import JobStoppedError, LocalProtocolError, ServerLostError
 from distkeras.ps.protocol.messages import Fault, fault_of
-from distkeras.ps.server.job_state import FOLLOWS, JobCondition, ServerState
+from distkeras.ps.server.job_state import TRANSITIONS, JobCondition, ServerState
 
 
 def fault() -> Fault:
@@ -16,13 +16,13 @@ def fault() -> Fault:
 
 
 def test_every_state_is_in_the_table_and_is_reached() -> None:
-    assert set(FOLLOWS) == set(ServerState)
+    assert set(TRANSITIONS) == set(ServerState)
     reached, pending = set(), [ServerState.RUNNING]
     while pending:
         state = pending.pop()
         if state not in reached:
             reached.add(state)
-            pending += FOLLOWS[state]
+            pending += TRANSITIONS[state]
     assert reached == set(ServerState)
 
 
@@ -34,7 +34,7 @@ def test_the_error_for_a_transition_that_the_table_lacks_names_both_states(
     condition = JobCondition()
     condition.state = state
     with condition:
-        if following in FOLLOWS[state]:
+        if following in TRANSITIONS[state]:
             condition.move(following)
             assert condition.state is following
             return
@@ -51,7 +51,7 @@ def test_every_event_is_accepted_in_every_state(state: ServerState) -> None:
         condition.state = state
         arguments: dict[str, list[Any]] = {"fail": [fault()], "report_corruption": ["half a commit"]}
         getattr(condition, event)(*arguments.get(event, []))
-        assert condition.state is state or condition.state in FOLLOWS[state]
+        assert condition.state is state or condition.state in TRANSITIONS[state]
 
 
 def test_a_goodbye_and_a_close_are_both_recorded() -> None:

@@ -117,7 +117,7 @@ def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_joins_agai
 
 def test_the_end_of_an_older_connection_does_not_cost_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt lives and uses its newer connection; a rival has to wait."""
-    monkeypatch.setattr(dispatcher, "_PARKED", 0.0)
+    monkeypatch.setattr(dispatcher, "_LEASE_WAIT_SECONDS", 0.0)
     with Running(make("downpour"), size=SIZE) as running, clients(running) as (older, newer, _):
         sessions = len(running.server.sessions)
         older.close()

@@ -77,7 +77,7 @@ def test_a_host_that_accepts_no_data_is_a_connection_error_and_not_a_missed_dead
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kernel's own timeout ends the write, not one of the client's deadlines."""
-    monkeypatch.setattr(streams, "HOST_SILENCE", 1)
+    monkeypatch.setattr(streams, "HOST_SILENCE_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = connect(listener.getsockname(), patience(10))
         far, _ = listener.accept()

@@ -69,7 +69,7 @@ def test_a_failed_posted_sum_raises_before_its_connections_are_used_again(
     first.post(6, THETA)
     second._send(0, WRONG["must send PARAMETERS"])  # noqa: SLF001 - no member does this
     with pytest.raises(RemoteProtocolError, match="of step 6"):
-        first.settle(7)
+        first.wait_for_posted(7)
 
 
 class NoMemory(World):
@@ -122,7 +122,7 @@ def test_a_node_computes_the_same_numbers_with_and_without_shared_memory(way: st
                 done.append((total.tobytes(), count))
                 source = step % 3
                 sent = THETA + step if worker == source else None
-                done.append((links[worker].hand_down(step, source, sent).tobytes(), source))
+                done.append((links[worker].broadcast(step, source, sent).tobytes(), source))
             return done
 
         first, *others = call_concurrently([partial(work, worker) for worker in range(3)])

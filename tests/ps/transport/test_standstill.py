@@ -53,7 +53,7 @@ def test_a_commit_that_fills_all_buffers_survives_a_suspension_of_the_server(
     suspendable: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel ends the connection: it treats full buffers that the peer does not read like a vanished host."""
-    monkeypatch.setattr(streams, "HOST_SILENCE", 1)
+    monkeypatch.setattr(streams, "HOST_SILENCE_SECONDS", 1)
     with contextlib.closing(DriverClient(suspendable.address, PATIENT)) as driver:
         driver.publish(np.zeros(SIZE, np.float32))
     world = CountingWorld()

@@ -14,7 +14,7 @@ from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.messages import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
-from distkeras.ps.worker.loop import LONGEST, MEASURED, AutoWindow, work
+from distkeras.ps.worker.loop import WINDOW_MAX, MEASURED, AutoWindow, work
 
 
 class ManualClock:
@@ -83,7 +83,7 @@ def test_overlapped_exchanges_are_hidden_behind_the_window() -> None:
 
 
 def test_the_window_of_a_very_long_exchange_is_the_longest_window() -> None:
-    assert windows_of(make("agn"), step=1e-12, exchange=60.0, count=MEASURED + 2)[-1] == (LONGEST, False)
+    assert windows_of(make("agn"), step=1e-12, exchange=60.0, count=MEASURED + 2)[-1] == (WINDOW_MAX, False)
 
 
 @pytest.mark.parametrize("name", ["ssgd", "averaging", "easgd", "zealous_downpour"])

@@ -29,7 +29,7 @@ from support.ps.running_server import Running
 
 from distkeras.ps.errors import JobStoppedError, MemberLostError, SnapshotError
 from distkeras.ps.protocol.messages import CommitRecord, KeepRequest, error_of
-from distkeras.ps.server.rendezvous import MOST_LOST
+from distkeras.ps.server.rendezvous import LOST_MEMBERSHIPS_MAX
 
 #: The requests of a member's loop: a pull; then a computation, a state and a commit in each epoch.
 REQUESTS = 1 + 3 * EPOCHS
@@ -128,7 +128,7 @@ def test_members_that_lose_each_other_repeatedly_end_the_job() -> None:
         for client in clients:
             client.join()
         with ThreadPoolExecutor(2) as pool:
-            for port in range(1, MOST_LOST + 2):
+            for port in range(1, LOST_MEMBERSHIPS_MAX + 2):
                 requests = [pool.submit(client.announce, "127.0.0.1", port, "a", 3) for client in clients]
                 assert [request.result().nodes for request in requests] == [2, 2]
             requests = [pool.submit(client.announce, "127.0.0.1", 99, "a", 3) for client in clients]

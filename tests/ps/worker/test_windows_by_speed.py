@@ -121,7 +121,7 @@ class ManualWorker:
         self._request = self._compute(self.client.commit(self._request))
 
     def close(self) -> None:
-        self.client.settle()
+        self.client.wait_for_posted()
         self.client.close()
 
 

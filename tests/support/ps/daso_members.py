@@ -17,7 +17,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.daso import member_work
+from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import run_worker
 from support.patience import patience
 from support.ps.toy_model import ToyBatch, ToyReplica, batches
@@ -122,7 +122,7 @@ class Member(threading.Thread):
 
     def _begin(self, welcome: Welcome) -> Loop:
         start = (welcome.epoch, welcome.batch)
-        steps = member_work(
+        steps = run_member(
             self._daso,
             self.replica,
             batches(self._values, epochs=self._epochs, start=start),

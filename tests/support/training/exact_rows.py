@@ -165,8 +165,8 @@ def steps_of_keras_itself() -> None:
         data, trained = batches_of(draw, 12), [build(), build()]
         KerasReplica(trained[0]).train(data)
         with (
-            mock.patch("distkeras.keras_model.compiled_steps.rows_read_alone", return_value=nullcontext()),
-            mock.patch("distkeras.keras_model.compiled_steps.rows_moved_alone", return_value=nullcontext()),
+            mock.patch("distkeras.keras_model.compiled_steps.read_only_touched_rows", return_value=nullcontext()),
+            mock.patch("distkeras.keras_model.compiled_steps.update_only_touched_rows", return_value=nullcontext()),
         ):
             KerasReplica(trained[1]).train(data)
         for found, expected in zip(*(model.get_weights() for model in trained), strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 
 from distkeras.callbacks import Evaluation
 from distkeras.dashboard.journal import Journal
-from distkeras.dashboard.record import JobRecord, Now
+from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.events import Event
 from distkeras.settings import JobFacts
@@ -149,7 +149,7 @@ def record_of(job: RecordedJob, *, state: str = "training", why: str = "") -> Jo
     over = state not in ("starting", "training")
     if over:
         record.workers.finish()
-    record.now = Now(
+    record.now = CurrentStatus(
         state,
         why,
         last + 0.5,

@@ -332,7 +332,7 @@ def batches_of(
             inputs, outputs = tuple(a[place] for a in own), tuple(a[place] for a in targets)
             own_weights = None if weights is None else weights[place]
             batch = Batch(0, len(found), len(found) == count - 1, inputs, outputs, own_weights)
-            found.append(batch.lying_in(stack, place) if most > 1 else batch)
+            found.append(batch.placed_in(stack, place) if most > 1 else batch)
     last = found[-1]
     x, y = (tuple(a[: SIZE // 2] for a in side) for side in (last.x, last.y))
     weight = None if last.weight is None else last.weight[: SIZE // 2]
