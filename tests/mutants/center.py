@@ -162,7 +162,7 @@ CENTER = (
         (*_TESTS, *_SKIPPING),
     ),
     Mutant(
-        "a mean counts those who contributed nothing",
+        "a mean counts workers that contributed nothing",
         CENTER_FILE,
         "self._end_round(self.round.total, len(self.scheduler.arrived) - self.round.skipped)",
         "self._end_round(self.round.total, len(self.scheduler.arrived))",
@@ -178,7 +178,7 @@ CENTER = (
         (*_TESTS, "tests/ps/simulation/test_server_equals_simulator.py"),
     ),
     Mutant(
-        "one's own steps count twice",
+        "a worker's own steps count twice",
         CENTER_FILE,
         "for other in self.scheduler.active if other not in own)",
         "for other in self.scheduler.active)",
@@ -190,11 +190,11 @@ CENTER = (
         "ps/center/center.py",
         "for part in (*parts, commit.moving_statistics):",
         "for part in parts:",
-        "one worker's NaN is everybody's, for good",
+        "one worker's NaN stays in the moving statistics of all workers",
         ("tests/ps/center/test_checks.py",),
     ),
     Mutant(
-        "infinity is a number",
+        "an infinite commit is accepted",
         "ps/center/center.py",
         "np.flatnonzero(~np.isfinite(part))",
         "np.flatnonzero(np.isnan(part))",
@@ -210,7 +210,7 @@ CENTER = (
         ("tests/ps/center/test_checks.py",),
     ),
     Mutant(
-        "a vector is given away while it is sent",
+        "a vector's memory is reused while it is sent",
         "ps/center/buffers.py",
         "            if self._owners == 0:",
         "            if self._owners <= 1:",
@@ -226,11 +226,11 @@ CENTER = (
         ("tests/ps/center/test_view_ahead.py",),
     ),
     Mutant(
-        "a view that was made with its commit has who has left since",
+        "a view that was made with its commit counts workers that have left since",
         CENTER_FILE,
         "                self._view_ahead.forget()  # `rule.leave` may change the vectors from which it was computed\n",
         "",
-        "a worker is sent ahead by the momentum of one that is gone",
+        "a worker is moved ahead by the momentum of a worker that has left",
         ("tests/ps/center/test_view_ahead.py",),
     ),
     Mutant(
@@ -267,7 +267,7 @@ CENTER = (
         SCHEDULERS,
         "return bool(self.arrived) and self.active <= self.arrived",
         "return bool(self.arrived)",
-        "synchronous rules are not",
+        "synchronous rules are not synchronous",
         _TESTS,
     ),
     Mutant(
@@ -275,11 +275,11 @@ CENTER = (
         SCHEDULERS,
         "self.iterations[worker] - self._slowest <= self.bound and",
         "self.iterations[worker] - self._slowest <= self.bound + 1 and",
-        "stale synchronous is staler than it says",
+        "staleness exceeds its bound by one",
         _TESTS,
     ),
     Mutant(
-        "those who have ended hold up the others",
+        "workers that have ended delay the others",
         SCHEDULERS,
         "        super().finished(worker)\n        self._find_slowest()",
         "        super().finished(worker)",

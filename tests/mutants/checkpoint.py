@@ -13,7 +13,7 @@ _TESTS = ("tests/ps/checkpoint/test_checkpointer.py",)
 
 CHECKPOINT = (
     Mutant(
-        "fsync removed",
+        "files are not synchronized to the disk",
         FILES,
         "        os.fsync(descriptor)\n",
         "        pass\n",
@@ -49,11 +49,11 @@ CHECKPOINT = (
         STORE,
         "if _CHECKSUM.pack(zlib.crc32(body)) != checksum:",
         "if not checksum:",
-        "a broken disk's center is gone on from",
+        "a job continues from a center that a broken disk has changed",
         _TESTS,
     ),
     Mutant(
-        "everybody may read snapshots",
+        "all users may read snapshots",
         FILES,
         "os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600",
         "os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644",
@@ -61,7 +61,7 @@ CHECKPOINT = (
         _STORE,
     ),
     Mutant(
-        "everybody may list snapshots",
+        "all users may list snapshots",
         FILES,
         "folder.mkdir(0o700 if",
         "folder.mkdir(0o755 if",
@@ -69,7 +69,7 @@ CHECKPOINT = (
         _STORE,
     ),
     Mutant(
-        "a higher claim is not looked at",
+        "a higher claim is not checked",
         OWNERSHIP,
         "        if highest > own:",
         "        if highest < own:",
@@ -85,7 +85,7 @@ CHECKPOINT = (
         _TESTS,
     ),
     Mutant(
-        "an owner does not look before it counts a snapshot",
+        "an owner does not check claims before it counts a snapshot",
         CHECKPOINTER,
         "        names = self._directory.require_owned()\n",
         "        names = self._directory._names()\n",
@@ -93,7 +93,7 @@ CHECKPOINT = (
         _TESTS,
     ),
     Mutant(
-        "a claim is not looked at once it is written",
+        "a claim is not checked after it is written",
         SNAPSHOTS,
         "        names = self._retry_unreachable(self.require_owned, patience)\n",
         "        names = self._names()\n",
@@ -260,7 +260,7 @@ CHECKPOINT = (
         "                self._most_commits, self._most_bytes = len(self._commits) + _MEMORY_COMMITS, "
         "self._bytes + _MEMORY_BYTES\n                return\n",
         "                raise\n",
-        "one full disk of a node ends the job",
+        "a full disk of one node ends the job",
         ("tests/ps/center/test_commit_log.py",),
     ),
     Mutant(

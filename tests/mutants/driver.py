@@ -77,7 +77,7 @@ DRIVER = (
         "distkeras/training/plan.py",
         "published = {*replica.layout.names, *replica.moving_statistics.names}",
         "published = {*replica.layout.names}",
-        "workers are blamed for what the caller gave",
+        "the error names workers, although the caller's model is wrong",
         ("tests/training/test_plan.py",),
     ),
     Mutant(
@@ -105,7 +105,7 @@ DRIVER = (
         _SUPERVISOR,
     ),
     Mutant(
-        "a server that stands still is waited for forever",
+        "a suspended server is waited for without a deadline",
         SUPERVISOR,
         "            if self._world.monotonic() > deadline:\n",
         "            if self._world.monotonic() > deadline + 10**6:\n",

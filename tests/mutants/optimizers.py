@@ -19,11 +19,11 @@ OPTIMIZERS = (
         _AT_SERVER,
     ),
     Mutant(
-        "a torn state is kept",
+        "an incomplete state is kept",
         _REQUESTS,
         "if message.damaged:",
         "if False:",
-        "it takes the place of a good one",
+        "an incomplete state replaces a complete one",
         _AT_SERVER,
     ),
     Mutant(

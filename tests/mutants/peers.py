@@ -57,7 +57,7 @@ PEERS = (
         _COMPANIONS,
         "return all(map(all_finite, (*commit.parts, commit.moving_statistics)))",
         "return True",
-        "what one worker has spoiled, all of its group lose",
+        "one worker's NaN discards the movements of its whole group",
         (*_SUMS, *_GROUPS),
     ),
     Mutant(
@@ -69,7 +69,7 @@ PEERS = (
         _SUMS,
     ),
     Mutant(
-        "a sum may have what is applied",
+        "a sum may contain movements that are already applied",
         _CENTER,
         "        if len(known) < len(commits):\n",
         "        if not known:\n",
@@ -93,7 +93,7 @@ PEERS = (
         _SUMS,
     ),
     Mutant(
-        "a worker that has joined again is in an earlier sum",
+        "a worker that has joined again is counted in an earlier sum",
         "ps/server/job_state.py",
         "if not holds or self._newest.get((worker, attempt)) != connection:",
         "if not holds:",
@@ -125,15 +125,15 @@ PEERS = (
         _GROUPS,
     ),
     Mutant(
-        "a relay waits a lease for one that has ended",
+        "a relay waits for a worker that has ended until the lease expires",
         "ps/transport/relay.py",
         "gone = absent - members()",
         "gone = set()",
-        "a group stands still for a lease when one of it ends at the wrong moment",
+        "a group waits for a whole lease if one of its workers ends at that moment",
         _GROUPS,
     ),
     Mutant(
-        "groups take no turns",
+        "groups do not take turns",
         _RULE,
         "        self._synchronizations += 1\n",
         "",
@@ -149,7 +149,7 @@ PEERS = (
         _SIMULATED,
     ),
     Mutant(
-        "two exchanges are on their way",
+        "two exchanges are in flight",
         _RULE,
         "if self._batches_since_send >= interval and self._in_flight is None:",
         "if self._batches_since_send >= interval:",
@@ -245,7 +245,7 @@ PEERS = (
         _DASO,
     ),
     Mutant(
-        "what is sent is not what was there",
+        "parameters are not copied before they are sent",
         _MEMBER,
         "(step, self.theta.copy())",
         "(step, self.theta)",

@@ -35,11 +35,11 @@ PROTOCOL = (
         _OF_HANDSHAKE,
     ),
     Mutant(
-        "the purpose is left out of what keys are made of",
+        "keys do not depend on their purpose",
         FRAMING,
         "purpose + role + transcript",
         "role + transcript",
-        "the proof, which everybody reads, is the key of the tags",
+        "the proof, which travels in the clear, is the key of the tags",
         _OF_SEALING,
     ),
     Mutant(
@@ -47,15 +47,15 @@ PROTOCOL = (
         FRAMING,
         "if not hmac.compare_digest(received.tobytes(), expected.tobytes()):",
         "if not received.nbytes:",
-        "everybody is let in",
+        "every peer is accepted",
         _OF_HANDSHAKE,
     ),
     Mutant(
-        "anything is read before the handshake is over",
+        "all messages are read before the handshake is over",
         FRAMING,
         "self._reader.accepts = (Answer,) if server else (Challenge,)",
         "self._reader.accepts = MESSAGES",
-        "strangers are obeyed",
+        "messages of unauthenticated peers take effect",
         _OF_HANDSHAKE,
     ),
     Mutant(
@@ -63,7 +63,7 @@ PROTOCOL = (
         FRAMING,
         "self._reader = Reader(HANDSHAKE_LIMITS, read_ahead=read_ahead)",
         "self._reader = Reader(self._limits, read_ahead=read_ahead)",
-        "who has not proved the key may fill the memory",
+        "an unauthenticated peer may fill the memory",
         _OF_HANDSHAKE,
     ),
     Mutant(
@@ -75,11 +75,11 @@ PROTOCOL = (
         _OF_HANDSHAKE,
     ),
     Mutant(
-        "whether vectors are covered is under no proof",
+        "the proof does not cover whether tags cover vectors",
         FRAMING,
         "bytes([self.whole]) + self.server",
         "self.server",
-        "a relay takes the cover off",
+        "an attacker between two peers turns the tags of vectors off",
         _OF_SEALING,
     ),
     Mutant(
@@ -163,7 +163,7 @@ PROTOCOL = (
         _OF_FRAMING,
     ),
     Mutant(
-        "the table need not fill the body",
+        "arrays need not fill the body",
         FRAMING,
         "    if sum(entry.nbytes for entry in entries) != body:",
         "    if sum(entry.nbytes for entry in entries) > 2 * body:",
@@ -171,7 +171,7 @@ PROTOCOL = (
         ("tests/ps/protocol/test_framing.py", "tests/ps/protocol/test_fuzz.py"),
     ),
     Mutant(
-        "a cut frame counts as the end of the stream",
+        "a truncated frame counts as the end of the stream",
         FRAMING,
         "if self._stage == self._parse_header and len(spaces[0]) == _HEADER.size:",
         "if self._stage == self._parse_header:",
@@ -187,7 +187,7 @@ PROTOCOL = (
         ("tests/ps/server/test_hostile.py", "tests/ps/protocol/test_framing.py"),
     ),
     Mutant(
-        "what is rounded off is forgotten",
+        "rounding errors are not added to the next commit",
         "ps/protocol/compression.py",
         "                kept += vector[stretch]\n",
         "                kept[...] = vector[stretch]\n",

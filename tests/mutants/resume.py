@@ -13,7 +13,7 @@ _SIMULATED = ("tests/scripts/test_simulated_state.py",)
 
 RESUME = (
     Mutant(
-        "other workers begin without the unfinished round",
+        "other workers start without the unfinished round",
         CENTER_FILE,
         "            self._end_round(self.round.total, contributions)\n",
         "            self.round.total = None\n",
@@ -135,7 +135,7 @@ RESUME = (
         _OF_SNAPSHOT,
     ),
     Mutant(
-        "what a worker keeps for its momentum is another's",
+        "a worker's momentum is restored for another worker",
         SNAPSHOTS,
         '            vector[...] = arrays[f"worker/{worker}/{number}"]\n',
         '            vector[...] = arrays[f"worker/{min(leases)}/{number}"]\n',
@@ -147,7 +147,7 @@ RESUME = (
         "ps/protocol/compression.py",
         "                kept -= read\n",
         "                kept[...] = 0.0\n",
-        "what int8 rounds off never comes",
+        "rounding errors of int8 are lost",
         ("tests/ps/protocol/test_compression.py",),
     ),
     Mutant(
@@ -168,7 +168,7 @@ RESUME = (
         ("tests/ps/checkpoint/test_row_sums.py",),
     ),
     Mutant(
-        "a claim that is not served under stays",
+        "a claim without a server is not withdrawn",
         SNAPSHOTS,
         "            self._ownership.withdraw()  # the unused claim must not block another server\n",
         "",
@@ -176,7 +176,7 @@ RESUME = (
         _OWNERSHIP,
     ),
     Mutant(
-        "a question of the driver's does not wait for the center",
+        "a driver's request does not wait for the center",
         "ps/server/dispatcher.py",
         "        if self.center is None:\n            self._wait_for_publish(peer)\n",
         "",

@@ -11,7 +11,7 @@ _IN_TIME = ("tests/ps/simulation/test_windows_by_speed.py",)
 
 SPEEDS = (
     Mutant(
-        "the slowest worker is the measure",
+        "windows are relative to the slowest worker",
         _CENTER,
         "fastest = max(",
         "fastest = min(",
@@ -35,7 +35,7 @@ SPEEDS = (
         _AT_CENTER,
     ),
     Mutant(
-        "a whole quotient may be rounded down",
+        "an integral quotient may be rounded down",
         _CENTER,
         " * (1 + _ROUNDING)))",
         "))",
@@ -83,11 +83,11 @@ SPEEDS = (
         _AT_CENTER + _IN_TIME,
     ),
     Mutant(
-        "a worker that has left is the measure",
+        "windows are relative to a worker that has left",
         _CENTER,
         "speeds = [self.leases[other].speed for other in self.scheduler.active]",
         "speeds = [lease.speed for lease in self.leases.values()]",
-        "those that remain have short windows for nothing",
+        "the remaining workers have windows that are too short",
         _AT_CENTER,
     ),
     Mutant(
@@ -139,7 +139,7 @@ SPEEDS = (
         _AT_WORKER,
     ),
     Mutant(
-        "a silent reply resets the window",
+        "a reply without a window resets the window",
         _LOOP,
         "self.state.window = reply.window or self.state.window",
         "self.state.window = reply.window",
@@ -147,7 +147,7 @@ SPEEDS = (
         _AT_WORKER,
     ),
     Mutant(
-        "an acknowledgement does not say the window",
+        "an acknowledgement does not contain the window",
         "ps/server/dispatcher.py",
         "refused=refused, window=window)\n            released",
         "refused=refused)\n            released",

@@ -18,7 +18,7 @@ TABLES = (
         DISPATCHER,
         "            moved = rows_to_inspect(center.tables, message)\n",
         "            moved = ()\n",
-        "a callback evaluates a model that never was",
+        "a callback evaluates a mixture of two centers",
         _SOCKETS,
     ),
     Mutant(
@@ -70,7 +70,7 @@ TABLES = (
         _CENTER,
     ),
     Mutant(
-        "only the first table's rows are looked at",
+        "only the first table's rows are checked",
         ROWS,
         "    for shape, ids in zip(shapes, several, strict=False):\n",
         "    for shape, ids in zip(shapes[:1], several, strict=False):\n",
@@ -86,7 +86,7 @@ TABLES = (
         _CENTER,
     ),
     Mutant(
-        "the rows that a reply is to have are not looked at",
+        "the rows that a reply must contain are not checked",
         ROWS,
         '    _check_ids(shapes, "wants", commit.wants, commit.worker, commit.first)\n',
         "",
@@ -94,7 +94,7 @@ TABLES = (
         _CENTER,
     ),
     Mutant(
-        "the rows that a pull is to bring are not looked at",
+        "the rows that a pull requests are not checked",
         DISPATCHER,
         "            if center.tables or message.wants:\n",
         "            if False:\n",
@@ -102,7 +102,7 @@ TABLES = (
         _SOCKETS,
     ),
     Mutant(
-        "a NaN in a row is not looked for",
+        "rows are not checked for NaN",
         CENTER_FILE,
         "    return row_not_finite(commit, shapes) if shapes else None\n",
         "    return None\n",
@@ -114,7 +114,7 @@ TABLES = (
         ROWS,
         "in column {column} of row {ids[row]} of table",
         "in column {column} of row {row} of table",
-        "people look for the mistake elsewhere",
+        "the error names the wrong row",
         _CENTER,
     ),
     Mutant(
@@ -122,7 +122,7 @@ TABLES = (
         ROWS,
         "row, column = divmod(int(bad[0]), shape.width)",
         "column, row = divmod(int(bad[0]), shape.width)",
-        "people look for the mistake elsewhere",
+        "the error names the wrong row",
         _CENTER,
     ),
     Mutant(
@@ -146,7 +146,7 @@ TABLES = (
         CENTER_FILE,
         "    if not rule.traits.rows:\n",
         "    if False:\n",
-        "another algorithm than the one that was asked for",
+        "another algorithm runs than was requested",
         _CENTER,
     ),
     Mutant(
@@ -166,7 +166,7 @@ TABLES = (
         _RULES,
     ),
     Mutant(
-        "any tables will do",
+        "the tables of a worker are not compared",
         CENTER_FILE,
         "    if message.tables != tables:\n",
         "    if bool(message.tables) != bool(tables):\n",
@@ -174,7 +174,7 @@ TABLES = (
         _CENTER,
     ),
     Mutant(
-        "any wire format will do",
+        "the wire format of a worker is not compared",
         CENTER_FILE,
         "    if tables and message.wire_format != FORMATS[0]:\n",
         "    if False:\n",
@@ -194,7 +194,7 @@ TABLES = (
         WORKER,
         "            return self.pull(record.touched)._replace(refused=True)",
         "            return self.pull(record.wants)._replace(refused=True)",
-        "rows move by the slopes of others",
+        "rows move by the gradients of other rows",
         _SOCKETS,
     ),
     Mutant(
@@ -262,7 +262,7 @@ TABLES = (
         _SOCKETS,
     ),
     Mutant(
-        "what a job has not brought is not asked for again",
+        "rows that a Spark job did not return are not requested again",
         "distkeras/training/remote_requests.py",
         "            del pending[: len(answers)]\n",
         "            pending.clear()\n",
@@ -270,7 +270,7 @@ TABLES = (
         ("tests/training/test_remote_requests.py",),
     ),
     Mutant(
-        "what was behind a window's rows stays",
+        "the rest of a small table is not cleared",
         WINDOWS,
         "            vector[end : ends[number]] = 0\n",
         "",
@@ -278,7 +278,7 @@ TABLES = (
         _WORKER,
     ),
     Mutant(
-        "one vector is enough",
+        "replies have a single buffer",
         WINDOWS,
         "        self._vectors.reverse()\n        self._ends.reverse()\n",
         "",
@@ -302,7 +302,7 @@ TABLES = (
         _WORKER,
     ),
     Mutant(
-        "a window that was looked at is left out",
+        "a window that was read ahead is left out",
         WINDOWS,
         "        if not self._looked_ahead:\n",
         "        if True:\n",

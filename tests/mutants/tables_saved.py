@@ -174,7 +174,7 @@ TABLES_SAVED = (
         _PARTIAL,
     ),
     Mutant(
-        "to send a row touches it",
+        "sending a row counts as touching it",
         "ps/center/tables.py",
         "        places = self._index.find(ids)\n        new = places < 0\n        if not new.all():\n",
         "        places = self._places(ids)\n        new = places < 0\n        if not new.all():\n",
