@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import keras
 
+#: A floating dtype represents all integers from 0 to this number exactly; `keras.Input` is float32 by default.
+EXACT_BELOW = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
 _TENSOR = "__keras_tensor__"
 
 

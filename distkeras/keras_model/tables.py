@@ -19,6 +19,7 @@ import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, to_bytes
 from distkeras.keras_model.model_graph import (
+    EXACT_BELOW,
     Given,
     ModelGraph,
     Source,
@@ -232,6 +233,18 @@ def _require_names(choose: str | Sequence[str] | None, known: set[str]) -> tuple
 def embedding_names(model: keras.Model) -> list[str]:
     """Return the names of a model's Embeddings, at any depth, as `cut` takes them."""
     return [path for path, _ in _embeddings(model)]
+
+
+def require_exact_ids(model: keras.Model) -> None:
+    """Raise ConfigurationError if the dtype of an Embedding's ids rounds some of its row numbers, as Keras allows."""
+    for name, layer in _embeddings(model):
+        for node in layer._inbound_nodes:  # noqa: SLF001 - there is no public list
+            dtype = str(node.input_tensors[0].dtype)
+            if layer.input_dim > EXACT_BELOW.get(dtype, layer.input_dim):
+                raise ConfigurationError(
+                    f'ids of {name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
+                    f"them from {EXACT_BELOW[dtype]} on. Received: ids of {dtype} for {layer.input_dim} rows"
+                )
 
 
 def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:

@@ -11,13 +11,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from distkeras.keras_model.model_graph import EXACT_BELOW
 from distkeras.keras_model.stored_rows import StoredRows, sorted_files
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number, require_text
-
-#: A floating dtype represents all integers from 0 to this number exactly; `keras.Input` is float32 by default.
-_EXACT = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
 
 
 @keras.saving.register_keras_serializable("distkeras")
@@ -101,10 +99,10 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     def compute_output_spec(self, ids: Any, training: bool = False) -> Any:
         """Return the shape and dtype of the vectors of ``ids``; ConfigurationError if their dtype rounds some ids."""
         dtype = keras.backend.standardize_dtype(ids.dtype)
-        if self.input_dim > _EXACT.get(dtype, self.input_dim):
+        if self.input_dim > EXACT_BELOW.get(dtype, self.input_dim):
             raise ConfigurationError(
                 f'ids of {self.name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
-                f"them from {_EXACT[dtype]} on. Received: ids of {dtype} for {self.input_dim} rows"
+                f"them from {EXACT_BELOW[dtype]} on. Received: ids of {dtype} for {self.input_dim} rows"
             )
         return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
 
