@@ -24,8 +24,17 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
-from distkeras.data.columns import innermost
-from distkeras.data.schema import column_types, decoders, field_of, is_vector, map_in_arrow, parts_of, quoted
+from distkeras.data.columns import Part, innermost, user_names
+from distkeras.data.schema import (
+    column_types,
+    decoders,
+    dtype_of_input,
+    field_of,
+    is_vector,
+    map_in_arrow,
+    parts_of,
+    quoted,
+)
 from distkeras.keras_model import archive, mapped_tables
 from distkeras.keras_model.mapped_tables import MappedModel, ModelParts
 from distkeras.ps.errors import ConfigurationError
@@ -375,8 +384,8 @@ class PackedModel:
         # Loading it on the driver finds errors before executors do, and discards the optimizer's state.
         model = archive.from_bytes(data, self.objects)
         self.data = archive.to_bytes(model)
-        self.inputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "inputs")]
-        self.outputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "outputs")]
+        self.inputs = [(tuple(tensor.shape[1:]), dtype_of_input(tensor)) for tensor in _tensors(model, "inputs")]
+        self.outputs = [(tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in _tensors(model, "outputs")]
         self.input_parts, self.output_parts = inputs_of(model), outputs_of(model)
         for shape, _ in self.inputs:
             if shape.count(None) > 1:
@@ -405,7 +414,7 @@ class PackedModel:
     def loader(self, spark: SparkSession, recipe: Recipe, spec: DataSpec) -> Callable[[], keras.Model | MappedModel]:
         """Return what makes tasks of ``spark`` the compiled model: with its wide tables in files where that can be."""
         if self._maps_losses:
-            columns = [", ".join(column.parts) or column.name for column in spec.features]
+            columns = [user_names(column.name, column.parts) for column in spec.features]
             return partial(self._table_mapper(spark), columns, self.objects, recipe.build)
         read = self.archive_reader(spark)
         return lambda: recipe.build(read())
@@ -437,7 +446,7 @@ class PackedModel:
         features: Sequence[str],
         columns: Sequence[OutputColumn],
         options: serving.PredictionOptions,
-        parts: Mapping[str, tuple[str, ...]],
+        parts: Mapping[str, tuple[Part, ...]],
     ) -> serving.PredictionPlan:
         """Return the plan of prediction for tasks of ``spark``; ``parts`` are the parts of assembled columns."""
         maps = self._maps and options.models is None
@@ -517,9 +526,3 @@ def _tensors(model: keras.Model, name: str) -> list[Any]:
             f"Received: keras_model={model.name!r} of {type(model)} without {name}"
         )
     return list(tensors)
-
-
-def _shape_and_dtype(tensor: Any) -> tuple[tuple[int | None, ...], str]:
-    import keras
-
-    return tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)

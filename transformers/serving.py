@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.columns import Column, innermost, to_numpy
+from distkeras.data.columns import Column, Part, innermost, to_numpy, user_names
 from distkeras.data.validity import reasons
 from distkeras.keras_model.archive import CustomObjects, from_bytes, use_settings
 from distkeras.keras_model.mapped_tables import MappedModel
@@ -46,7 +46,7 @@ class ModelInput:
     shape: tuple[int | None, ...]
     dtype: str
     decode: Callable[[Any], Any] | None = None
-    parts: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 class ModelsByKey(Protocol):
@@ -308,7 +308,7 @@ def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
         if plan.map_tables is None:
             model = from_bytes(plan.read_archive(), plan.objects)
         else:
-            columns = [", ".join(column.parts) or column.name for column in plan.inputs]
+            columns = [user_names(column.name, column.parts) for column in plan.inputs]
             model = plan.map_tables(columns, plan.objects)
         MODELS[key] = model
         if len(MODELS) > MODELS_KEPT:
@@ -368,9 +368,9 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
     if column.decode is None and pa.types.is_struct(values.type):
         values = dense_vectors(values, column.name, worker, first_row)
     shape = tuple(extent for extent in column.shape if extent is not None)
-    is_open = column.decode is None and None in column.shape
+    is_open = None in column.shape
     if is_open:  # the first row decides for all of them
-        extent = max(1, len(innermost(values[:1])) // math.prod(shape))
+        extent = max(1, _open_extent(values[:1], column, math.prod(shape)))
         shape = tuple(extent if fixed is None else fixed for fixed in column.shape)
     whole = Column(column.name, shape, column.dtype, column.decode, column.parts)
     try:
@@ -384,6 +384,19 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
             worker=worker,
             column=error.column,
         ) from None
+
+
+def _open_extent(first: pa.Array, column: ModelInput, others: int) -> int:
+    """Return the open extent of a row's value; ``others`` is the product of the fixed extents."""
+    if column.decode is None:
+        return len(innermost(first)) // others
+    if first.null_count:
+        return 1
+    try:
+        shape = np.asarray(column.decode(first[0].as_py())).shape
+    except Exception:  # noqa: BLE001 - the conversion decodes this row again, and reports its error with the row
+        return 1
+    return shape[column.shape.index(None)] if len(shape) == len(column.shape) else math.prod(shape) // others
 
 
 def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:

@@ -7,15 +7,27 @@ loads neither pyspark nor Keras. `distkeras.data.schema` prepares the columns on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ShapeError
 from distkeras.ps.validate import invalid
+
+
+class Part(NamedTuple):
+    """One of the columns of one number each that a column was assembled from.
+
+    Args:
+        name: of the column.
+        kind: Spark's name of its type, such as "float".
+    """
+
+    name: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,7 @@ class Column:
         shape: shape of one row's value; `()` for a scalar.
         dtype: numpy name of an integer, floating or boolean type.
         decode: makes an array of that shape from a row's value of any kind; None if the values are numbers.
-        parts: the names of the columns of one number each that it was assembled from; empty for a single column.
+        parts: the columns of one number each that it was assembled from; empty for a single column.
         classes: for a label that is a class number: it must be an integer in [0, classes).
         loss: name of a label's loss, for error texts; "" if it is unknown.
     """
@@ -36,7 +48,7 @@ class Column:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     decode: Callable[[Any], Any] | None = None
-    parts: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     classes: int | None = field(default=None, compare=False)
     loss: str = field(default="", compare=False)
 
@@ -66,7 +78,12 @@ class Column:
 
     def name_of(self, place: int) -> str:
         """Return the name of the user's column from which the element at ``place`` of a row's value comes."""
-        return self.parts[place % self.size] if len(self.parts) == self.size else self.name
+        return self.parts[place % self.size].name if len(self.parts) == self.size else self.name
+
+
+def user_names(name: str, parts: Sequence[Part]) -> str:
+    """Return the names of the user's columns that column ``name`` was assembled from, or its own name."""
+    return ", ".join(part.name for part in parts) or name
 
 
 ColumnArrays = tuple[np.ndarray, ...]
@@ -100,8 +117,8 @@ def to_numpy(
 
     Raises:
         BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, one that an integer
-            `column.dtype` cannot hold exactly, one for it that `values` may have rounded (a double from 2**53 on, a
-            float from 2**24 on), or a label that is not a class.
+            `column.dtype` cannot hold exactly, one for it that `values` or the part of ``column`` may have rounded (a
+            double from 2**53 on, a float from 2**24 on), or a label that is not a class.
         ShapeError: rows of unequal length, or a count other than `column.size`.
         ColumnTypeError: the type does not hold numbers.
     """
@@ -276,9 +293,13 @@ def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:
 
 def _require_unrounded(raw: np.ndarray, column: Column, fail: _Fail) -> None:
     """Refuse integers so large that other ones, such as neighboring ids, have the same floating number."""
-    limit = 2 ** (np.finfo(raw.dtype).nmant + 1)
-    rounded = np.abs(raw) >= limit
+    kinds = [raw.dtype.name] * column.size
+    if len(column.parts) == column.size:  # doubles hold the values that floats next to integers have already rounded
+        kinds = ["float32" if part.kind == "float" else raw.dtype.name for part in column.parts]
+    limits = [2 ** (np.finfo(kind).nmant + 1) for kind in kinds]
+    rounded = (np.abs(raw).reshape(-1, column.size) >= np.array(limits)).reshape(-1)
     if rounded.any():
         position = int(np.argmax(rounded))
-        text = f"values must be integers or decimals in Spark from {limit} on, where {raw.dtype.name} rounds them"
+        kind, limit = kinds[position % column.size], limits[position % column.size]
+        text = f"values must be integers or decimals in Spark from {limit} on, where {kind} rounds them"
         fail(BadValueError, position // column.size, text, raw[position].item(), position)

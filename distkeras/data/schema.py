@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
-from distkeras.data.columns import Column
+from distkeras.data.columns import Column, Part
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
@@ -215,9 +216,9 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
 PARTS = "distkeras_parts"
 
 
-def parts_of(field: StructField) -> tuple[str, ...]:
-    """Return the names of the columns that a column was assembled from; empty for a single column."""
-    return tuple(field.metadata.get(PARTS, ()))
+def parts_of(field: StructField) -> tuple[Part, ...]:
+    """Return the columns that a column was assembled from; empty for a single column."""
+    return tuple(Part(**part) for part in field.metadata.get(PARTS, ()))
 
 
 def numbers_of(name: str, kind: DataType, element: str = "float64") -> SparkColumn:
@@ -448,10 +449,24 @@ def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
     return tuple(int(extent) for extent in shape)
 
 
+def held_dtype(dtype: str, backend: str, *, x64: bool) -> str:
+    """Return the dtype in which a backend holds an input of ``dtype``: JAX truncates integers without ``x64``."""
+    return dtype if backend != "jax" or x64 else {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
+
+
+def dtype_of_input(tensor: Any) -> str:
+    """Return the numpy name of the dtype in which the running backend holds a symbolic input."""
+    import keras
+
+    backend = keras.backend.backend()
+    x64 = backend != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
+    return held_dtype(str(tensor.dtype), backend, x64=x64)
+
+
 def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) -> Column:
     name, kind, shape = field.name, field.dataType, _fixed_shape(tensor, "input", field.name)
     size = math.prod(shape)
-    dtype = str(tensor.dtype)
+    dtype = dtype_of_input(tensor)
     if dtype == "string":
         raise ConfigurationError(
             "the model's input must be numbers: apply TextVectorization or StringLookup to the rows first, and train "

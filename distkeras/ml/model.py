@@ -15,6 +15,7 @@ from pyspark.ml import Model
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, listed, names_of
+from distkeras.data.columns import Part
 from distkeras.data.schema import (
     PARTS,
     data_spec,
@@ -91,17 +92,18 @@ def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> t
         return df, names
     from pyspark.sql import functions as F
 
-    kinds = {name: field_of(df.schema.fields, name).dataType for name in names}
-    for name, kind in kinds.items():
+    parts = [(name, field_of(df.schema.fields, name).dataType) for name in names]
+    for name, kind in parts:
         if not is_scalar(kind):
             raise ConfigurationError(
                 "several columns for one input of the model must hold one number each. "
                 f"Received: {kind.simpleString()}",
                 column=name,
             )
-    together_kind = _common(kinds, whole="float" not in dtypes[0])
+    together_kind = _common(dict(parts), whole="float" not in dtypes[0])
     numbers = [F.col(quoted(name)).cast(together_kind) for name in names]
-    together = F.array(*numbers).alias(ASSEMBLED, metadata={PARTS: list(names)})
+    metadata = {PARTS: [Part(name, kind.typeName())._asdict() for name, kind in parts]}
+    together = F.array(*numbers).alias(ASSEMBLED, metadata=metadata)
     return df.select("*", together), (ASSEMBLED,)
 
 

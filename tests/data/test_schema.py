@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from distkeras.data.binding import names_of
 from distkeras.data.columns import Column
-from distkeras.data.schema import data_spec, example
+from distkeras.data.schema import data_spec, example, held_dtype
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
@@ -142,6 +142,14 @@ class TestFeatures:
         model.compile("sgd", SPARSE)
         found = spec(model, frame(x=T.ArrayType(T.IntegerType()), y=T.IntegerType()))
         assert found.features[0].dtype == "int32"
+
+    def test_jax_holds_wide_integers_only_with_x64(self) -> None:
+        assert [held_dtype(dtype, "jax", x64=False) for dtype in ("int64", "uint64", "int32")] == [
+            "int32",
+            "uint32",
+            "int32",
+        ]
+        assert (held_dtype("int64", "jax", x64=True), held_dtype("int64", "torch", x64=False)) == ("int64", "int64")
 
     def test_doubles_stay_doubles(self) -> None:
         inputs = keras.Input((2,), dtype="float64")

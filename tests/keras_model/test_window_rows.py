@@ -29,7 +29,7 @@ from support.training.table_models import (
 )
 
 from distkeras.data.batches import Batch
-from distkeras.data.columns import Column
+from distkeras.data.columns import Column, Part
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.window_rows import numbered
 from distkeras.ps.errors import BadValueError
@@ -172,9 +172,8 @@ def test_the_error_names_the_row_of_the_id_if_rows_are_not_shuffled() -> None:
     bad = np.full((SIZE, 4), 5)
     bad[3, 2] = ROWS
     data[1] = Batch(0, 1, True, (bad,), data[1].y, None)
-    spec = DataSpec(
-        (Column("ids", (4,), parts=("first", "second", "third", "fourth")),), batch_size=SIZE, shuffle=False
-    )
+    parts = tuple(Part(name, "int") for name in ("first", "second", "third", "fourth"))
+    spec = DataSpec((Column("ids", (4,), parts=parts),), batch_size=SIZE, shuffle=False)
     with pytest.raises(BadValueError, match=rf"Received: {ROWS} in row {SIZE + 3} \[.*column 'third'"):
         next(ONE.windows(data, spec=spec))
 

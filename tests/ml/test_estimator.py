@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import (
     BinaryClassificationEvaluator,
@@ -163,11 +164,14 @@ class TestFit:
         expected = fitted.keras_model.predict(swapped, verbose=0)
         np.testing.assert_allclose(column(out, "probability"), expected, atol=1e-6)
 
-    def test_ids_of_several_columns_stay_exact(self, spark: SparkSession) -> None:
+    def test_ids_of_several_columns_stay_exact_or_are_refused(self, spark: SparkSession) -> None:
         ids = keras.Input((2,), dtype="int64")
         model = KerasModel(keras.Model(ids, keras.ops.flip(ids, 1)), features_col=["a", "b"])
         df = spark.createDataFrame([(Decimal(2**53 + 1), 2**53 + 3)], "a decimal(18,1), b bigint")
         assert column(model.transform(df.withColumn("id", F.lit(0))), "prediction").tolist() == [[2**53 + 3, 2**53 + 1]]
+        floats = spark.createDataFrame([(1.0, 2), (2.0**24 + 2, 2)], "a float, b bigint").withColumn("id", F.col("b"))
+        with pytest.raises(PySparkException, match=r"from 16777216 on, where float32 rounds.*column 'a'"):
+            column(model.transform(floats), "prediction")
         wide = df.select(F.col("a").cast("decimal(38,0)"), F.lit(0.5).cast("decimal(2,1)").alias("b"))
         with pytest.raises(ConfigurationError, match=r"cast them to bigint.*a decimal\(38,0\), b decimal\(2,1\)"):
             model.transform(wide)

@@ -133,6 +133,18 @@ def test_an_open_extent_with_rows_of_several_lengths_is_refused(handle_invalid: 
         list(serving.predict(given, batches, 7))
 
 
+def test_decoded_rows_decide_an_open_extent() -> None:
+    x = keras.Input((None, 2))
+    given = plan(keras.Model(x, keras.ops.sum(x, axis=(1, 2), keepdims=False)[:, None]), 4)
+    given = replace(given, inputs=(serving.ModelInput("x", (None, 2), "float32", lambda n: np.ones((n, 2))),))
+    (out,) = serving.predict(given, [pa.RecordBatch.from_pydict({"x": [3, 3]})], 7)
+    assert out["y"].to_pylist() == [[6.0], [6.0]]
+    with pytest.raises(ShapeError, match=r"\(None, 2\) is open.*pad them.*shape \(1, 2\) in row 1 .*column 'x'"):
+        list(serving.predict(given, [pa.RecordBatch.from_pydict({"x": [3, 1]})], 7))
+    with pytest.raises(BadValueError, match="null in row 0"):
+        list(serving.predict(given, [pa.RecordBatch.from_pydict({"x": pa.array([None, 1], pa.int64())})], 7))
+
+
 def test_a_model_that_loses_rows_is_refused() -> None:
     inputs = keras.Input((2,))
     model = keras.Model(inputs, keras.ops.sum(inputs, axis=0))
