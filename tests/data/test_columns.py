@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.patience import patience
 
-from distkeras.data.columns import Column, to_numpy
+from distkeras.data.columns import Column, Part, to_numpy
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
 
 F32 = pa.float32()
@@ -158,6 +158,16 @@ def test_a_slice_of_an_array_is_converted_alone(
 def test_invalid_columns_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Received: "):
         Column(**arguments)
+
+
+def test_floats_that_were_assembled_next_to_integers_are_bounded_as_floats() -> None:
+    column = Column("both", (2,), "int64", parts=(Part("a", "float"), Part("b", "long")))
+    rows = [[2.0**24 - 1, 2.0**53 - 1], [2.0**24, 1.0]]  # as doubles, which Spark makes of both
+    np.testing.assert_array_equal(to_numpy(pa.array(rows[:1]), column), [[2**24 - 1, 2**53 - 1]])
+    with pytest.raises(
+        BadValueError, match=r"from 16777216 on, where float32 rounds.*Received: 16777216.0 in row 1.*'a'"
+    ):
+        to_numpy(pa.array(rows), column)
 
 
 def test_executor_modules_load_neither_spark_nor_keras() -> None:

@@ -65,7 +65,9 @@ def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
     (event,) = last.summary.events.where("kind = 'tables'").collect()
     assert "by rows: 'users' (40 rows of 4), 'items' (30 rows of 3)" in event["text"]
     fitted.save(str(tmp_path / "fitted"))
-    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 4 * ITEMS * 3)  # the loaded model predicts with tables in files
+    monkeypatch.setattr(
+        mapped_tables, "FILE_BYTES_MIN", 4 * ITEMS * 3
+    )  # the loaded model predicts with tables in files
     loaded = PipelineModel.load(str(tmp_path / "fitted"))
     found = [
         [row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()]

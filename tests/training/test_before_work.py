@@ -67,6 +67,12 @@ class TestBeforeAnyWork:
         with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
             train(good, loss=narrow)
 
+    def test_an_embedding_whose_ids_its_input_rounds_is_refused(self, good: DataFrame) -> None:
+        table = [keras.Input((1,), dtype="bfloat16"), keras.layers.Embedding(2**8 + 1, 2), keras.layers.Flatten()]
+        model = keras.Sequential([*table, keras.layers.Dense(2, "softmax")])
+        with pytest.raises(ConfigurationError, match=r"must be integers.*bfloat16 for 257 rows"):
+            train(good, model, features_col="label")
+
     def test_an_unknown_loss_is_refused(self, good: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be a name that Keras knows"):
             train(good.selectExpr("features", "array(label, label) as label"), loss="krossentropy")
