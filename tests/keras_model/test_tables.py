@@ -31,7 +31,7 @@ from support.training.table_models import (
 
 from distkeras.keras_model.archive import from_bytes, to_bytes
 from distkeras.keras_model.recipe import recipe_of
-from distkeras.keras_model.tables import ROWS_RATIO_MIN, UNTOUCHED_BYTES_MIN, cut
+from distkeras.keras_model.tables import ROWS_RATIO_MIN, UNTOUCHED_BYTES_MIN, cut, require_exact_ids
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -349,6 +349,19 @@ def test_the_given_model_is_not_changed() -> None:
     assert model.get_config() == before
     for value, expected in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 2**8), ("float32", 2**24)])
+def test_a_table_with_more_rows_than_its_ids_tell_apart_is_refused(dtype: str, most: int) -> None:
+    def model(rows: int, kind: str) -> keras.Model:
+        ids = keras.Input((2,), dtype=kind)
+        inner = keras.Sequential([keras.Input((2,), dtype=kind), layers.Embedding(rows, 1, "zeros", name="table")])
+        return keras.Model(ids, inner(ids))
+
+    require_exact_ids(model(2**8, dtype))
+    require_exact_ids(model(2**8 + 1, "int32"))
+    with pytest.raises(ConfigurationError, match=rf"'.*table' must be integers.*{dtype} for {most + 1} rows"):
+        require_exact_ids(model(most + 1, dtype))
 
 
 def test_vocabularies_are_sent() -> None:

@@ -53,9 +53,7 @@ def test_only_the_frames_of_the_users_code_are_returned() -> None:
         '  File "/home/me/distkeras/examples/job.py", line 12, in picky\n    raise KeyError("not here")\n'
         '  File "<ipython-input-3>", line 1, in loss'
     )
-    assert (
-        user_frames("") == user_frames(REMOTE.replace("/home/me", "/lib/python3.12").replace("<ip", "<frozen")) == ""
-    )
+    assert user_frames("") == user_frames(REMOTE.replace("/home/me", "/lib/python3.12").replace("<ip", "<frozen")) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.messages import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
-from distkeras.ps.worker.loop import WINDOW_MAX, MEASURED, AutoWindow, work
+from distkeras.ps.worker.loop import MEASURED, WINDOW_MAX, AutoWindow, work
 
 
 class ManualClock:
