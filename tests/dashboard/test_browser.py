@@ -15,7 +15,7 @@ from support.training.recorded_job import BEGAN, RecordedJob, record_of, write_j
 
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.journal import Journal
-from distkeras.dashboard.record import JobRecord, CurrentStatus
+from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.events import Event
 

@@ -31,7 +31,7 @@ def _a_sum_counts_for_its_sender_alone() -> list[Patch]:
 @mutation
 def _a_lost_relay_has_done_its_work() -> list[Patch]:
     """A worker whose relay is lost assumes that its movement was applied."""
-    hand = RelayGroup._hand  # noqa: SLF001 - a fault within
+    hand = RelayGroup._send_commit  # noqa: SLF001 - a fault within
 
     def trusting(self: RelayGroup, client: Any, commit: Commit, link: Any) -> CenterReply:
         try:
@@ -41,7 +41,7 @@ def _a_lost_relay_has_done_its_work() -> list[Patch]:
             reply: CenterReply = client.request(Pull(client.worker, client.attempt, client.incarnation), CenterReply)
             return reply
 
-    return [(RelayGroup, "_hand", trusting)]
+    return [(RelayGroup, "_send_commit", trusting)]
 
 
 @mutation

@@ -271,7 +271,7 @@ def _partitions_that_have_ended_stay_so() -> list[Patch]:
 @mutation
 def _a_second_attempt_takes_the_job() -> list[Patch]:
     """The second attempt of a server's task does not check whether the first one serves."""
-    return [(Standby, "rival", nothing)]
+    return [(Standby, "other_owner", nothing)]
 
 
 @mutation

@@ -205,10 +205,10 @@ class WatchedGroup(RelayGroup):
         client.record_sent(commit)
         return super().send(client, commit)
 
-    def _hand(self, client: WorkerClient, commit: Commit, link: RelayLink) -> CenterReply:
+    def _send_commit(self, client: WorkerClient, commit: Commit, link: RelayLink) -> CenterReply:
         assert isinstance(client, WatchedClient)
         requested = client.now
-        reply = super()._hand(client, commit, link)
+        reply = super()._send_commit(client, commit, link)
         client.see_reply_of_relay(requested, reply)
         return reply
 

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from support.ps.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import KEY_BYTES, TAGGED_BYTES_MAX, TAG_BYTES, Connection, Limits, Nonces, Reader, Seal, encode
+from distkeras.ps.protocol.framing import (
+    KEY_BYTES,
+    TAG_BYTES,
+    TAGGED_BYTES_MAX,
+    Connection,
+    Limits,
+    Nonces,
+    Reader,
+    Seal,
+    encode,
+)
 from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, PublishRows, Pull, TableRows
 
 KEY = b"k" * KEY_BYTES
