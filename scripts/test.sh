@@ -8,6 +8,8 @@ ensure_java
 ensure_dataset
 ensure_installed tests
 cd "$root"
+# Otherwise each of the processes compiles all tests again, in each run.
+unset PYTHONDONTWRITEBYTECODE
 home=$("$venv/bin/python" -P -c '
 import pathlib, sys, distkeras
 home = pathlib.Path(distkeras.__file__).parent
