@@ -37,18 +37,24 @@ spark = (
 )
 spark.sparkContext.setLogLevel("OFF")
 counting_rows(spark, rows).repartition(2).write.parquet(str(directory / "rows"))
-attempts = directory / "attempts"
+attempts, speculated = directory / "attempts", directory / "speculated"
 attempts.mkdir()
 
 
 def marked(records):
     context = TaskContext.get()
     (attempts / f"{context.partitionId()}-{context.taskAttemptId()}").touch()
+    if len(list(attempts.iterdir())) > 2:
+        speculated.touch()
     yield from records
+
+
+wait_in_last_step = wait_at_step(3, speculated)
 
 
 def longer_than_a_lease(step):
     time.sleep(1.5 * lease)
+    wait_in_last_step(step)
 
 
 frame = spark.read.parquet(str(directory / "rows")).coalesce(2)

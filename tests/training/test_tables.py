@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.patience import patience
 from support.training.spark_jobs import once_at_step, servers, step_callback_layer, total, wait_at_step
 
 from distkeras import Callback, EarlyStopping, Executors, Network, Trainer
@@ -246,7 +247,7 @@ def test_each_row_counts_once_if_the_server_in_the_cluster_is_killed(
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     monkeypatch.setattr(table_shapes, "_BLOCK_BYTES", 16)  # the size of the driver's requests
-    jobs, init = list[int](), RemoteRequest.__init__
+    jobs, init, seconds = list[int](), RemoteRequest.__init__, patience(60)
 
     def counted_init(self: RemoteRequest, *fields: Any) -> None:
         init(self, *fields)
@@ -259,7 +260,7 @@ def test_each_row_counts_once_if_the_server_in_the_cluster_is_killed(
         from distkeras.ps.checkpoint.ownership import parsed
         from distkeras.ps.checkpoint.store import Store
 
-        end = time.monotonic() + 60
+        end = time.monotonic() + seconds
         while True:
             names = [name for name in map(parsed, Store(checkpoint).names()) if name is not None]
             if any(name.kind == "snapshot" and name.number > 0 for name in names):
@@ -276,18 +277,35 @@ def test_each_row_counts_once_if_the_server_in_the_cluster_is_killed(
     assert max(jobs) == -(-ROWS // 4)  # one job fetches all blocks of the table
 
 
-class StopAt(Callback):
+class Stop(Callback):
+    """Ends the job, and lets the workers go on that wait for the file ``marker``."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__(every_commits=1)
+        self._marker = marker
+
     def on_center(self, context: CallbackContext) -> None:
         if context.clock >= 4:
             context.stop("enough")
+            self._marker.touch()
+
+
+def stop_early(df: DataFrame, marker: Path, checkpoint: str, rows: int, **options: Any) -> keras.Layer:
+    """Train on a part of the mini-batches; return the model's hook."""
+    hook = step_callback_layer(wait_at_step(12, marker))  # each worker has made six commits, and has 24 steps
+    trainer = counter(counted(rows, hook), **options)
+    trainer.train(df, callbacks=[Stop(marker)], checkpoint=checkpoint)
+    assert trainer.stopped == "enough"
+    assert trainer.history.count() < 2 * 24
+    return hook
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])  # with 3, the workers also get other rows
 def test_each_row_counts_once_if_a_job_is_resumed(spark: SparkSession, tmp_path: Path, workers: int) -> None:
-    df, place = ids(spark, ROWS), str(tmp_path)
-    counter(counted(ROWS)).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
-    trainer = counter(counted(ROWS), num_workers=workers)
+    df, place = ids(spark, ROWS), str(tmp_path / "saved")
+    hook = stop_early(df, tmp_path / "stopped", place, ROWS)
+    trainer = counter(counted(ROWS, hook), num_workers=workers)
     trained = trainer.train(df, checkpoint=place, resume=True)
     if workers == 2:
         assert_exact(trained)
@@ -301,10 +319,10 @@ def test_each_row_counts_once_if_a_job_is_resumed(spark: SparkSession, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", ["dense", ["counts"]])
 def test_a_job_is_resumed_with_its_tables_as_they_were(spark: SparkSession, tmp_path: Path, saved: Any) -> None:
-    rows, place = (61, str(tmp_path)) if saved != "dense" else (300_000, str(tmp_path))
+    rows, place = ROWS if saved != "dense" else 300_000, str(tmp_path / "saved")
     df = ids(spark, ROWS)
-    counter(counted(rows), tables=saved).train(df, callbacks=[StopAt(every_commits=1)], checkpoint=place)
-    trainer = counter(counted(rows), tables="auto")
+    hook = stop_early(df, tmp_path / "stopped", place, rows, tables=saved)
+    trainer = counter(counted(rows, hook), tables="auto")
     trained = trainer.train(df, checkpoint=place, resume=True)
     (event,) = trainer.events.where("kind = 'tables'").collect()
     assert ("dense in the job that is resumed" if saved == "dense" else "by rows: 'counts'") in event["text"]
