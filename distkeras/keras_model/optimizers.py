@@ -76,8 +76,6 @@ def require_independent(given: Any) -> None:
 
 def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
     """Describe how an optimizer's state depends on weights; None if a trial shows no dependence."""
-    import keras
-
     try:
         states = [_state(_built(kind, config, _weights(value))) for value in (1.0, 2.0)]
     except Exception:  # noqa: BLE001 - a user's optimizer may reject these shapes: no trial is possible
@@ -85,7 +83,7 @@ def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
     for (name, of_ones), (_, of_twos) in zip(*states, strict=True):
         if not np.array_equal(of_ones, of_twos):
             return f"variable {name!r} begins as a function of the weights"
-    return _movement_without_gradient(kind, config) if keras.backend.backend() != "jax" else None
+    return _movement_without_gradient(kind, config)
 
 
 def _movement_without_gradient(kind: type, config: dict[str, Any]) -> str | None:

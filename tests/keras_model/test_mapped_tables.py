@@ -70,6 +70,8 @@ def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX cannot compile Keras' Hashing")
     model, draw = two_towers(), np.random.default_rng(0)
     parts = mapped(model, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
@@ -80,6 +82,8 @@ def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedModel]:
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX cannot compile Keras' Hashing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_tables, "FILE_BYTES_MIN", 4 * ROWS * 3)
         model = two_towers()
@@ -140,6 +144,7 @@ def test_other_tables_stay_within_the_model() -> None:
     assert has_wide_tables(two_towers())
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX computes with 32 bits
 @pytest.mark.parametrize("bad", [ROWS, -ROWS - 1])
 def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
     inputs = inputs_of(np.random.default_rng(0), 4)

@@ -108,6 +108,8 @@ def adam_state() -> OptimizerState:
 def test_the_state_of_another_optimizer_or_model_is_not_loaded(
     make: Callable[[], Any], options: dict[str, Any]
 ) -> None:
+    if options.get("dtype") == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no float64 unless it is enabled at its start")
     replica = replica_of(make(), **options)
     problem = present(replica.load_optimizer(adam_state(), batches(1)[0]))
     assert problem.startswith("it must be of ")

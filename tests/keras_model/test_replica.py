@@ -126,6 +126,7 @@ def test_several_inputs_and_outputs_equal_keras(weighted: bool) -> None:
     assert replica.metric_names[0] == "loss"
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX computes with 32 bits
 def test_losses_of_outputs_are_means_over_rows_for_any_size_of_batch() -> None:
     whole = data_of_two_inputs_and_outputs(True)[0]
     replica, most = KerasReplica(two_inputs_and_outputs()), whole.size - 1  # the last mini-batch has one row

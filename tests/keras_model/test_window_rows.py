@@ -208,6 +208,8 @@ def test_fractions_are_truncated_as_in_keras_unless_they_change_the_mask() -> No
 
 @pytest.mark.parametrize("name", ["hashing", "lookups", "sequential with hashing", "slices"])
 def test_ids_are_those_that_the_model_computes(name: str) -> None:
+    if name != "slices" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no strings")
     case = CutCase.of(CASES[name].model())
     assert case.cut.worker is not None
     data = batches_of(CASES[name].draw, 5, stacked=2)
