@@ -1,4 +1,4 @@
-"""Faults in leases, in what a commit does, and in paces."""
+"""Faults in leases, in the effects of a commit, and in the speeds of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in snapshots, in who owns them, and in what they are read back as."""
+"""Faults in snapshots: writing, reading and ownership."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Plants faults in a copy of the sources, one at a time, and runs the tests that are to find them.
+"""Plant faults in a copy of the sources, one at a time, and run the tests that should find them.
 
     python tests/mutants                    # all, some minutes
-    python tests/mutants --only lease       # those with the word in their name or file
+    python tests/mutants --only lease       # those with this word in their name or file
 
-A fault that no test finds is a missing test, or no fault: then it says why (`equivalent`). Exit status 1 where one
-survives, or does not apply to the sources any more.
+A fault that no test finds shows that a test is missing, or that it changes no behavior; then its `equivalent` says why.
+The exit status is 1 if a fault survives, or no longer applies to the sources.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mutants.mutant import Mutant
 from mutants.workspace import PYTEST, Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Verdicts that are as they should be.
+#: The expected verdicts.
 GOOD = ("caught", "equivalent")
 
 
 def main(argv: list[str] | None = None, mutants: Sequence[Mutant] = MUTANTS, command: tuple[str, ...] = PYTEST) -> int:
-    """Runs what the command line asks for, with faults and a command for tests; returns the exit status."""
+    """Run the tests for the chosen ``mutants`` with ``command``; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python tests/mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="TEXT", default="", help="faults with TEXT in their name or file")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at a time (default: %(default)s)")
-    parser.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds for the tests of one")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds for the tests of one fault")
     options = parser.parse_args(argv)
     chosen = [mutant for mutant in mutants if options.only in f"{mutant.name} {mutant.file}"]
     workspaces: SimpleQueue[Workspace] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""Faults at the driver, in the order of rows, and in what is reported at the end."""
+"""Faults at the driver, in the order of rows, and in the results of a job."""
 
 from __future__ import annotations
 

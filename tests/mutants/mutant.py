@@ -11,13 +11,13 @@ class Mutant:
     """A small replacement that makes the program wrong.
 
     Args:
-        name: for people; no two have the same.
-        file: of the sources, from the repository's root.
-        old: occurs in it exactly once.
-        new: takes its place.
-        why: what goes wrong then.
-        tests: files, or tests, that are to find it.
-        equivalent: why nothing goes wrong after all; empty: something does.
+        name: what the fault does, in words; unique.
+        file: path of the changed file, relative to the repository's root.
+        old: the text that is replaced; it occurs in the file exactly once.
+        new: the text in its place.
+        why: the consequence of the fault.
+        tests: test files, or tests, that should find it.
+        equivalent: why the replacement changes no behavior; empty if it does.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Mutant:
     equivalent: str = ""
 
     def applied(self, root: Path) -> str:
-        """The text of the file with the fault.
+        """Return the text of the file with the fault.
 
         Raises:
-            ValueError: the sources have moved on: ``old`` is not there, or more than once.
+            ValueError: ``old`` does not occur exactly once, because the sources have changed.
         """
         text = (root / self.file).read_text(encoding="utf-8")
         count = text.count(self.old)

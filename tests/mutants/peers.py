@@ -1,4 +1,4 @@
-"""Faults in the commits of groups, and in what workers exchange with each other."""
+"""Faults in the commits of groups, and in exchanges between workers."""
 
 from __future__ import annotations
 

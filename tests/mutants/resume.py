@@ -1,4 +1,4 @@
-"""Faults in what a job goes on with: leases that change hands, epochs, averages and momenta behind a restart."""
+"""Faults in the state that a job continues with after a restart: leases, epochs, averages and momenta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in what the server answers, and in whose messages it accepts."""
+"""Faults in the server's replies, and in its checks of senders."""
 
 from __future__ import annotations
 

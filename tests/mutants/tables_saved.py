@@ -1,4 +1,4 @@
-"""Faults in how the rows of tables are saved, and in what they are read back as."""
+"""Faults in saving and loading the rows of tables."""
 
 from __future__ import annotations
 

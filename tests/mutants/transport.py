@@ -1,4 +1,4 @@
-"""Faults at the worker's end: connections, what is sent again, and the loop."""
+"""Faults at the worker: connections, repeated messages, and the loop."""
 
 from __future__ import annotations
 

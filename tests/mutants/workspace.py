@@ -12,10 +12,10 @@ from pathlib import Path
 
 from mutants.mutant import Mutant
 
-#: What tests without Spark read.
+#: The folders and files that tests without Spark read.
 _FOLDERS = ("benchmarks", "distkeras", "docs", "notebooks", "ps", "scripts", "tests", "transformers")
 _FILES = ("pyproject.toml", "setup.py", "README.md")
-#: Arguments of Python; the tests of a fault follow.
+#: Arguments of Python, before the tests of a fault.
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 
 
@@ -23,9 +23,9 @@ class Workspace:
     """Runs tests against one planted fault at a time.
 
     Args:
-        root: of the repository, which stays as it is.
-        limit: seconds that the tests of one fault may take; one that makes them hang is found.
-        command: runs tests.
+        root: folder of the repository, which is not changed.
+        limit: seconds that the tests of one fault may take; a fault that makes them hang counts as found.
+        command: arguments of Python that run tests.
     """
 
     def __init__(self, root: Path, limit: float, command: tuple[str, ...] = PYTEST) -> None:
@@ -38,15 +38,15 @@ class Workspace:
             shutil.copytree(root / name, self._copy / name, symlinks=True, ignore=ignored)
         for name in _FILES:
             shutil.copy(root / name, self._copy / name)
-        #: Whether the tests pass without a fault.
+        #: Whether a fault's tests pass without it.
         self._sound: dict[tuple[str, ...], bool] = {}
 
     def close(self) -> None:
-        """Removes the copy."""
+        """Remove the copy."""
         self._folder.cleanup()
 
     def verdict(self, mutant: Mutant) -> str:
-        """What comes of a planted fault, in a word or three; "tests fail": without it, too."""
+        """Return the verdict on a planted fault; "tests fail" if its tests fail without it, too."""
         try:
             text = mutant.applied(self._copy)
         except ValueError:
@@ -67,7 +67,7 @@ class Workspace:
         return "not equivalent" if mutant.equivalent else "caught"
 
     def _tests_pass(self, tests: tuple[str, ...]) -> bool:
-        # No compiled file: a source of the same length, changed within the same second, would count as the old one.
+        # Without compiled files: Python would use the old one for a source of equal length, changed in the same second.
         environment = os.environ | {
             "PYTHONPATH": str(self._copy),
             "PYTHONSAFEPATH": "1",
