@@ -40,7 +40,7 @@ from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import require_folder
-from distkeras.keras_model.tables import CutModel, require_exact_ids
+from distkeras.keras_model.tables import CutModel, require_exact_embeddings
 from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
@@ -606,7 +606,7 @@ class Trainer(JobResults):
 
     def _spec_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
         """Return the columns that are read of ``df``, with the weights by class."""
-        require_exact_ids(replica.model)
+        require_exact_embeddings(replica.model)
         settings, spec = self.settings, data_spec(replica.model, df.schema, **self.settings.data_arguments)
         if not df.isStreaming:
             require_class_numbers(df, spec)

@@ -9,12 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distkeras.ps.errors import ConfigurationError
+
 if TYPE_CHECKING:
     import keras
 
 #: A floating dtype represents all integers from 0 to this number exactly; `keras.Input` is float32 by default.
-EXACT_BELOW = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+_EXACT_BELOW = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
 _TENSOR = "__keras_tensor__"
+
+
+def require_exact_ids(name: str, rows: int, dtype: str) -> None:
+    """Raise ConfigurationError if ids of ``dtype`` cannot represent all row numbers of layer ``name``."""
+    if rows > _EXACT_BELOW.get(dtype, rows):
+        raise ConfigurationError(
+            f'ids of {name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
+            f"them from {_EXACT_BELOW[dtype]} on. Received: ids of {dtype} for {rows} rows"
+        )
 
 
 class Source(NamedTuple):

@@ -19,7 +19,6 @@ import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, to_bytes
 from distkeras.keras_model.model_graph import (
-    EXACT_BELOW,
     Given,
     ModelGraph,
     Source,
@@ -27,6 +26,7 @@ from distkeras.keras_model.model_graph import (
     functional_of,
     inner_models,
     input_layer,
+    require_exact_ids,
     users_of,
 )
 from distkeras.keras_model.optimizers import inner_optimizer
@@ -235,16 +235,11 @@ def embedding_names(model: keras.Model) -> list[str]:
     return [path for path, _ in _embeddings(model)]
 
 
-def require_exact_ids(model: keras.Model) -> None:
-    """Raise ConfigurationError if the dtype of an Embedding's ids rounds some of its row numbers, as Keras allows."""
+def require_exact_embeddings(model: keras.Model) -> None:
+    """Raise ConfigurationError if the dtype of an Embedding's ids rounds some of its row numbers."""
     for name, layer in _embeddings(model):
         for node in layer._inbound_nodes:  # noqa: SLF001 - there is no public list
-            dtype = str(node.input_tensors[0].dtype)
-            if layer.input_dim > EXACT_BELOW.get(dtype, layer.input_dim):
-                raise ConfigurationError(
-                    f'ids of {name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
-                    f"them from {EXACT_BELOW[dtype]} on. Received: ids of {dtype} for {layer.input_dim} rows"
-                )
+            require_exact_ids(name, layer.input_dim, str(node.input_tensors[0].dtype))
 
 
 def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distkeras.keras_model.model_graph import EXACT_BELOW
+from distkeras.keras_model.model_graph import require_exact_ids
 from distkeras.keras_model.stored_rows import StoredRows, sorted_files
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
@@ -99,11 +99,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     def compute_output_spec(self, ids: Any, training: bool = False) -> Any:
         """Return the shape and dtype of the vectors of ``ids``; ConfigurationError if their dtype rounds some ids."""
         dtype = keras.backend.standardize_dtype(ids.dtype)
-        if self.input_dim > EXACT_BELOW.get(dtype, self.input_dim):
-            raise ConfigurationError(
-                f'ids of {self.name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
-                f"them from {EXACT_BELOW[dtype]} on. Received: ids of {dtype} for {self.input_dim} rows"
-            )
+        require_exact_ids(self.name, self.input_dim, dtype)
         return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
 
     def lend(self, ids: Ids, rows: np.ndarray) -> None:

@@ -31,7 +31,7 @@ from support.training.table_models import (
 
 from distkeras.keras_model.archive import from_bytes, to_bytes
 from distkeras.keras_model.recipe import recipe_of
-from distkeras.keras_model.tables import ROWS_RATIO_MIN, UNTOUCHED_BYTES_MIN, cut, require_exact_ids
+from distkeras.keras_model.tables import ROWS_RATIO_MIN, UNTOUCHED_BYTES_MIN, cut, require_exact_embeddings
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -358,10 +358,10 @@ def test_a_table_with_more_rows_than_its_ids_tell_apart_is_refused(dtype: str, m
         inner = keras.Sequential([keras.Input((2,), dtype=kind), layers.Embedding(rows, 1, "zeros", name="table")])
         return keras.Model(ids, inner(ids))
 
-    require_exact_ids(model(2**8, dtype))
-    require_exact_ids(model(2**8 + 1, "int32"))
+    require_exact_embeddings(model(2**8, dtype))
+    require_exact_embeddings(model(2**8 + 1, "int32"))
     with pytest.raises(ConfigurationError, match=rf"'.*table' must be integers.*{dtype} for {most + 1} rows"):
-        require_exact_ids(model(most + 1, dtype))
+        require_exact_embeddings(model(most + 1, dtype))
 
 
 def test_vocabularies_are_sent() -> None:

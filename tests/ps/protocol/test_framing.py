@@ -7,7 +7,7 @@ import itertools
 import struct
 import typing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.ps.frames import feed, joined, same_message, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import framing, messages
 from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, decode, encode
 from distkeras.ps.protocol.messages import MESSAGES, Ack, Commit, Fault, Message, Publish
 from distkeras.ps.protocol.tables import Ids
@@ -149,6 +149,35 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
     reader = Reader(Limits(fields=4096, body=4096, arrays=16))
     with contextlib.suppress(RemoteProtocolError):
         feed(reader, bytes(frame))
+
+
+@settings(max_examples=200)
+@given(any_message(), st.data())
+def test_the_cache_of_checked_tables_changes_no_result(message: Message, data: st.DataObject) -> None:
+    """After a sound table, one that differs in its counts, bytes or body has the result that it has without a cache."""
+    schema = framing._SCHEMAS[type(message)]  # noqa: SLF001 - the arguments of the cached function
+    arrays, numbers = framing._arrays_of(message, schema)  # noqa: SLF001
+    table = b"".join(struct.pack(">BQ", code, array.size) for _, array, code in arrays)
+    counts, body = [numbers[name] for name in schema.counted], sum(array.nbytes for _, array, _ in arrays)
+    framing._checked_table(MESSAGES.index(type(message)), tuple(counts), table, body)  # noqa: SLF001
+    changes = st.integers(-2, 2)
+    other = bytearray(table)
+    if other:
+        other[data.draw(st.integers(0, len(other) - 1))] ^= data.draw(st.sampled_from([0, 1, 2, 128]))
+    arguments = (
+        MESSAGES.index(type(message)),
+        tuple(count + data.draw(changes) for count in counts),
+        bytes(other),
+        body + data.draw(changes),
+    )
+
+    def result(check: Callable[..., Any]) -> Any:
+        try:
+            return check(*arguments)
+        except RemoteProtocolError as error:
+            return str(error)
+
+    assert result(framing._checked_table) == result(framing._checked_table.__wrapped__)  # noqa: SLF001
 
 
 @pytest.mark.parametrize("more", [4, -4])
