@@ -156,10 +156,10 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
 def test_the_cache_of_checked_tables_changes_no_result(message: Message, data: st.DataObject) -> None:
     """After a sound table, one that differs in its counts, bytes or body has the result that it has without a cache."""
     schema = framing._SCHEMAS[type(message)]  # noqa: SLF001 - the arguments of the cached function
-    arrays, numbers = framing._arrays_of(message, schema)  # noqa: SLF001
+    arrays, numbers = framing._arrays_of(message, schema)  # noqa: SLF001 - the arguments of the cached function
     table = b"".join(struct.pack(">BQ", code, array.size) for _, array, code in arrays)
     counts, body = [numbers[name] for name in schema.counted], sum(array.nbytes for _, array, _ in arrays)
-    framing._checked_table(MESSAGES.index(type(message)), tuple(counts), table, body)  # noqa: SLF001
+    framing._checked_table(MESSAGES.index(type(message)), tuple(counts), table, body)  # noqa: SLF001 - the cache under test
     changes = st.integers(-2, 2)
     other = bytearray(table)
     if other:
@@ -177,7 +177,7 @@ def test_the_cache_of_checked_tables_changes_no_result(message: Message, data: s
         except RemoteProtocolError as error:
             return str(error)
 
-    assert result(framing._checked_table) == result(framing._checked_table.__wrapped__)  # noqa: SLF001
+    assert result(framing._checked_table) == result(framing._checked_table.__wrapped__)  # noqa: SLF001 - the cache under test
 
 
 @pytest.mark.parametrize("more", [4, -4])
