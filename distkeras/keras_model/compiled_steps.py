@@ -6,8 +6,8 @@ Importing this module does not load TensorFlow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from distkeras.data.batches import Stack
 from distkeras.keras_model.row_optimizers import update_only_touched_rows
-from distkeras.keras_model.tensorflow import lent, read_only_touched_rows, stacked, updates_last
+from distkeras.keras_model.tensorflow import lent, read_only_touched_rows, stacked, updates_last, without_updates
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,6 +38,67 @@ def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight:
     A single input or target is bare; several are a list in the model's order, or a dictionary by its names.
     """
     return _structured(model, "input", x), _structured(model, "output", y), weight
+
+
+def as_fit_packs(x: Any, y: Any, weight: Any | None) -> Any:
+    """Return a step's data as ``fit`` gives them to ``train_step``: ``x``, ``(x, y)`` or ``(x, y, weight)``."""
+    import keras
+
+    labels = None if isinstance(y, (list, tuple)) and not y else y
+    data = keras.utils.pack_x_y_sample_weight(x, labels, weight)
+    # `fit` reads arrays by a dataset on TensorFlow, which makes lists tuples.
+    return keras.tree.lists_to_tuples(data) if keras.backend.backend() == "tensorflow" else data
+
+
+@contextmanager
+def packing_as_fit(model: keras.Model) -> Iterator[None]:
+    """Make ``train_on_batch`` give ``train_step`` its data as ``fit`` does: by itself it adds None for no weights."""
+    import keras
+
+    own = model.train_step
+
+    def train_step(*args: Any) -> Any:  # on JAX, the state comes before the data
+        return own(*args[:-1], as_fit_packs(*keras.utils.unpack_x_y_sample_weight(args[-1])))
+
+    replaced = vars(model).get("train_step")
+    model.train_step = train_step
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del model.train_step
+        else:
+            model.train_step = replaced
+
+
+def evaluate_batch(model: keras.Model, x: Any, y: Any, weight: Any | None) -> dict[str, float]:
+    """Return loss and metrics of one mini-batch in inference mode, by name; their states stay in the model."""
+    if not is_own(model, "test_step"):
+        return dict(model.test_on_batch(x, y, sample_weight=weight, return_dict=True))
+    # Keras' `test_on_batch` gives `test_step` a third element, None, if there are no weights.
+    import keras
+
+    rows = len(keras.tree.flatten(x)[0])
+    return dict(model.evaluate(x, y, sample_weight=weight, batch_size=rows, verbose=0, return_dict=True))
+
+
+def is_own(model: keras.Model, method: str) -> bool:
+    """Return whether a method of a model is the user's and not Keras'."""
+    return not str(getattr(getattr(model, method), "__module__", "")).startswith("keras.")
+
+
+def flat_logs(logs: Any) -> dict[str, Any]:
+    """Return what ``train_step`` returned as ``fit`` reports it: the parts of a dictionary within it by their names.
+
+    Raises:
+        ConfigurationError: it is not a dictionary, or it is empty.
+    """
+    if not isinstance(logs, Mapping) or not logs:
+        raise ConfigurationError(f"`train_step` must return a dictionary of the loss and the metrics. Received: {logs}")
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(flat_logs(value) if isinstance(value, Mapping) and value else {name: value})
+    return {name: value for name, value in flat.items() if not isinstance(value, Mapping)}
 
 
 def losses_of_outputs(model: keras.Model) -> list[keras.metrics.Mean]:
@@ -110,22 +171,44 @@ class CompiledSteps:
         rows: np.ndarray = loop(_bounds(first, steps), *tensors).numpy()
         return rows
 
+    def logs(self, batch: Batch) -> dict[str, int]:
+        """Return the names that ``train_step`` reports for such a mini-batch, and of each the number of axes.
+
+        The step is traced, and not run; the optimizer need not be built, and stays unbuilt.
+        """
+        import tensorflow as tf
+
+        found: dict[str, int] = {}
+
+        def step(*arrays: Any) -> None:
+            found.update((name, len(np.shape(value))) for name, value in self._step(batch, arrays).items())
+
+        specs = [tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in arrays_of(batch)]
+        with without_updates(self._model.optimizer):
+            tf.function(step, autograph=False).get_concrete_function(*specs)
+        return found
+
+    def _step(self, kind: Batch | Stack, arrays: Sequence[Any]) -> dict[str, Any]:
+        """Call ``train_step`` on tensors of the same kind as ``kind``, and return what it reports."""
+        model, weighted = self._model, kind.weight is not None
+        self._model.reset_metrics()
+        y = arrays[len(kind.x) : len(arrays) - weighted]
+        x, y, weight = model_inputs(model, arrays[: len(kind.x)], y, arrays[-1] if weighted else None)
+        return flat_logs(model.train_step(as_fit_packs(x, y, weight)))
+
     def _trace(self, stack: Stack, metrics: Sequence[str]) -> _CompiledLoop:
         """Compile the loop for the dtypes and row shapes of ``stack``, for any number of steps and of rows."""
         import tensorflow as tf
 
         model = self._model
-        inputs, weighted = len(stack.x), stack.weight is not None
 
         def step(*arrays: Any) -> Any:
-            model.reset_metrics()
-            y = arrays[inputs : len(arrays) - weighted]
             with (
                 updates_last(model.optimizer),
                 update_only_touched_rows(model.optimizer),
                 read_only_touched_rows(model),
             ):
-                logs = model.train_step(model_inputs(model, arrays[:inputs], y, arrays[-1] if weighted else None))
+                logs = self._step(stack, arrays)
             missing = [name for name in metrics if name not in logs]
             if missing:
                 raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.keras_model.compiled_steps import CompiledSteps, losses_of_outputs, model_inputs
+from distkeras.keras_model.compiled_steps import (
+    CompiledSteps,
+    evaluate_batch,
+    flat_logs,
+    is_own,
+    losses_of_outputs,
+    model_inputs,
+    packing_as_fit,
+)
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import (
     VariableOrder,
@@ -206,14 +214,10 @@ class KerasReplica:
             return
         import keras
 
-        x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         # Saved because a recurrent layer draws dropout, and moves its state, in inference mode too.
-        before = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in layer_states(self.model)]
+        before = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in self._changed_by_prepare()]
         try:
-            predicted = self.model(x, training=False)
-            if getattr(self.model, "loss", None) is not None:
-                self.model.compute_loss(x, y, predicted, weight)
-            logs = self.model.compute_metrics(x, y, predicted, sample_weight=weight)
+            axes = self._logs_of_own_step(batch) if is_own(self.model, "train_step") else self._logs(batch)
         except ValueError as error:
             raise ConfigurationError(
                 "`model` must have inputs, loss and metrics that fit the data. Received: "
@@ -222,11 +226,41 @@ class KerasReplica:
         self.model.reset_metrics()
         for variable, value in before:
             variable.assign(value)
-        vectors = [name for name, value in logs.items() if np.ndim(value) != 0]
+        vectors = [name for name, count in axes.items() if count]
         if vectors:
             raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")
-        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 lists it last
+        self._metric_names = tuple(sorted(axes, key=lambda name: name != "loss"))  # Keras 3.11 lists it last
         self._prepared_for = _kind(batch)
+
+    def _logs(self, batch: Batch) -> dict[str, int]:
+        """Return the names that Keras' own ``train_step`` reports, and of each the number of axes."""
+        x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
+        predicted = self.model(x, training=False)
+        if getattr(self.model, "loss", None) is not None:
+            self.model.compute_loss(x, y, predicted, weight)
+        logs = self.model.compute_metrics(x, y, predicted, sample_weight=weight)
+        return {name: np.ndim(value) for name, value in logs.items()}
+
+    def _logs_of_own_step(self, batch: Batch) -> dict[str, int]:
+        """Return the same of the user's ``train_step``, which may report other names than the model's metrics have."""
+        try:
+            if self._compiles:
+                return self._training_steps.logs(batch)
+            return {name: np.ndim(value) for name, value in self._logs_on_batch(batch).items()}
+        except (ValueError, ConfigurationError):
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"`train_step` of {type(self.model).__name__} must take a mini-batch as `fit` gives it. Received: "
+                f"x of shape {[a.shape for a in batch.x]}, y of shape {[a.shape for a in batch.y]}; it raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _changed_by_prepare(self) -> list[keras.Variable]:
+        if self._compiles or not is_own(self.model, "train_step"):
+            return layer_states(self.model)
+        self._build_optimizer()  # the step is taken
+        return [*_states(self.model), *self.model.optimizer.variables]
 
     def load(self, vector: np.ndarray) -> None:
         """Set the weights from a float32 vector of shape ``(size,)``; does not keep a reference to it."""
@@ -275,7 +309,7 @@ class KerasReplica:
         last_x, last_y = (tuple(array[-rest:] for array in side) for side in (batch.x, batch.y))
         x, y, weight = model_inputs(self.model, last_x, last_y, None if weight is None else weight[-rest:])
         self.model.reset_metrics()
-        last = self.model.test_on_batch(x, y, sample_weight=weight, return_dict=True)
+        last = evaluate_batch(self.model, x, y, weight)
         for name in (mean.name for mean in means):
             of_whole = values[name] * (whole + 1) - float(last[name])
             values[name] = (of_whole * batch_size + float(last[name]) * rest) / batch.size
@@ -390,10 +424,17 @@ class KerasReplica:
             self.load_moving_statistics(statistics)
 
     def _train_on_batch(self, batch: Batch) -> np.ndarray:
+        logs = self._logs_on_batch(batch)
+        missing = [name for name in self.metric_names if name not in logs]
+        if missing:
+            raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
+        return np.array([logs[name] for name in self.metric_names], np.float64)
+
+    def _logs_on_batch(self, batch: Batch) -> dict[str, Any]:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         self.model.reset_metrics()  # metrics are of this step alone, and Keras 3.11 does not reset them
-        logs = self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
-        return np.array([logs[name] for name in self.metric_names], np.float64)
+        with packing_as_fit(self.model):
+            return flat_logs(self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True))
 
 
 def _states(model: keras.Model) -> list[keras.Variable]:

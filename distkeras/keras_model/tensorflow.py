@@ -101,6 +101,16 @@ def updates_last(optimizer: Any) -> Iterator[None]:
 
 
 @contextmanager
+def without_updates(optimizer: Any) -> Iterator[None]:
+    """While a step is traced only for what it returns, keep an optimizer from updating, for which it would be built."""
+    optimizer.apply = lambda *_args, **_options: None
+    try:
+        yield
+    finally:
+        del optimizer.apply
+
+
+@contextmanager
 def read_only_touched_rows(model: Any) -> Iterator[None]:
     """While a step is traced, make a model read only those rows of an Embedding that the step touches.
 

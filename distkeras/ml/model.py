@@ -33,7 +33,7 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive
-from distkeras.keras_model.compiled_steps import losses_of_outputs, model_inputs
+from distkeras.keras_model.compiled_steps import evaluate_batch, losses_of_outputs, model_inputs
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
@@ -190,7 +190,7 @@ def metric_states(model: keras.Model, batch: Batch, inputs: Sequence[np.ndarray]
     """
     x, y, weight = model_inputs(model, batch.x if inputs is None else inputs, batch.y, batch.weight)
     model.reset_metrics()
-    model.test_on_batch(x, y, sample_weight=weight)
+    evaluate_batch(model, x, y, weight)
     rows = {id(v): len(batch.x[0]) / float(mean.count) for mean in losses_of_outputs(model) for v in mean.variables}
     states = [np.ravel(variable) * rows.get(id(variable), 1.0) for variable in _metric_variables(model)]
     return np.concatenate(states, dtype=np.float64)
