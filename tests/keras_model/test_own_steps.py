@@ -1,4 +1,4 @@
-"""Models with a `train_step` or `test_step` of their own, written as Keras' guide writes them, beside ``fit``."""
+"""Models with a `train_step` or `test_step` of their own, as in Keras' guide, train and report as in ``fit``."""
 
 from __future__ import annotations
 

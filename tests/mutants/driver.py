@@ -49,6 +49,14 @@ DRIVER = (
         _SOURCE,
     ),
     Mutant(
+        "steps are handed three elements",
+        "distkeras/keras_model/compiled_steps.py",
+        "    data = keras.utils.pack_x_y_sample_weight(x, labels, weight)",
+        "    data = (x, labels, weight)",
+        "a `train_step` that unpacks x and y fails",
+        ("tests/keras_model/test_own_steps.py",),
+    ),
+    Mutant(
         "every epoch has the same order",
         "distkeras/data/shuffling.py",
         "(spec.seed, worker, epoch) if block is None",
