@@ -407,7 +407,7 @@ def write_files(results: JobResults, folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     history, commits = results.history.toArrow(), results.commits.toArrow()
-    (folder / "model.keras").write_bytes(archive.to_bytes(results.model))
+    (folder / "model.keras").write_bytes(archive.to_bytes(results.model, plain=True))
     pq.write_table(history, folder / "history.parquet")
     pq.write_table(commits, folder / "commits.parquet")
     samples = sum(history["samples"].to_pylist())

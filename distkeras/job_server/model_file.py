@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from distkeras.job_server.errors import DescriptionError
+from distkeras.keras_model.unsaved_values import VALUES
 from distkeras.ps.errors import headline
 
 #: Limits: members, ratio of unpacked bytes to those of the archive, bytes of the configuration, depth of its values.
@@ -85,7 +86,7 @@ def _require_members(archive: zipfile.ZipFile, size: int) -> None:
         raise _refused(f"an archive that Keras saved (.keras). Received: one without {', '.join(missing)}")
     for member in members:
         path = PurePosixPath(member.filename)
-        expected = member.filename in _NEEDED or path.parts[0] == "assets"
+        expected = member.filename in {*_NEEDED, VALUES} or path.parts[0] == "assets"
         if not expected or ".." in path.parts or path.is_absolute() or re.search(r"[\\\x00-\x1f:]", member.filename):
             raise _refused(f"an archive with Keras' files only. Received: {member.filename[:200]!r} in it")
         if member.flag_bits & 1 or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
@@ -173,7 +174,7 @@ def _is_of_models(module: str, name: Any) -> bool:
 
 
 def require_weights(data: bytes) -> None:
-    """Check that an archive's file of weights contains all of its arrays, without links to other files.
+    """Check that an archive's files of weights contain all of their arrays, without links to other files.
 
     Args:
         data: an archive that `require_archive` has accepted.
@@ -185,15 +186,18 @@ def require_weights(data: bytes) -> None:
 
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            weights = archive.read(_WEIGHTS)
-        with h5py.File(BytesIO(weights), "r") as file:
-            total = sum(_bytes_of(dataset) for dataset in _datasets(file))
+            files = [archive.read(name) for name in archive.namelist() if name in (_WEIGHTS, VALUES)]
+        for weights in files:
+            with h5py.File(BytesIO(weights), "r") as file:
+                total = sum(_bytes_of(dataset) for dataset in _datasets(file))
+            if total > len(weights):
+                raise _refused(
+                    f"an archive whose arrays fill their file. Received: arrays of {total} in {len(weights)} bytes"
+                )
     except DescriptionError:
         raise
     except _DAMAGE as error:
         raise _refused(f"an archive with weights. Received: {str(error)[:200]}") from error
-    if total > len(weights):
-        raise _refused(f"an archive whose arrays fill their file. Received: arrays of {total} in {len(weights)} bytes")
 
 
 def require_size(data: bytes) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.keras_model.unsaved_values import set_values, split_values, with_unsaved_values
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import invalid, require_choice
 
@@ -40,8 +41,13 @@ _ARCHIVE_ERRORS = (
 )
 
 
-def to_bytes(model: keras.Model, name: str = "model") -> bytes:
+def to_bytes(model: keras.Model, name: str = "model", *, plain: bool = False) -> bytes:
     """Return a model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
+
+    Args:
+        name: of the argument, for errors.
+        plain: as `keras.Model.save` writes it, which merges the factors of LoRA into the kernel. Else `from_bytes`
+            returns a model with the same values.
 
     Raises:
         ConfigurationError: it is not a Keras model; the model or one of its layers has no weights yet; a part of it
@@ -64,7 +70,8 @@ def to_bytes(model: keras.Model, name: str = "model") -> bytes:
                 f"`{name}` must be one that Keras can save. Received: {name}={model.name!r}; "
                 f"Keras said: {headline(str(error))}"
             ) from error
-        return path.read_bytes()
+        data = path.read_bytes()
+    return data if plain else with_unsaved_values(data, model)
 
 
 def with_optimizer(model: keras.Model, name: str = "model") -> bytes:
@@ -106,9 +113,10 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
     from distkeras.keras_model import lazy_optimizers, wide_embedding  # noqa: F401 - they register classes with Keras
 
     try:
-        with _asset_folder(data):
-            return saving_lib.load_model(
-                BytesIO(data), custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
+        saved, values = split_values(data)
+        with _asset_folder(saved):
+            model: keras.Model = saving_lib.load_model(
+                BytesIO(saved), custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
             )
     except _ARCHIVE_ERRORS as error:
         expected = "`data` must be a .keras archive"
@@ -120,6 +128,8 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
         unknown = re.search(r"Could not locate (class|function) '[^']+'", str(error))  # deep in Keras' message
         reason = headline(str(error)) if unknown is None else unknown[0]
         raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
+    set_values(model, values)
+    return model
 
 
 def read_config(data: bytes) -> Any:

@@ -25,6 +25,7 @@ from distkeras.keras_model.recipe import Recipe, layer_names
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.table_replica import TableReplica
 from distkeras.keras_model.tables import RowModel
+from distkeras.keras_model.unsaved_values import VALUES
 from distkeras.keras_model.weights_file import ELSEWHERE, WEIGHTS, with_all_weights
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _is_all_of_keras(config: Any) -> bool:
 
 #: The most bytes of a cached replica: while a task builds its model, the process holds both.
 _BYTES_MAX = 256 * 2**20
-_PLAIN_MEMBERS = {"metadata.json", "config.json", WEIGHTS, ELSEWHERE}
+_PLAIN_MEMBERS = {"metadata.json", "config.json", WEIGHTS, ELSEWHERE, VALUES}
 
 
 class ReplicaCache:

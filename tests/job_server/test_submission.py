@@ -19,6 +19,7 @@ from distkeras.job_server import Client
 from distkeras.job_server.description import JobDescription, TrainerOptions
 from distkeras.job_server.driver import trainer_of
 from distkeras.job_server.errors import DescriptionError
+from distkeras.job_server.model_file import require_weights
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import grouped
@@ -246,6 +247,17 @@ def test_functions_of_keras_are_sent(service: JobService) -> None:
     trainer = make_trainer(loss=keras.losses.mean_squared_error, metrics=[keras.metrics.mean_absolute_error])
     _, _, data = submit_and_rebuild(service, trainer)
     assert archive.from_bytes(data, compiled=True).loss is keras.losses.mean_squared_error
+
+
+def test_the_factors_of_lora_are_sent(service: JobService) -> None:
+    model = dense()
+    model.layers[0].enable_lora(1)
+    model.layers[0].lora_kernel_b.assign([[1.0, 2.0, 3.0]])
+    trainer = Trainer(model, "asgd", loss="sparse_categorical_crossentropy")
+    _, _, data = submit_and_rebuild(service, trainer)
+    require_weights(data)
+    for given, sent in zip(model.get_weights(), archive.from_bytes(data).get_weights(), strict=True):
+        np.testing.assert_array_equal(given, sent)
 
 
 def test_an_invalid_url_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

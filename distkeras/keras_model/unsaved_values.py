@@ -1,0 +1,134 @@
+"""Values of variables that Keras does not save as they are; they travel in a file of their own within the archive.
+
+A layer decides what is saved of it. One with LoRA saves its kernel with the product of its two factors added, and is
+loaded with factors of zero, at which both gradients are zero: it would never train. What a layer saves is compared with
+its variables here, so that every such layer is found, also one of the user.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+#: The member of an archive with these values: an HDF5 file with an array of bytes for each.
+VALUES = "distkeras-values.h5"
+
+
+def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
+    """Return a model's layers at every depth by their paths, which a rebuilt copy shares; the model's own is empty."""
+    found: dict[str, keras.Layer] = {}
+    seen: set[int] = set()
+
+    def visit(layer: keras.Layer, path: str) -> None:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        found[path] = layer
+        for inner in layer._flatten_layers(include_self=False, recursive=False):  # noqa: SLF001 - there is no public list
+            name, number = f"{path}/{inner.name}", 1
+            while name in found and id(inner) not in seen:
+                number += 1
+                name = f"{path}/{inner.name}#{number}"
+            visit(inner, name)
+
+    visit(model, "")
+    return found
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Return the variables of a layer itself, without those of inner layers and of seed generators."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - the public lists have inner ones
+
+
+def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
+    """Return the archive of a model with the values that Keras has not saved as they are; unchanged if it has none."""
+    values = {
+        f"{path}//{number}": _value(variable)
+        for path, layer in named_layers(model).items()
+        for number, variable in _unsaved(layer)
+    }
+    if not values:
+        return data
+    import h5py
+
+    content, buffer = io.BytesIO(), io.BytesIO(data)
+    with h5py.File(content, "w") as file:
+        for number, (place, value) in enumerate(values.items()):
+            # HDF5 knows neither bfloat16 nor the 8-bit floats.
+            raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            file.create_dataset(str(number), data=raw).attrs["place"] = place
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr(VALUES, content.getvalue())
+    return buffer.getvalue()
+
+
+def _unsaved(layer: keras.Layer) -> list[tuple[int, keras.Variable]]:
+    """Return the variables of a layer, by number, whose values are not among those that it saves."""
+    own = own_variables(layer)
+    store: dict[str, Any] = {}
+    if own:
+        layer.save_own_variables(store)
+    as_they_are = {id(value) for value in store.values()}
+    others = [_value(value) for value in store.values() if not any(value is variable for variable in own)]
+    return [
+        (number, variable)
+        for number, variable in enumerate(own)
+        if id(variable) not in as_they_are and not any(_is_same(_value(variable), other) for other in others)
+    ]
+
+
+def _value(value: Any) -> np.ndarray:
+    import keras
+
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+def split_values(data: bytes) -> tuple[bytes, dict[str, np.ndarray]]:
+    """Return an archive as Keras wrote it, and the values that it did not save, bytes of shape ``(n,)`` by place."""
+    import h5py
+
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if VALUES not in archive.namelist():
+            return data, {}
+        with h5py.File(io.BytesIO(archive.read(VALUES)), "r") as file:
+            values = {str(array.attrs["place"]): np.asarray(array[()]) for array in file.values()}
+        plain = io.BytesIO()
+        with zipfile.ZipFile(plain, "w") as copy:  # Keras unpacks an archive with further members in a folder
+            for name in archive.namelist():
+                if name != VALUES:
+                    copy.writestr(name, archive.read(name))
+    return plain.getvalue(), values
+
+
+def set_values(model: keras.Model, values: Mapping[str, np.ndarray]) -> None:
+    """Set variables of a loaded model to the values that `split_values` returned.
+
+    Raises:
+        ConfigurationError: the model has no such variable, or its value has another size.
+    """
+    layers = named_layers(model) if values else {}
+    for place, raw in values.items():
+        path, _, number = place.rpartition("//")
+        own = own_variables(layers[path]) if path in layers else []
+        variable = own[int(number)] if number.isdigit() and int(number) < len(own) else None
+        dtype = None if variable is None else np.dtype(variable.dtype)
+        size = -1 if variable is None or dtype is None else int(np.prod(variable.shape)) * dtype.itemsize
+        if variable is None or raw.dtype != np.uint8 or raw.shape != (size,):
+            raise ConfigurationError(
+                "an archive's values must be of the model's variables. "
+                f"Received: {raw.dtype} of shape {raw.shape} for {place!r}, which has {size} bytes"
+            )
+        variable.assign(raw.view(dtype).reshape(tuple(variable.shape)))
