@@ -18,6 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkeras.keras_model import trainable_flags
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.unsaved_values import set_values, split_values, with_unsaved_values
 from distkeras.ps.errors import ConfigurationError, headline
@@ -70,6 +71,7 @@ def to_bytes(model: keras.Model, name: str = "model", *, plain: bool = False) ->
                 f"`{name}` must be one that Keras can save. Received: {name}={model.name!r}; "
                 f"Keras said: {headline(str(error))}"
             ) from error
+        trainable_flags.add_to(path, model)
         data = path.read_bytes()
     return data if plain else with_unsaved_values(data, model)
 
@@ -114,10 +116,18 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
 
     try:
         saved, values = split_values(data)
+        flags = trainable_flags.read(saved)
         with _asset_folder(saved):
             model: keras.Model = saving_lib.load_model(
-                BytesIO(saved), custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
+                BytesIO(saved),
+                custom_objects=dict(custom_objects or {}),
+                compile=compiled and flags is None,
+                safe_mode=True,
             )
+        if flags is not None:
+            trainable_flags.restore(flags, model)
+            if compiled:  # only now, as the optimizer is built for what is trainable
+                _compile(model, saved, custom_objects)
     except _ARCHIVE_ERRORS as error:
         expected = "`data` must be a .keras archive"
         if zipfile.is_zipfile(BytesIO(data)):
@@ -130,6 +140,18 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
         raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
     set_values(model, values)
     return model
+
+
+def _compile(model: keras.Model, data: bytes, custom_objects: Mapping[str, Any] | None) -> None:
+    """Compile a loaded model as its archive says, with the optimizer's state."""
+    import keras
+
+    config = read_config(data).get("compile_config")
+    if config:
+        with keras.saving.custom_object_scope(dict(custom_objects or {})):
+            model.compile_from_config(config)
+        if model.optimizer is not None:
+            load_optimizer_state(model, data)
 
 
 def read_config(data: bytes) -> Any:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from distkeras.keras_model import trainable_flags
 from distkeras.keras_model.archive import read_config
 from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.optimizers import inner_optimizer
@@ -164,6 +165,7 @@ def _key(recipe: Recipe, model_file: bytes, model: keras.Model, rows: RowModel |
         if not _PLAIN_MEMBERS.issuperset(archive.namelist()):
             return None
     traced = fingerprint(recipe, read_config(model_file), model)
-    if traced is None or rows is None:
+    if traced is None:
         return traced
-    return traced + repr((rows.order, rows.tables)).encode()
+    traced += repr(trainable_flags.read(model_file)).encode()
+    return traced if rows is None else traced + repr((rows.order, rows.tables)).encode()

@@ -83,10 +83,6 @@ def excluding(**variables: Any) -> keras.Model:
     return model
 
 
-def freeze(model: keras.Model) -> None:
-    model.layers[0].kernel.trainable = False
-
-
 def constrain(model: keras.Model) -> None:
     model.layers[0].kernel.constraint = keras.constraints.NonNeg()
 
@@ -130,7 +126,6 @@ def text_model() -> keras.Model:
     [
         (excluding, "`worker_optimizer`.*_exclude_from_weight_decay is"),
         (lambda: excluding(var_names=["bias"]), "`worker_optimizer`.*_exclude_from_weight_decay_pattern is.*bias"),
-        (lambda: changed(freeze), "'first'.*kernel.*trainable is False, and True once it is rebuilt"),
         (lambda: changed(constrain), "'first'.*kernel.*constraint is NonNeg"),
         (lambda: changed(regularize), "'first'.*kernel.*regularizer is L2"),
         (lambda: changed(replace_train_step), "the model.train_step is"),

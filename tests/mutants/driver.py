@@ -57,6 +57,14 @@ DRIVER = (
         ("tests/keras_model/test_own_steps.py",),
     ),
     Mutant(
+        "a frozen layer stays frozen",
+        "distkeras/keras_model/trainable_flags.py",
+        "        layer._trainable = bool(flag)",
+        "        layer._trainable = layer._trainable and bool(flag)",
+        "an inner model that is unfrozen after training does not train",
+        ("tests/keras_model/test_trainable_flags.py",),
+    ),
+    Mutant(
         "every epoch has the same order",
         "distkeras/data/shuffling.py",
         "(spec.seed, worker, epoch) if block is None",
