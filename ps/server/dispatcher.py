@@ -35,6 +35,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.protocol.companions import Companion, split
 from distkeras.ps.protocol.compression import Codec, PeerFormat, codec_of
+from distkeras.ps.protocol.faults import error_of, fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
@@ -72,8 +73,6 @@ from distkeras.ps.protocol.messages import (
     Status,
     Welcome,
     WorkerTable,
-    error_of,
-    fault_of,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, block_bytes, most_state_bytes, row_elements

@@ -20,7 +20,8 @@ from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, MemberLostError
-from distkeras.ps.protocol.messages import Announce, Commit, Members, fault_of
+from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.messages import Announce, Commit, Members
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.server.job_state import JobCondition
 from distkeras.ps.settings import ServerSettings

@@ -27,8 +27,9 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.events import report
+from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Connection, EndOfStream
-from distkeras.ps.protocol.messages import Fault, Goodbye, Message, fault_of
+from distkeras.ps.protocol.messages import Fault, Goodbye, Message
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors

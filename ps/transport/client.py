@@ -19,8 +19,9 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
+from distkeras.ps.protocol.faults import error_of
 from distkeras.ps.protocol.framing import Allocate, Connection, EndOfStream, Limits
-from distkeras.ps.protocol.messages import Fault, Message, error_of
+from distkeras.ps.protocol.messages import Fault, Message
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.tls import client_context
 from distkeras.ps.world.streams import Stream

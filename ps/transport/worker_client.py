@@ -18,6 +18,7 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.protocol.compression import WorkerFormat
+from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.messages import (
     Ack,
@@ -43,7 +44,6 @@ from distkeras.ps.protocol.messages import (
     Pull,
     Reply,
     Welcome,
-    fault_of,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes, row_elements

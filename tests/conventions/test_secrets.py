@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from distkeras.ps.errors import DistkerasError
+from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Connection
-from distkeras.ps.protocol.messages import fault_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
 from distkeras.ps.settings import WorkerSettings

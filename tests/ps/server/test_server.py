@@ -32,6 +32,7 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
+from distkeras.ps.protocol.faults import error_of
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
@@ -44,7 +45,6 @@ from distkeras.ps.protocol.messages import (
     PullRequest,
     Reply,
     Status,
-    error_of,
 )
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
