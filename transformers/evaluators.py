@@ -73,11 +73,12 @@ class LossEvaluator(StageEvaluator):
     | ``categorical_crossentropy`` | probabilities of each class, summing to 1 | class numbers, or one-hot |
     | ``sparse_categorical_crossentropy`` | probabilities of each class, summing to 1 | class numbers, or one-hot |
     | ``binary_crossentropy`` | probabilities, any number of them | 0 or 1, as many |
-    | ``mean_squared_error``, ``mse`` | numbers, any number of them | numbers, as many |
-    | ``mean_absolute_error``, ``mae`` | numbers, any number of them | numbers, as many |
+    | ``mean_squared_error`` | numbers, any number of them | numbers, as many |
+    | ``mean_absolute_error`` | numbers, any number of them | numbers, as many |
 
     Args:
-        loss: a name above; default ``"categorical_crossentropy"``.
+        loss: a name above, or another that Keras has for one of them, such as ``"bce"``; default
+            ``"categorical_crossentropy"``.
         prediction_col: default ``"prediction"``.
         label_col: default ``"label"``.
 
@@ -93,7 +94,7 @@ class LossEvaluator(StageEvaluator):
     loss = param(
         "loss",
         "name of a Keras loss",
-        lambda name: require_choice("loss", name, tuple(_LOSSES)),
+        lambda name: require_choice("loss", _function_name(name), tuple(_LOSSES)),
         "the name of a supported loss",
     )
 
@@ -113,6 +114,19 @@ class LossEvaluator(StageEvaluator):
     def isLargerBetter(self) -> bool:
         """Return False."""
         return False
+
+
+def _function_name(name: Any) -> Any:
+    """Return the name of the function that Keras knows by ``name``, such as "bce"; ``name`` itself if there is none."""
+    if name in _LOSSES or not isinstance(name, str):
+        return name
+    import keras
+
+    try:
+        loss = keras.losses.get(name)
+    except ValueError:
+        return name
+    return loss.name if isinstance(loss, keras.losses.Loss) else loss.__name__
 
 
 def _evaluate_pairs(evaluator: Evaluator, pairs: DataFrame) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distkeras import KerasModel
 from distkeras.commands.console import add_common_flags, load_model, run_command, spark_session
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
-from distkeras.ml.params import KEYWORDS
+from distkeras.ml.params import KEYWORDS, OUTPUT_KINDS
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "thresholds": {"nargs": "+", "type": float, "metavar": "X"},
     "handle_invalid": {"choices": ("error", "skip", "keep"), "metavar": None},
     "output_type": {"choices": ("array", "vector"), "metavar": None},
+    "output_kind": {"choices": OUTPUT_KINDS, "metavar": None},
 }
 #: Keywords that are no flags: they serve evaluation, or hold no text.
 LEFT_OUT = {"label_col", "sample_weight_col", "decode", "custom_objects"}

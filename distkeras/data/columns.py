@@ -41,6 +41,8 @@ class Column:
         decode: makes an array of that shape from a row's value of any kind; None if the values are numbers.
         parts: the columns of one number each that it was assembled from; empty for a single column.
         classes: for a label that is a class number: it must be an integer in [0, classes).
+        ignored: a class number outside of them that is allowed, since the loss leaves it out; None for none.
+        probabilities: a label must be in [0, 1].
         loss: name of a label's loss, for error texts; "" if it is unknown.
     """
 
@@ -50,6 +52,8 @@ class Column:
     decode: Callable[[Any], Any] | None = None
     parts: tuple[Part, ...] = ()
     classes: int | None = field(default=None, compare=False)
+    ignored: int | None = field(default=None, compare=False)
+    probabilities: bool = field(default=False, compare=False)
     loss: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +74,11 @@ class Column:
     def size(self) -> int:
         """Return the number of elements of one row's value."""
         return math.prod(self.shape)
+
+    @property
+    def checks(self) -> tuple[object, ...]:
+        """Return what decides which labels are accepted. The equality of columns leaves it out."""
+        return self.classes, self.ignored, self.probabilities, self.loss
 
     @property
     def row_bytes(self) -> int:
@@ -137,8 +146,7 @@ def to_numpy(
 
     def converted(raw: np.ndarray) -> np.ndarray:
         array = _convert(raw, column, fail).reshape(len(values), *column.shape)
-        if column.classes is not None:
-            _check_classes(array, column, column.classes, fail)
+        _check_label(array, column, fail)
         return array
 
     if column.decode is not None:
@@ -262,14 +270,36 @@ def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, column.dtype)
 
 
+def _check_label(values: np.ndarray, column: Column, fail: _Fail) -> None:
+    if column.classes is not None:
+        _check_classes(values, column, column.classes, fail)
+    elif column.probabilities:
+        _check_probabilities(values, column, fail)
+
+
 def _check_classes(values: np.ndarray, column: Column, classes: int, fail: _Fail) -> None:
     bad = (values < 0) | (values >= classes)
     if values.dtype.kind == "f":
         bad |= values != np.floor(values)
+    if column.ignored is not None:
+        bad &= values != column.ignored
     if bad.any():
         position = int(np.argmax(bad))
         row, label = position // column.size, values.flat[position].item()
-        fail(BadValueError, row, f"labels must be integers in [0, {classes})", label)
+        also = "" if column.ignored is None else f", or {column.ignored}, which the loss ignores"
+        fail(BadValueError, row, f"labels must be integers in [0, {classes}){also}", label)
+
+
+#: How far a label may be outside of [0, 1]: pictures that were scaled in float32 are, by rounding.
+_OUTSIDE = 1e-5
+
+
+def _check_probabilities(values: np.ndarray, column: Column, fail: _Fail) -> None:
+    if not values.size or (values.min() >= -_OUTSIDE and values.max() <= 1 + _OUTSIDE):
+        return
+    position = int(np.argmax((values < -_OUTSIDE) | (values > 1 + _OUTSIDE)))
+    text = "labels of a binary cross-entropy must be in [0, 1]; the classes -1 and 1 must be 0 and 1"
+    fail(BadValueError, position // column.size, text, values.flat[position].item(), position)
 
 
 def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:

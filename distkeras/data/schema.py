@@ -18,6 +18,7 @@ import pyarrow as pa
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
 from distkeras.data.columns import Column, Part
+from distkeras.data.losses import LossKind, kind_of, losses_of
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
@@ -371,10 +372,6 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
     return df.withColumn(CLASS_WEIGHT, row_weight * factor)
 
 
-_ONE_HOT = ("CategoricalCrossentropy", "categorical_crossentropy")
-_SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
-
-
 def data_spec(
     model: keras.Model,
     schema: StructType,
@@ -487,55 +484,62 @@ def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) ->
     return Column(name, shape, dtype if kept else "float32", decode, parts_of(field))
 
 
-def losses_of(model: keras.Model) -> list[Any]:
-    """Return the loss of each output as compiled: a name, a function, an object, or None."""
-    loss, outputs = model.loss, list(model.outputs)
-    if isinstance(loss, dict):
-        return [loss.get(name) for name in outputs_of(model).names]
-    if isinstance(loss, (list, tuple)):
-        return [*loss, *[None] * (len(outputs) - len(loss))]
-    return [loss] * len(outputs)
-
-
-def loss_name(loss: Any) -> str:
-    """Return the name of a loss: the text itself, or the name of the function or of the object's class."""
-    if isinstance(loss, str):
-        return loss
-    return getattr(loss, "__name__", type(loss).__name__)
-
-
-def _is_keras_own(loss: Any) -> bool:
-    import keras
-
-    if isinstance(loss, str):
-        return loss not in keras.saving.get_custom_objects()
-    return getattr(loss, "__module__", type(loss).__module__).split(".")[0] == "keras"
-
-
 def _target_column(field: StructField, output: Any, loss: Any, decode: _Decoder | None) -> Column:
     name, shape = field.name, _fixed_shape(output, "output", field.name)
     scalar = is_scalar(field.dataType) and decode is None
-    text = "" if loss is None else loss_name(loss)
-    if text in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
+    kind = kind_of(loss, shape, sparse=scalar or decode is not None or _depth(field.dataType) < len(shape))
+    if kind.scores in ("sparse", "one-hot") and shape:
+        return _classes_column(field, shape, kind, decode)
+    if scalar and math.prod(shape) != 1:
+        if kind.by_keras:
+            raise _not_scalar_error(field, shape, kind)
+        column = Column(name, loss=kind.name)  # a user's loss may accept any shape
+    else:
+        probabilities = kind.scores == "binary" and kind.by_keras
+        column = Column(name, shape, decode=decode, probabilities=probabilities, loss=kind.name)
+    return _of_known_length(field, column)
+
+
+def _classes_column(field: StructField, shape: tuple[int, ...], kind: LossKind, decode: _Decoder | None) -> Column:
+    """Return the column of labels for a cross-entropy over classes: class numbers, or a number for each class."""
+    name, scalar = field.name, is_scalar(field.dataType) and decode is None
+    place = kind.axis if kind.axis < 0 else kind.axis - 1  # a row has no axis of the batch
+    rest = tuple(extent for number, extent in enumerate(shape) if number != place % len(shape))
+    if shape[place] == 1:
         raise ConfigurationError(
             "the model's output must have a number for each class; the loss of a single one is 'binary_crossentropy'. "
-            f"Received: shape={shape}, loss={text!r}",
+            f"Received: shape={shape}, loss={kind.name!r}",
             column=name,
         )
-    if text in _SPARSE and not (scalar and math.prod(shape[:-1]) != 1):
-        column = Column(name, shape[:-1], "int32", decode, classes=shape[-1], loss=text)
-    elif scalar and math.prod(shape) != 1:
-        if loss is None or _is_keras_own(loss):
-            raise ShapeError(
-                f"labels must be arrays of shape {shape}, like the model's output (integer classes need the loss "
-                f"'sparse_categorical_crossentropy'). Received: {field.dataType.simpleString()}, "
-                f"loss={loss_name(loss)!r}",
-                column=name,
-            )
-        column = Column(name, loss=text)  # a user's loss may accept any shape
+    if kind.scores == "sparse" and not (scalar and math.prod(rest) != 1):
+        if kind.by_keras:
+            checks: dict[str, Any] = {"classes": shape[place], "ignored": kind.ignore_class}
+        else:
+            checks = {}  # the user's own code may accept other numbers
+        column = Column(name, rest, "int32", decode, **checks, loss=kind.name)
+    elif scalar and kind.by_keras:
+        raise _not_scalar_error(field, shape, kind)
     else:
-        column = Column(name, shape, decode=decode, loss=text)
+        column = Column(name, () if scalar else shape, decode=decode, loss=kind.name)
+    return _of_known_length(field, column)
+
+
+def _not_scalar_error(field: StructField, shape: tuple[int, ...], kind: LossKind) -> ShapeError:
+    return ShapeError(
+        f"labels must be arrays of shape {shape}, like the model's output (integer classes need the loss "
+        f"'sparse_categorical_crossentropy'). Received: {field.dataType.simpleString()}, loss={kind.name!r}",
+        column=field.name,
+    )
+
+
+def _depth(kind: DataType) -> int:
+    """Return how deep a column's arrays are nested."""
+    return 1 + _depth(kind.elementType) if hasattr(kind, "elementType") else int(is_vector(kind))
+
+
+def _of_known_length(field: StructField, column: Column) -> Column:
+    """Return ``column``; raise ShapeError if vectors have another length, as far as Spark knows it."""
     length = known_length(field)
-    if decode is None and length is not None and length != column.size:
+    if column.decode is None and length is not None and length != column.size:
         raise _label_shape_error(column, f"vectors of {length} values")
     return column

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tqdm.auto import tqdm
 
+from distkeras.data.losses import CHOSEN_BY_LABELS
 from distkeras.job_server.connection import ServerConnection
 from distkeras.job_server.errors import DescriptionError, JobFailedError
 from distkeras.job_server.states import FINAL, JobState
@@ -35,8 +36,6 @@ _UNREACHABLE_SECONDS = 120.0
 #: An offset behind the end of any log.
 _END = 2**53
 _WEEK = 7 * 86400.0
-#: Names of metrics that only `keras.Model.compile` resolves.
-_COMPILED_METRICS = {"accuracy", "acc", "crossentropy", "ce"}
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -438,7 +437,8 @@ def _require_known(options: Mapping[str, Any]) -> None:
     for option, get in (("loss", keras.losses.get), ("metrics", keras.metrics.get)):
         value = options.get(option)
         names = value if isinstance(value, list | tuple) else [value]
-        for name in [name for name in names if isinstance(name, str) and name not in _COMPILED_METRICS]:
+        texts = [name for name in names if isinstance(name, str)]
+        for name in [text for text in texts if text.lower() not in CHOSEN_BY_LABELS[option]]:
             try:
                 get(name)
             except ValueError:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from distkeras.data.losses import CHOSEN_BY_LABELS
 from distkeras.keras_model.carried import lost
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import require_number
 
 #: The trainer's name of an argument, if it differs from that of ``compile``.
 _KEYWORDS = {"optimizer": "worker_optimizer"}
-#: Metrics whose class Keras chooses when it sees labels.
-_COMPILED_METRICS = ("accuracy", "acc", "crossentropy", "ce")
 _KERAS_ERRORS = (TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
 
 
@@ -111,7 +110,7 @@ def _require_known(name: str, text: str) -> None:
 
     kinds = {"optimizer": keras.optimizers, "loss": keras.losses}
     kinds |= dict.fromkeys(("metrics", "weighted_metrics"), keras.metrics)
-    if name not in kinds or (kinds[name] is keras.metrics and text in _COMPILED_METRICS):
+    if name not in kinds or text.lower() in CHOSEN_BY_LABELS.get(name, ()):
         return
     try:
         kinds[name].get(text)

@@ -288,6 +288,10 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         thresholds: for each class a number by which its probability is divided before the largest one is chosen, as in
             Spark's classifiers: at least 0, and at most one of them 0. Default: none.
         output_type: type of flat outputs of several numbers: "array" (the default), or "vector".
+        output_kind: what the outputs' numbers are: "probabilities" or "logits" of classes, "numbers", or "loss" (the
+            default): what the loss says. Classes have scores if it is one of Keras' categorical, sparse or binary
+            cross-entropies or their focal variants, under any name, or a subclass. Give it if your own function is a
+            cross-entropy; a mapping from the outputs' names if they differ.
         prediction_batch_size: largest number of rows of a call of the model for predictions. Default: 1024.
         prediction_batch_bytes: largest size of the inputs and outputs of such a call. Default: 64 MiB.
         worker_learning_rate: replaces the learning rate of ``worker_optimizer``, so that a search over numbers can tune

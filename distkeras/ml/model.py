@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from pyspark.ml import Model
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, listed, names_of
 from distkeras.data.columns import Part
+from distkeras.data.losses import kind_of, losses_of
 from distkeras.data.schema import (
     PARTS,
     data_spec,
@@ -23,8 +23,6 @@ from distkeras.data.schema import (
     example,
     field_of,
     is_scalar,
-    loss_name,
-    losses_of,
     map_in_arrow,
     quoted,
     ready_columns,
@@ -142,16 +140,6 @@ def _common_decimal(columns: Mapping[str, DataType]) -> str:
     return f"decimal({left + right},{right})"
 
 
-_CLASSES = {
-    "sparse_categorical_crossentropy",
-    "categorical_crossentropy",
-    "categorical_focal_crossentropy",
-    "binary_crossentropy",
-    "binary_focal_crossentropy",
-}
-_BINARY = {"binary_crossentropy", "binary_focal_crossentropy"}
-
-
 @dataclass(frozen=True)
 class Head:
     """The meaning of one output of a model.
@@ -174,12 +162,23 @@ def heads_of(model: keras.Model) -> list[Head]:
     for output, loss in zip(model.outputs, losses, strict=True):
         shape = tuple(output.shape[1:])
         size = -1 if None in shape else math.prod(shape)
-        name = "" if loss is None else re.sub(r"(?<!^)(?=[A-Z])", "_", loss_name(loss)).lower()
+        kind = kind_of(loss, shape)
         # Several binary outputs in one are labels that may hold at once, none of which is the class.
-        classes = name in _CLASSES and len(shape) <= 1 and not (name in _BINARY and size != 1)
-        logits = bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
-        heads.append(Head(classes, logits, size))
+        of_classes = kind.scores in ("sparse", "one-hot") or (kind.scores == "binary" and size == 1)
+        heads.append(Head(of_classes and len(shape) <= 1, kind.from_logits, size))
     return heads
+
+
+def _meant(head: Head, kind: str, axes: int) -> Head:
+    """Return the meaning of an output that the user calls "probabilities", "logits" or "numbers"."""
+    if kind == "loss":
+        return head
+    if kind != "numbers" and axes > 1:
+        raise ConfigurationError(
+            "`output_kind` must be 'numbers' or 'loss' for an output of several axes, of which none is the classes'. "
+            f"Received: output_kind={kind!r} for {axes} axes"
+        )
+    return Head(kind != "numbers", kind == "logits", head.size)
 
 
 def metric_states(model: keras.Model, batch: Batch, inputs: Sequence[np.ndarray] | None = None) -> np.ndarray:
@@ -313,15 +312,16 @@ class KerasModel(Model, PredictionParams, Saveable):
         fitted.transform(df).select("class", "probability")
 
     `KerasEstimator` returns such a model when it is fitted; you can also create one from a trained model, whose
-    compilation determines what its outputs mean. Python workers load the model once. It is saved and loaded like
-    Spark's own models, with its optimizer's state: ``KerasEstimator(fitted.keras_model)`` can continue training.
+    compilation determines what its outputs mean unless ``output_kind`` does. Python workers load the model once. It is
+    saved and loaded like Spark's own models, with its optimizer's state: ``KerasEstimator(fitted.keras_model)`` can
+    continue training.
 
     Args:
         keras_model: a built Functional or Sequential model.
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
         prediction_batch_size, prediction_batch_bytes: see `KerasEstimator`.
         decode: as in `Trainer`, for the features.
-        thresholds, handle_invalid, invalid_col: see `KerasEstimator`.
+        thresholds, handle_invalid, invalid_col, output_kind: see `KerasEstimator`.
         label_col, sample_weight_col: columns for `evaluate`.
         custom_objects: classes and functions of the model, by registered name, in addition to those that `keras.saving`
             knows. They are sent to the workers, but not saved: register them before you load the model.
@@ -340,13 +340,13 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._local: keras.Model | None = None
         #: The estimator that fitted it, in this process; None for a model that was loaded or made by hand.
         self.parent: Any = None
-        self._heads: list[Head] = []
+        self._heads_by_loss: list[Head] = []
         self._data: bytes | None = None
         self._packed: PackedModel | None = None
         if keras_model is not None:
             self._data = archive.with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"))
-            self._heads = heads_of(keras_model)
+            self._heads_by_loss = heads_of(keras_model)
 
     @property
     def keras_model(self) -> keras.Model:
@@ -398,6 +398,16 @@ class KerasModel(Model, PredictionParams, Saveable):
             ConfigurationError: The model is not a classifier, or has several outputs.
         """
         return max(2, self._only_classifier("numClasses").size)
+
+    @property
+    def _heads(self) -> list[Head]:
+        """The meaning of each output: what ``output_kind`` says, or else the loss."""
+        names, kinds = self.output_names, self.value("output_kind")
+        if isinstance(kinds, Mapping) and (unknown := sorted(kinds.keys() - set(names))):
+            raise ConfigurationError(f"`output_kind` must be of the outputs {names}. Received: {unknown}")
+        given = [kinds.get(name, "loss") if isinstance(kinds, Mapping) else kinds for name in names]
+        shapes = [shape for shape, _ in self.packed_model.outputs]
+        return list(map(_meant, self._heads_by_loss, given, map(len, shapes)))
 
     def _only_classifier(self, name: str) -> Head:
         if len(self.output_names) != 1 or not self._heads[0].classes:
@@ -586,9 +596,9 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     def extra_to_save(self) -> dict[str, Any]:
         """Return what the outputs mean."""
-        return {"heads": [dataclasses.asdict(head) for head in self._heads]}
+        return {"heads": [dataclasses.asdict(head) for head in self._heads_by_loss]}
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
         """Take back the model, and what its outputs mean."""
         self._data = data
-        self._heads = [Head(**head) for head in saved["heads"]]
+        self._heads_by_loss = [Head(**head) for head in saved["heads"]]

@@ -156,6 +156,18 @@ def one_or_several(value: Any) -> str | list[str] | dict[str, str]:
     return column_name(value) if isinstance(value, str) else column_names(value)
 
 
+#: What the numbers of an output may be.
+OUTPUT_KINDS = ("loss", "probabilities", "logits", "numbers")
+
+
+def output_kinds(value: Any) -> str | dict[str, str]:
+    """Return what the outputs' numbers are, for all outputs or by their names; ValueError for anything else."""
+    kinds = dict(value) if isinstance(value, Mapping) else value
+    if any(kind not in OUTPUT_KINDS for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
+        raise ValueError
+    return kinds
+
+
 def fraction(value: Any) -> float:
     """Return a number in [0, 1) as a float; ConfigurationError for another one."""
     return float(require_number("value", value, inclusive=True, below=1))
@@ -294,6 +306,13 @@ class PredictionParams(
         class_thresholds,
         "numbers of at least 0, of which at most one is 0",
     )
+    output_kind = param(
+        "output_kind",
+        "what the outputs' numbers are: probabilities or logits of classes, numbers, or what the loss says (loss); "
+        "one for all outputs, or a mapping from their names",
+        output_kinds,
+        f"one of {list(OUTPUT_KINDS)}, or a mapping: name of an output to one of them",
+    )
     prediction_batch_size = param(
         "prediction_batch_size", "rows a call of the model, to predict, at most", *POSITIVE_INTEGER
     )
@@ -311,7 +330,7 @@ class PredictionParams(
         super().__init__()
         self._setDefault(prediction_batch_size=1024, prediction_batch_bytes=BATCH_BYTES, output_type="array")
         self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
-        self._setDefault(handleInvalid="error", invalid_col="")
+        self._setDefault(handleInvalid="error", invalid_col="", output_kind="loss")
 
 
 class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):

@@ -359,7 +359,7 @@ def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
         BadValueError, ShapeError, MissingColumnError, WorkerError: as `collect` says.
     """
     spec = replace(spec, epochs=1, shuffle=False, batch_size=count_max)
-    checks = tuple((column.classes, column.loss) for column in spec.columns)  # the columns' equality leaves these out
+    checks = tuple(column.checks for column in spec.columns)  # the columns' equality leaves these out
     names = tuple(column.name for column in spec.columns)
     arrangement = None if spec.encoded else Arrangement(df, names, (spec, checks))
     return _VALIDATION.of(arrangement, lambda: collect(df, spec, count_max), _is_small).copy()

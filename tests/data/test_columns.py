@@ -178,3 +178,20 @@ def test_executor_modules_load_neither_spark_nor_keras() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestLabels:
+    def test_an_ignored_class_is_a_label(self) -> None:
+        column = Column("y", (2,), "int32", classes=3, ignored=-1)
+        values = pa.array([[0, -1], [2, -1]], pa.list_(pa.int64()))
+        np.testing.assert_array_equal(to_numpy(values, column), [[0, -1], [2, -1]])
+        with pytest.raises(BadValueError, match=r"in \[0, 3\), or -1, which the loss ignores. Received: -2 in row 1"):
+            to_numpy(pa.array([[0, 1], [2, -2]], pa.list_(pa.int64())), column)
+
+    def test_labels_of_a_binary_cross_entropy_are_in_0_to_1(self) -> None:
+        column = Column("y", (1,), probabilities=True, loss="bce")
+        got = to_numpy(pa.array([0.0, 0.3, 1.0 + 1e-7]), column)
+        np.testing.assert_allclose(got, [[0], [0.3], [1]], rtol=1e-6)
+        with pytest.raises(BadValueError, match=r"-1 and 1 must be 0 and 1.*Received: -1.0 in row 1.*'bce'") as caught:
+            to_numpy(pa.array([1, -1]), column)
+        assert caught.value.column == "y"

@@ -22,6 +22,13 @@ FLOATS = T.ArrayType(T.FloatType())
 SPARSE = "sparse_categorical_crossentropy"
 
 
+class OwnSparse(keras.losses.SparseCategoricalCrossentropy):
+    """A user's loss, which may accept other labels than Keras' own."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return super().call(keras.ops.abs(y_true), y_pred)
+
+
 def frame(**columns: Any) -> Any:
     """Return an object with the only attribute of a DataFrame that is read here, its schema."""
     return SimpleNamespace(schema=T.StructType([T.StructField(name, kind) for name, kind in columns.items()]))
@@ -83,6 +90,31 @@ class TestLabels:
         model.compile("sgd", SPARSE)
         found = spec(model, frame(x=FLOATS, y=T.ArrayType(T.IntegerType())))
         assert found.labels == (Column("y", (5,), "int32"),)
+
+    @pytest.mark.parametrize(
+        ("loss", "outputs", "kind", "shape", "checks"),
+        [
+            (keras.losses.SparseCategoricalCrossentropy(ignore_class=255), 3, "int", (), (3, 255, False)),
+            ("ce", 3, "int", (), (3, None, False)),
+            ("crossentropy", 3, "array", (3,), (None, None, False)),
+            ("bce", 1, "int", (1,), (None, None, True)),
+            (keras.losses.BinaryFocalCrossentropy(), 2, "array", (2,), (None, None, True)),
+            (OwnSparse(), 3, "int", (), (None, None, False)),
+            ("mse", 1, "int", (1,), (None, None, False)),
+        ],
+    )
+    def test_the_loss_that_keras_resolves_decides_which_labels_are_valid(
+        self, loss: Any, outputs: int, kind: str, shape: tuple[int, ...], checks: tuple[Any, ...]
+    ) -> None:
+        found = spec(compiled(loss, outputs), frame(x=FLOATS, y=FLOATS if kind == "array" else T.IntegerType()))
+        assert found.labels[0].shape == shape
+        assert found.labels[0].checks[:3] == checks
+
+    def test_classes_may_lie_on_another_axis(self) -> None:
+        model = keras.Sequential([keras.Input((5, 2)), keras.layers.Dense(3, "softmax"), keras.layers.Permute((2, 1))])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(axis=1))
+        (label,) = spec(model, frame(x=FLOATS, y=FLOATS)).labels
+        assert (label.shape, label.classes) == ((5,), 3)
 
     def test_one_hot_labels_are_arrays(self) -> None:
         found = spec(compiled("categorical_crossentropy"), frame(x=FLOATS, y=FLOATS))
