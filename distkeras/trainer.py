@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.binding import listed
 from distkeras.data.columns import Column
+from distkeras.data.label_columns import require_class_numbers
+from distkeras.data.model_columns import data_spec, example
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import (
     CLASS_WEIGHT,
-    data_spec,
-    example,
-    require_class_numbers,
     require_classes,
     require_dataframe,
     weighted,

@@ -9,7 +9,8 @@ import numpy as np
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns
-from distkeras.data.schema import data_spec, require_dataframe
+from distkeras.data.model_columns import data_spec
+from distkeras.data.schema import require_dataframe
 from distkeras.data.source import collect
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of

@@ -7,26 +7,18 @@ loads neither pyspark nor Keras.
 from __future__ import annotations
 
 import difflib
-import math
-import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from distkeras.data.batches import Batch
-from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
-from distkeras.data.columns import Column, Part
-from distkeras.data.losses import LossKind, kind_of, losses_of
+from distkeras.data.columns import Part
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError
 from distkeras.ps.validate import invalid, require_integer, require_number
 from distkeras.spark.cluster import drivers_python, is_stopped
-from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
-    import keras
     from pyspark.resource import ResourceProfile
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
@@ -271,32 +263,6 @@ def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
     return dict(functions)
 
 
-def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
-    """Raise ShapeError if the first row has one-hot labels, but the loss needs class numbers."""
-    from pyspark.errors import PySparkException
-
-    for column in spec.labels:
-        kind = df.schema[column.name].dataType
-        if column.classes is None or column.size != 1 or is_scalar(kind) or column.decode is not None:
-            continue
-        try:
-            row = df.select(flattened(numbers_of(column.name, kind), kind).alias("values")).first()
-        except PySparkException as error:
-            raise typed_error(error, df.sparkSession) from None
-        if row is not None and row["values"] is not None and len(row["values"]) != column.size:
-            raise _label_shape_error(column, f"{len(row['values'])} values in the first row")
-
-
-def _label_shape_error(column: Column, received: str) -> ShapeError:
-    number = "one value" if column.size == 1 else f"{column.size} values"
-    expected = f"labels must hold {number}, like the model's output"
-    if column.classes is not None:
-        expected = (
-            f"labels must be class numbers, {number} a row; one-hot ones need the loss 'categorical_crossentropy'"
-        )
-    return ShapeError(f"{expected}. Received: {received}, loss={column.loss!r}", column=column.name)
-
-
 #: The column that `weighted` adds.
 CLASS_WEIGHT = "distkeras_class_weight"
 
@@ -370,176 +336,3 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
     for class_number, class_factor in class_weight.items():
         factor = F.when(number == F.lit(class_number), F.lit(float(class_factor))).otherwise(factor)
     return df.withColumn(CLASS_WEIGHT, row_weight * factor)
-
-
-def data_spec(
-    model: keras.Model,
-    schema: StructType,
-    *,
-    features: GivenColumns,
-    labels: GivenColumns,
-    weight: str | None,
-    decode: Mapping[str, _Decoder] | None = None,
-    **options: Any,
-) -> DataSpec:
-    """Return the `DataSpec` of a job for a compiled ``model`` and the data's ``schema``.
-
-    ``features`` and ``labels`` are columns as the trainer takes them; see `binding`. A label
-    column fills the shape of its output; for the sparse cross-entropy it holds class numbers in [0, classes).
-    ``options`` are further fields of `DataSpec`.
-
-    Raises:
-        MissingColumnError: a column is not in ``schema``.
-        ColumnTypeError: a column does not hold numbers.
-        ConfigurationError: the columns do not match the model's inputs or outputs; a shape is not fixed; an input is
-            text; or the loss is a cross-entropy over classes on an output of one number.
-        ShapeError: a column of numbers, or of vectors whose size Spark knows, does not fill its input or output.
-    """
-    inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
-    if not inputs or not outputs:
-        raise ConfigurationError(
-            f"`model` must have inputs and outputs: give it an Input. Received: model={model.name!r}"
-        )
-    features = inputs_of(model).bound(features, "features_col")
-    labels = outputs_of(model).bound(labels, "label_col")
-    decode = decode or {}
-    unread = [name for name in decode if name not in (*features, *labels)]
-    if unread:
-        raise ConfigurationError(
-            f"`decode` must be of the columns {[*features, *labels]}. Received: decode of {unread}"
-        )
-    column_types(schema.fields, (*features, *labels, *filter(None, [weight])), decode)
-    return DataSpec(
-        features=tuple(
-            _feature_column(schema[name], tensor, decode.get(name))
-            for name, tensor in zip(features, inputs, strict=True)
-        ),
-        labels=tuple(
-            _target_column(schema[name], output, loss, decode.get(name))
-            for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
-        ),
-        sample_weight=None if weight is None else Column(weight),
-        **options,
-    )
-
-
-def example(spec: DataSpec) -> Batch:
-    """Return a mini-batch of one row of zeros, which suffices to check whether the loss and the metrics fit."""
-
-    def zeros(column: Column) -> np.ndarray:
-        return np.zeros((1, *column.shape), column.dtype)
-
-    return Batch(
-        0,
-        0,
-        True,
-        x=tuple(map(zeros, spec.features)),
-        y=tuple(map(zeros, spec.labels)),
-        weight=None if spec.sample_weight is None else np.ones(1, np.float32),
-    )
-
-
-def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
-    shape = tuple(tensor.shape[1:])
-    if any(extent is None for extent in shape):
-        raise ConfigurationError(f"the model's {what} must have a fixed shape. Received: shape={shape}", column=column)
-    return tuple(int(extent) for extent in shape)
-
-
-def held_dtype(dtype: str, backend: str, *, x64: bool) -> str:
-    """Return the dtype in which a backend holds an input of ``dtype``: JAX truncates integers without ``x64``."""
-    return dtype if backend != "jax" or x64 else {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
-
-
-def dtype_of_input(tensor: Any) -> str:
-    """Return the numpy name of the dtype in which the running backend holds a symbolic input."""
-    import keras
-
-    backend = keras.backend.backend()
-    x64 = backend != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
-    return held_dtype(str(tensor.dtype), backend, x64=x64)
-
-
-def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) -> Column:
-    name, kind, shape = field.name, field.dataType, _fixed_shape(tensor, "input", field.name)
-    size = math.prod(shape)
-    dtype = dtype_of_input(tensor)
-    if dtype == "string":
-        raise ConfigurationError(
-            "the model's input must be numbers: apply TextVectorization or StringLookup to the rows first, and train "
-            "on the numbers that it gives. Received: an input of text",
-            column=name,
-        )
-    length = known_length(field)
-    if decode is None and is_scalar(kind) and size != 1:
-        raise ShapeError(
-            f"values must fill the input's shape {shape}; Spark ML's VectorAssembler makes one column of several "
-            f"numbers. Received: {kind.simpleString()}",
-            column=name,
-        )
-    if decode is None and length is not None and length != size:
-        raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {length}", column=name)
-    # The model casts floats to its own precision, but not float64, integers and booleans.
-    kept = "float" not in dtype or dtype == "float64"
-    return Column(name, shape, dtype if kept else "float32", decode, parts_of(field))
-
-
-def _target_column(field: StructField, output: Any, loss: Any, decode: _Decoder | None) -> Column:
-    name, shape = field.name, _fixed_shape(output, "output", field.name)
-    scalar = is_scalar(field.dataType) and decode is None
-    kind = kind_of(loss, shape, sparse=scalar or decode is not None or _depth(field.dataType) < len(shape))
-    if kind.scores in ("sparse", "one-hot") and shape:
-        return _classes_column(field, shape, kind, decode)
-    if scalar and math.prod(shape) != 1:
-        if kind.by_keras:
-            raise _not_scalar_error(field, shape, kind)
-        column = Column(name, loss=kind.name)  # a user's loss may accept any shape
-    else:
-        probabilities = kind.scores == "binary" and kind.by_keras
-        column = Column(name, shape, decode=decode, probabilities=probabilities, loss=kind.name)
-    return _of_known_length(field, column)
-
-
-def _classes_column(field: StructField, shape: tuple[int, ...], kind: LossKind, decode: _Decoder | None) -> Column:
-    """Return the column of labels for a cross-entropy over classes: class numbers, or a number for each class."""
-    name, scalar = field.name, is_scalar(field.dataType) and decode is None
-    place = kind.axis if kind.axis < 0 else kind.axis - 1  # a row has no axis of the batch
-    rest = tuple(extent for number, extent in enumerate(shape) if number != place % len(shape))
-    if shape[place] == 1:
-        raise ConfigurationError(
-            "the model's output must have a number for each class; the loss of a single one is 'binary_crossentropy'. "
-            f"Received: shape={shape}, loss={kind.name!r}",
-            column=name,
-        )
-    if kind.scores == "sparse" and not (scalar and math.prod(rest) != 1):
-        if kind.by_keras:
-            checks: dict[str, Any] = {"classes": shape[place], "ignored": kind.ignore_class}
-        else:
-            checks = {}  # the user's own code may accept other numbers
-        column = Column(name, rest, "int32", decode, **checks, loss=kind.name)
-    elif scalar and kind.by_keras:
-        raise _not_scalar_error(field, shape, kind)
-    else:
-        column = Column(name, () if scalar else shape, decode=decode, loss=kind.name)
-    return _of_known_length(field, column)
-
-
-def _not_scalar_error(field: StructField, shape: tuple[int, ...], kind: LossKind) -> ShapeError:
-    return ShapeError(
-        f"labels must be arrays of shape {shape}, like the model's output (integer classes need the loss "
-        f"'sparse_categorical_crossentropy'). Received: {field.dataType.simpleString()}, loss={kind.name!r}",
-        column=field.name,
-    )
-
-
-def _depth(kind: DataType) -> int:
-    """Return how deep a column's arrays are nested."""
-    return 1 + _depth(kind.elementType) if hasattr(kind, "elementType") else int(is_vector(kind))
-
-
-def _of_known_length(field: StructField, column: Column) -> Column:
-    """Return ``column``; raise ShapeError if vectors have another length, as far as Spark knows it."""
-    length = known_length(field)
-    if column.decode is None and length is not None and length != column.size:
-        raise _label_shape_error(column, f"vectors of {length} values")
-    return column

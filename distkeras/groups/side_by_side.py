@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distkeras.data.columns import ColumnArrays
-from distkeras.data.schema import example
+from distkeras.data.model_columns import example
 from distkeras.data.shuffling import row_order
 from distkeras.data.spec import DataSpec
 from distkeras.groups.pieces import packed_weights

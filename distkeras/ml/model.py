@@ -16,11 +16,10 @@ from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, listed, names_of
 from distkeras.data.columns import Part
 from distkeras.data.losses import kind_of, losses_of
+from distkeras.data.model_columns import data_spec, example
 from distkeras.data.schema import (
     PARTS,
-    data_spec,
     decoders,
-    example,
     field_of,
     is_scalar,
     map_in_arrow,

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
 from distkeras.data.batches import Batch
-from distkeras.data.schema import data_spec
+from distkeras.data.model_columns import data_spec
 from distkeras.data.source import BatchSource
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.rules.daso import Daso

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from distkeras.data.binding import names_of
 from distkeras.data.columns import Column
-from distkeras.data.schema import data_spec, example, held_dtype
+from distkeras.data.model_columns import data_spec, example, held_dtype
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 

@@ -1,0 +1,133 @@
+"""The columns that a compiled model reads: its inputs, its labels and their weights.
+
+Importing this module loads neither pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.data.batches import Batch
+from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
+from distkeras.data.columns import Column
+from distkeras.data.label_columns import fixed_shape, target_column
+from distkeras.data.losses import losses_of
+from distkeras.data.schema import column_types, is_scalar, known_length, parts_of
+from distkeras.data.spec import DataSpec
+from distkeras.ps.errors import ConfigurationError, ShapeError
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql.types import StructField, StructType
+
+_Decoder = Callable[[Any], Any]
+
+
+def data_spec(
+    model: keras.Model,
+    schema: StructType,
+    *,
+    features: GivenColumns,
+    labels: GivenColumns,
+    weight: str | None,
+    decode: Mapping[str, _Decoder] | None = None,
+    **options: Any,
+) -> DataSpec:
+    """Return the `DataSpec` of a job for a compiled ``model`` and the data's ``schema``.
+
+    ``features`` and ``labels`` are columns as the trainer takes them; see `binding`. A label
+    column fills the shape of its output; for the sparse cross-entropy it holds class numbers in [0, classes).
+    ``options`` are further fields of `DataSpec`.
+
+    Raises:
+        MissingColumnError: a column is not in ``schema``.
+        ColumnTypeError: a column does not hold numbers.
+        ConfigurationError: the columns do not match the model's inputs or outputs; a shape is not fixed; an input is
+            text; or the loss is a cross-entropy over classes on an output of one number.
+        ShapeError: a column of numbers, or of vectors whose size Spark knows, does not fill its input or output.
+    """
+    inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
+    if not inputs or not outputs:
+        raise ConfigurationError(
+            f"`model` must have inputs and outputs: give it an Input. Received: model={model.name!r}"
+        )
+    features = inputs_of(model).bound(features, "features_col")
+    labels = outputs_of(model).bound(labels, "label_col")
+    decode = decode or {}
+    unread = [name for name in decode if name not in (*features, *labels)]
+    if unread:
+        raise ConfigurationError(
+            f"`decode` must be of the columns {[*features, *labels]}. Received: decode of {unread}"
+        )
+    column_types(schema.fields, (*features, *labels, *filter(None, [weight])), decode)
+    return DataSpec(
+        features=tuple(
+            _feature_column(schema[name], tensor, decode.get(name))
+            for name, tensor in zip(features, inputs, strict=True)
+        ),
+        labels=tuple(
+            target_column(schema[name], output, loss, decode.get(name))
+            for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
+        ),
+        sample_weight=None if weight is None else Column(weight),
+        **options,
+    )
+
+
+def example(spec: DataSpec) -> Batch:
+    """Return a mini-batch of one row of zeros, which suffices to check whether the loss and the metrics fit."""
+
+    def zeros(column: Column) -> np.ndarray:
+        return np.zeros((1, *column.shape), column.dtype)
+
+    return Batch(
+        0,
+        0,
+        True,
+        x=tuple(map(zeros, spec.features)),
+        y=tuple(map(zeros, spec.labels)),
+        weight=None if spec.sample_weight is None else np.ones(1, np.float32),
+    )
+
+
+def held_dtype(dtype: str, backend: str, *, x64: bool) -> str:
+    """Return the dtype in which a backend holds an input of ``dtype``: JAX truncates integers without ``x64``."""
+    return dtype if backend != "jax" or x64 else {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
+
+
+def dtype_of_input(tensor: Any) -> str:
+    """Return the numpy name of the dtype in which the running backend holds a symbolic input."""
+    import keras
+
+    backend = keras.backend.backend()
+    x64 = backend != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
+    return held_dtype(str(tensor.dtype), backend, x64=x64)
+
+
+def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) -> Column:
+    name, kind, shape = field.name, field.dataType, fixed_shape(tensor, "input", field.name)
+    size = math.prod(shape)
+    dtype = dtype_of_input(tensor)
+    if dtype == "string":
+        raise ConfigurationError(
+            "the model's input must be numbers: apply TextVectorization or StringLookup to the rows first, and train "
+            "on the numbers that it gives. Received: an input of text",
+            column=name,
+        )
+    length = known_length(field)
+    if decode is None and is_scalar(kind) and size != 1:
+        raise ShapeError(
+            f"values must fill the input's shape {shape}; Spark ML's VectorAssembler makes one column of several "
+            f"numbers. Received: {kind.simpleString()}",
+            column=name,
+        )
+    if decode is None and length is not None and length != size:
+        raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {length}", column=name)
+    # The model casts floats to its own precision, but not float64, integers and booleans.
+    kept = "float" not in dtype or dtype == "float64"
+    return Column(name, shape, dtype if kept else "float32", decode, parts_of(field))
