@@ -49,6 +49,36 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def takes_plain_steps(given: Any) -> bool:
+    """Return whether an optimizer's steps are ``w - learning rate * gradient``, up to the clipping of the gradient.
+
+    An optimizer of the user's own class may extend SGD; two steps show what it does.
+    """
+    import keras
+
+    inner = inner_optimizer(given)
+    if not isinstance(inner, keras.optimizers.SGD):
+        return False
+    if inner.momentum or inner.weight_decay or inner.gradient_accumulation_steps:
+        return False
+    return type(inner) is keras.optimizers.SGD or _steps_of_trial_are_plain(type(inner), inner.get_config())
+
+
+def _steps_of_trial_are_plain(kind: type, config: dict[str, Any]) -> bool:
+    import keras
+
+    without = dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor"))
+    weights = _weights(1.0)
+    try:
+        optimizer = _built(kind, {**config, **without, "learning_rate": 0.5, "use_ema": False}, weights)
+        for _ in range(2):
+            optimizer.apply([keras.ops.full(weight.shape, 0.25 * place + 0.25) for place, weight in enumerate(weights)])
+    except Exception:  # noqa: BLE001 - a user's optimizer may reject these shapes, and then nothing shows its steps
+        return False
+    values = [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in weights]
+    return all(np.allclose(value, 0.75 - 0.25 * place) for place, value in enumerate(values))
+
+
 def require_independent(given: Any) -> None:
     """Raise ConfigurationError for an optimizer that stores weights, or that has several learning rates."""
     import keras

@@ -18,7 +18,7 @@ from distkeras.data.binding import listed
 from distkeras.data.schema import CLASS_WEIGHT
 from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
-from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.keras_model.optimizers import takes_plain_steps
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import load_rows, save_rows
@@ -319,10 +319,11 @@ def require_finite(replica: KerasReplica) -> None:
 def require_optimizer(rule: Rule, optimizer: Any) -> None:
     """Raise ConfigurationError unless the rule works with the workers' optimizer."""
     traits = rule.traits
-    if (traits.plain_sgd or traits.gradient) and not _is_plain_sgd(optimizer):
+    if (traits.plain_sgd or traits.gradient) and not takes_plain_steps(optimizer):
         why = "takes its steps at the server" if traits.gradient else "needs the plain step"
         raise ConfigurationError(
-            f"`worker_optimizer` must be SGD without momentum, weight decay or accumulation: rule {rule.name!r} {why}. "
+            "`worker_optimizer` must be SGD without momentum, weight decay, accumulation or steps of its own: "
+            f"rule {rule.name!r} {why}. "
             f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
         )
 
@@ -459,12 +460,3 @@ def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:
             "`resources` must be known to Spark Connect: ask for its `id` in the thread that made the session, before "
             f"another one trains. Received: {error}"
         ) from error
-
-
-def _is_plain_sgd(optimizer: Any) -> bool:
-    import keras
-
-    inner = inner_optimizer(optimizer)
-    if not isinstance(inner, keras.optimizers.SGD):
-        return False
-    return not (inner.momentum or inner.weight_decay or inner.gradient_accumulation_steps)

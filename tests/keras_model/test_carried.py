@@ -64,6 +64,19 @@ class Coupled(keras.optimizers.SGD):
         super().update_step(gradient + 0.01 * variable, variable, learning_rate)
 
 
+@keras.saving.register_keras_serializable("carried")
+class Halved(keras.optimizers.SGD):
+    """An optimizer whose steps are half as long as those of the class that it extends."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, 0.5 * learning_rate)
+
+
+@keras.saving.register_keras_serializable("carried")
+class Named(keras.optimizers.SGD):
+    """An optimizer with the steps of the class that it extends."""
+
+
 def network(*more: Any) -> keras.Model:
     inner = [layers.Dense(4, name="first"), layers.BatchNormalization(), *more]
     return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(3, "softmax")])
@@ -156,7 +169,7 @@ def test_an_optimizer_argument_is_checked_as_well() -> None:
 
 def test_accumulation_is_refused_for_a_gradient_rule() -> None:
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    with pytest.raises(ConfigurationError, match=r"without momentum, weight decay or accumulation"):
+    with pytest.raises(ConfigurationError, match=r"without momentum, weight decay, accumulation or steps of its own"):
         Trainer(network(), "asgd", worker_optimizer=optimizer, loss="mse")
 
 
@@ -235,6 +248,29 @@ def test_an_optimizer_that_stores_no_weights_is_accepted(optimizer: Any) -> None
 def test_an_optimizer_that_stores_weights_is_refused(optimizer: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"must not store weights: .*{text}"):
         require_independent(keras.optimizers.get(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "plain"),
+    [
+        (keras.optimizers.SGD(0.1, clipnorm=0.1), True),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), True),
+        (Named(0.1, clipvalue=0.1, loss_scale_factor=4.0), True),
+        (keras.optimizers.SGD(0.1, momentum=0.9), False),
+        (Halved(0.1), False),
+        (keras.optimizers.LossScaleOptimizer(Halved(0.1)), False),
+        (Coupled(0.1), False),
+        (keras.optimizers.Adam(0.1), False),
+    ],
+)
+def test_a_rule_that_takes_its_own_steps_refuses_an_optimizer_with_other_steps(optimizer: Any, plain: bool) -> None:
+    model = with_optimizer(optimizer)
+    for rule in ("asgd", "eamsgd"):
+        if plain:
+            Trainer(model, rule)
+        else:
+            with pytest.raises(ConfigurationError, match="`worker_optimizer` must be SGD"):
+                Trainer(model, rule)
 
 
 def test_flags_of_compile_reach_the_workers() -> None:
