@@ -1,0 +1,103 @@
+"""One drawn job, trained by a worker and a server and in plain Keras."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.errors import DistkerasError
+from distkeras.ps.rules import make
+from support.draws.jobs import Job, as_keras, configured, prepared
+from support.draws.models import ROWS, RULES, SETTINGS_OF_KERAS
+from support.draws.plain import Expected, expected, vector
+from support.draws.refusals import REFUSALS, is_open, is_refused, refusal_of
+from support.draws.worker import Result, plan_of, table_of, trained, trainer_of
+
+
+def difference(found: Result, wanted: Expected) -> dict[str, float]:
+    """Return the largest differences of a job, relative to values above 1."""
+    pairs = {"weights": (found.center, wanted.center), "statistics": (found.statistics, wanted.statistics)}
+    pairs |= {name: (found.history[name], values) for name, values in wanted.history.items()}
+    return {name: distance(*pair) for name, pair in pairs.items()}
+
+
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    if found.shape != wanted.shape:
+        return float("inf")
+    if not found.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(found - wanted) / max(1.0, float(np.max(np.abs(wanted))))
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    return float(np.max(np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))))
+
+
+def keras_error(job: Job) -> str:
+    """Return the error of plain Keras in a step of a job; "" if it takes one."""
+    try:
+        with configured(SETTINGS_OF_KERAS[job.keras]):
+            program = prepared(job)
+            if job.given:
+                program.built.model.compile(**program.arguments)
+            step = as_keras(program.built, program.batches[0])
+            program.built.model.fit(*step[:2], sample_weight=step[2] if step[2:] else None, batch_size=ROWS, verbose=0)
+    except Exception as error:  # noqa: BLE001 - Keras raises errors of any class
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+#: Half of a unit in the last place of bfloat16 and float16, in which a center and plain Keras may round differently.
+_HALF = 2.0**-8
+
+
+def tolerance(job: Job) -> float:
+    """Return the largest difference that is rounding: of float32, or of half precision under a rule with a formula."""
+    name, _ = RULES[job.rule]
+    half = "16" in job.keras or "16" in job.argument
+    return 2 * _HALF if half and name != "downpour" else 1e-6
+
+
+def compare(job: Job) -> dict[str, float]:
+    """Train a job with one worker and in plain Keras, and return the largest difference of each result.
+
+    Raises:
+        DistkerasError: the job is refused, or a worker has failed.
+    """
+    name, hyper = RULES[job.rule]
+    rule = make(name, **hyper)
+    with configured(SETTINGS_OF_KERAS[job.keras]):
+        program = prepared(job)
+        model = program.built.model
+        before = variables_of(model, compiled=not job.given)
+        trainer = trainer_of(program, rule, given=job.given)
+        table = table_of(program.batches)
+        plan = plan_of(trainer, table)
+        assert np.array_equal(before, variables_of(model, compiled=not job.given), equal_nan=True)
+        found = trained(plan, table)
+        if job.given:
+            model.compile(**program.arguments)
+        wanted = expected(program, rule, hyper)
+        assert {*found.history} == {*wanted.history}
+        return difference(found, wanted)
+
+
+def variables_of(model: Any, *, compiled: bool) -> np.ndarray:
+    return vector([*model.variables, *(model.optimizer.variables if compiled else ())])
+
+
+def outcome(job: Job) -> str:
+    """Return "" if the results of a job are equal, "refused as expected", "open", or else what is wrong."""
+    if is_open(job):
+        return "open"
+    try:
+        apart = compare(job)
+    except DistkerasError as error:
+        return "refused as expected" if refusal_of(job, str(error)) else f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - the error of a job belongs to its report
+        return "".join(traceback.format_exception(error)[-3:])
+    if is_refused(job):
+        return "it must be refused: " + ", ".join(refusal.text for refusal in REFUSALS if refusal.applies(job))
+    wrong = {name: value for name, value in apart.items() if value > tolerance(job)}
+    return f"different: {wrong}" if wrong else ""

@@ -1,0 +1,79 @@
+"""The jobs that are refused: which ones, and the sentence that each refusal must have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from distkeras.ps.rules import make
+from support.draws.jobs import PLAIN, Job
+from support.draws.models import RULES
+
+
+class Refusal(NamedTuple):
+    """Jobs that must be refused, and a part of the error's text."""
+
+    applies: Callable[[Job], bool]
+    text: str
+
+
+def steps_at_server(job: Job) -> bool:
+    name, hyper = RULES[job.rule]
+    return make(name, **hyper).traits.gradient
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        lambda job: job.setting in ("use_ema", "ema_overwrite_frequency") and job.optimizer != "MultiOptimizer",
+        "`worker_optimizer` must not have `use_ema`: each worker would average its own path",
+    ),
+    Refusal(
+        lambda job: job.optimizer in ("ScheduleFreeAdamW", "Ftrl"),
+        "`worker_optimizer` must not store weights: a worker takes over those of the center",
+    ),
+    Refusal(lambda job: job.optimizer == "MultiOptimizer", "`worker_optimizer` must have one learning rate"),
+    Refusal(
+        lambda job: job.rule in PLAIN and job.setting in ("weight_decay", "gradient_accumulation_steps"),
+        "`worker_optimizer` must be SGD without momentum, weight decay, accumulation or steps of its own",
+    ),
+    Refusal(lambda job: job.layer == "Lambda", "whose `function` is a Python lambda"),
+    Refusal(lambda job: job.argument == "unregistered activation", "or name them in `custom_objects`"),
+    Refusal(lambda job: job.layer == "RandomShear", "`model` must consist of Keras' classes and of registered ones"),
+    Refusal(lambda job: job.layer == "RandomCrop", "expected axis -1 of input shape to have value"),
+)
+
+
+def is_scheduled(job: Job) -> bool:
+    return job.rate not in ("number", "small")
+
+
+def moves_weights_aside(job: Job) -> bool:
+    """Return whether something other than a gradient moves weights: a constraint, or a layer that normalizes them."""
+    constrained = job.argument.startswith("constraint") or job.argument == "bias_constraint"
+    return constrained or job.layer == "SpectralNormalization"
+
+
+#: Jobs that are not compared yet, with what is wrong.
+OPEN: tuple[Refusal, ...] = (
+    Refusal(lambda job: steps_at_server(job) and is_scheduled(job), "a schedule stands still under a gradient rule"),
+    Refusal(lambda job: job.rule in PLAIN and moves_weights_aside(job), "a rule that asks for gradients ignores it"),
+    Refusal(lambda job: job.form == "own model", "a bare AttributeError"),
+    Refusal(lambda job: job.form in ("input_shape", "input_dim", "Dense with input_shape"), "refused without need"),
+    Refusal(lambda job: job.form in ("with a setting", "tied by assignment"), "lost without a word"),
+    Refusal(lambda job: job.argument == "autocast", "refused without need"),
+    Refusal(lambda job: job.loss in ("Huber", "CategoricalGeneralizedCrossEntropy"), "refused without need"),
+)
+
+
+def is_open(job: Job) -> bool:
+    return any(case.applies(job) for case in OPEN)
+
+
+def refusal_of(job: Job, error: str) -> bool:
+    """Return whether ``error`` is a refusal that is expected of a job."""
+    return any(refusal.applies(job) and re.search(re.escape(refusal.text), error) for refusal in REFUSALS)
+
+
+def is_refused(job: Job) -> bool:
+    return any(refusal.applies(job) for refusal in REFUSALS)
