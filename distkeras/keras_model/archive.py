@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,12 +295,13 @@ def _unpickled_objects(_: str, objects: dict[str, Any]) -> CustomObjects:
     return CustomObjects(objects)
 
 
-def custom_objects(data: bytes | None = None) -> CustomObjects:
+def custom_objects(data: bytes | None = None, configs: Iterable[Any] = ()) -> CustomObjects:
     """Return what this process has registered with ``keras.saving``, also by an open ``custom_object_scope``.
 
     Args:
         data: a ``.keras`` archive; only the objects that its configuration names are returned then. Libraries
             register hundreds, which every task would import.
+        configs: further configurations, which name objects as well.
     """
     import keras
     from keras.src.backend.common import global_state  # the scope's dictionary has no public name
@@ -308,7 +309,8 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
     scope: dict[str, Any] = global_state.get_global_attribute("custom_objects_scope_dict", {})
     registered = {**keras.saving.get_custom_objects(), **scope}
     if data is not None:
-        names_in_config = {value for value in keras.tree.flatten(read_config(data)) if isinstance(value, str)}
+        configs = [read_config(data), *configs]
+        names_in_config = {value for value in keras.tree.flatten(configs) if isinstance(value, str)}
         registered = {name: value for name, value in registered.items() if name in names_in_config}
     return CustomObjects(registered)
 

@@ -83,6 +83,17 @@ def classes_in(value: Any) -> Iterator[type]:
         yield type(value)
 
 
+def configurations_in(packed: Any) -> Iterator[dict[str, Any]]:
+    """Yield the configurations of Keras' objects in arguments that `pack` has returned."""
+    if isinstance(packed, Mapping):
+        packed = list(packed.values())
+    if isinstance(packed, list):
+        for part in packed:
+            yield from configurations_in(part)
+    elif isinstance(packed, PackedObject):
+        yield packed.config
+
+
 def unpack(name: str, value: Any) -> Any:
     """Reverse `pack`; raise ConfigurationError for a class or name that Keras does not know."""
     if isinstance(value, Mapping):

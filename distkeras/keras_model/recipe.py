@@ -20,7 +20,14 @@ from distkeras.keras_model.archive import (
     running_backend,
     use_settings,
 )
-from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, require_described, unpack
+from distkeras.keras_model.compile_arguments import (
+    PackedObject,
+    classes_in,
+    configurations_in,
+    pack,
+    require_described,
+    unpack,
+)
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
@@ -170,11 +177,11 @@ def recipe_of(
             "`loss` must be given, or the model be compiled with one. Received: loss=None and "
             f"model={model.name!r}, compiled={model.compiled}"
         )
-    classes = custom_objects(model_file)
+    packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
+    classes = custom_objects(model_file, configurations_in(packed))
     own_classes = (kind for value in arguments.values() for kind in classes_in(value))
     classes.update((keras.saving.get_registered_name(kind), kind) for kind in own_classes)
     classes.update(require_objects(objects))
-    packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
     with keras.saving.custom_object_scope(classes):
         for name, value in packed.items():
             require_described(name, arguments[name], value)

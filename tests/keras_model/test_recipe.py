@@ -162,6 +162,26 @@ class TestCustomObjects:
             rebuild(model, loss="mse")
         assert rebuild(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
 
+    def test_a_registered_class_within_a_given_object_is_sent(self) -> None:
+        @keras.saving.register_keras_serializable("recipe")
+        class Halving(keras.optimizers.schedules.LearningRateSchedule):
+            def __call__(self, step: Any) -> Any:
+                return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+            def get_config(self) -> dict[str, Any]:
+                return {}
+
+        @keras.saving.register_keras_serializable("recipe")  # type: ignore[untyped-decorator]  # Keras has no types
+        def spread(y_true: Any, y_pred: Any) -> Any:
+            return keras.ops.max(y_pred, axis=-1)
+
+        model = network()
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(Halving()))
+        metrics = {"spread": [keras.metrics.MeanMetricWrapper(spread)]}
+        given = dict.fromkeys(("loss_weights", "weighted_metrics", "objects"))
+        recipe = recipe_of(model, archive.to_bytes(model), optimizer=optimizer, loss="mse", metrics=metrics, **given)
+        assert recipe.objects == {"recipe>Halving": Halving, "recipe>spread": spread}
+
     def test_only_the_classes_of_the_model_are_sent(self) -> None:
         @keras.saving.register_keras_serializable("recipe")
         class NotInTheModel(keras.layers.Layer):
