@@ -147,20 +147,33 @@ def has_rows_at_server(model: keras.Model) -> bool:
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return float variables that training moves without a gradient, such as BatchNormalization's moving averages.
 
-    These are not included: variables that were created trainable and frozen later (a layer lists them apart),
-    statistics of a frozen layer (it runs in inference mode), the states of a stateful recurrent layer (they belong to
-    one worker's sequence of batches), and Normalization's constants, which only ``adapt`` sets.
+    These are not included: variables that were created trainable and frozen later (a layer lists them apart), those of
+    a frozen BatchNormalization (it runs in inference mode, as no other frozen layer does), the states of a stateful
+    recurrent layer (they belong to one worker's sequence of batches), and Normalization's constants, which only
+    ``adapt`` sets.
     """
+    layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
+    frozen = _made_trainable(layers)
+    by_id: dict[int, keras.Variable] = {}
+    for layer in layers:
+        if not _is_constant(layer):
+            own = layer._non_trainable_variables  # noqa: SLF001 - the public list holds frozen weights as well
+            by_id.update((id(v), v) for v in own if _is_float(v) and id(v) not in frozen)
+    return list(by_id.values())
+
+
+def _made_trainable(layers: Sequence[keras.Layer]) -> set[int]:
+    """Return the identities of variables that were created trainable; a wrapper may list them, too, once frozen."""
+    return {id(v) for layer in layers for v in layer._trainable_variables}  # noqa: SLF001 - the public list leaves them out
+
+
+def _is_constant(layer: keras.Layer) -> bool:
+    """Return whether training leaves a layer's state as it is, or each worker has a state of its own."""
     import keras
 
-    by_id: dict[int, keras.Variable] = {}
-    for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
-        if layer.trainable and not getattr(layer, "stateful", False):
-            if isinstance(layer, keras.layers.Normalization):
-                continue
-            own = layer._non_trainable_variables  # noqa: SLF001 - the public list holds frozen weights as well
-            by_id.update((id(v), v) for v in own if _is_float(v))
-    return list(by_id.values())
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return not layer.trainable
+    return isinstance(layer, keras.layers.Normalization) or getattr(layer, "stateful", False)
 
 
 def layer_states(model: keras.Model) -> list[keras.Variable]:
@@ -171,7 +184,7 @@ def layer_states(model: keras.Model) -> list[keras.Variable]:
     import keras
 
     layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
-    frozen = {id(v) for layer in layers for v in layer._trainable_variables}  # noqa: SLF001 - the public list leaves them out
+    frozen = _made_trainable(layers)
     recurrent = [layer.states for layer in layers if getattr(layer, "stateful", False) and hasattr(layer, "states")]
     states = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not list recurrent states
     return [variable for variable in states if isinstance(variable, keras.Variable) and id(variable) not in frozen]

@@ -137,6 +137,22 @@ def test_only_trainable_weights_are_sent(make_model: Callable[[], keras.Model]) 
     assert packed(model).size == numbers < everything / 1.2
 
 
+@pytest.mark.parametrize(
+    ("make_layer", "numbers"),
+    [
+        (lambda: models.Averaging(trainable=False), 6),
+        (lambda: layers.BatchNormalization(trainable=False), 0),
+        (lambda: layers.BatchNormalization(), 12),
+        (lambda: layers.SpectralNormalization(layers.Dense(4), trainable=False), 4),
+    ],
+)
+def test_the_state_of_a_frozen_layer_travels_unless_it_is_constant(
+    make_layer: Callable[[], layers.Layer], numbers: int
+) -> None:
+    replica = packed(stack(make_layer()))
+    assert replica.moving_statistics.size == numbers
+
+
 def stack(*inner: Any) -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(3, "softmax")])
 

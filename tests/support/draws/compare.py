@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.rules import make
 from support.draws.jobs import Job, as_keras, configured, prepared
 from support.draws.models import ROWS, RULES, SETTINGS_OF_KERAS
-from support.draws.plain import Expected, expected, vector
+from support.draws.plain import Expected, assign, expected, vector
 from support.draws.refusals import REFUSALS, is_open, is_refused, refusal_of
 from support.draws.worker import Result, plan_of, table_of, trained, trainer_of
 
@@ -75,12 +78,34 @@ def compare(job: Job) -> dict[str, float]:
         table = table_of(program.batches)
         plan = plan_of(trainer, table)
         assert np.array_equal(before, variables_of(model, compiled=not job.given), equal_nan=True)
-        found = trained(plan, table)
+        with as_another_process():
+            found = trained(plan, table)
         if job.given:
             model.compile(**program.arguments)
         wanted = expected(program, rule, hyper)
         assert {*found.history} == {*wanted.history}
-        return difference(found, wanted)
+        x, *_ = as_keras(program.built, program.batches[0])
+        assign(model.trainable_variables, wanted.center)
+        outputs = [keras.tree.flatten(part(x, training=False)) for part in (found.model, model)]
+        predicted, right = (
+            np.concatenate([np.ravel(np.asarray(value, "float64")) for value in side]) for side in outputs
+        )
+        return difference(found, wanted) | {"outputs": distance(predicted, right)}
+
+
+@contextmanager
+def as_another_process() -> Iterator[None]:
+    """Take away what a worker's process does not have: the settings of Keras, and the classes that were registered."""
+    registered = keras.saving.get_custom_objects()
+    before = dict(registered)
+    for name in [name for name in registered if not name.startswith("distkeras")]:
+        del registered[name]
+    defaults = {"dtype_policy": "float32", "floatx": "float32", "epsilon": 1e-7}
+    try:
+        with configured(defaults):
+            yield
+    finally:
+        registered.update(before)
 
 
 def variables_of(model: Any, *, compiled: bool) -> np.ndarray:

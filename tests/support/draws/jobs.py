@@ -27,7 +27,7 @@ from support.draws.models import (
     first_layer,
     rows_of,
 )
-from support.draws.parts import LABELS, LOSSES, METRICS, OPTIMIZERS, RATES, SETTINGS
+from support.draws.parts import LABELS, LOSSES, METRICS, OPTIMIZERS, RATES, SETTINGS, Labels
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Prepared(NamedTuple):
     batches: list[MiniBatch]
 
 
+#: Learning rates that are numbers.
+NUMBERS = ("number", "small")
 #: Rules that need a plain step of SGD.
 PLAIN = [
     number
@@ -105,10 +107,8 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
             getattr(keras.config, f"set_{name}")(value)
 
 
-def activation_of(job: Job) -> str:
-    if job.loss == "SparseCategoricalCrossentropy":
-        return "linear"  # from logits
-    return LABELS[LOSSES[job.loss].labels[0]][0]
+def labels_of(job: Job) -> Labels:
+    return LABELS[LOSSES[job.loss].labels[0]]
 
 
 def prepared(job: Job) -> Prepared:
@@ -116,11 +116,18 @@ def prepared(job: Job) -> Prepared:
     keras.utils.set_random_seed(job.seed)
     place, inner = LAYERS[job.layer]
     first = first_layer(job.argument)
-    built = FORMS[job.form](Network(place, lambda x: first(inner(x)), activation_of(job)))
+    labels = labels_of(job)
+    built = FORMS[job.form](Network(place, lambda x: first(inner(x)), labels.activation, labels.units))
     arguments = arguments_of(job, built)
     batches = batches_of(job, built)
     if not job.given:
         built.model.compile(**arguments)
+    if job.setting == "excluded":
+        arguments["optimizer"].exclude_from_weight_decay(var_names=["bias"])
+    if job.form == "changed rate" and not job.given and job.rate in NUMBERS:
+        built.model.optimizer.learning_rate = 0.02
+    if job.form == "frozen once compiled":
+        built.model.get_layer("first").trainable = False
     if job.form == "trained before" and not job.given:
         for batch in batches[:2]:
             built.model.train_on_batch(*as_keras(built, batch))
@@ -133,6 +140,10 @@ def arguments_of(job: Job, built: Built) -> dict[str, Any]:
     found: dict[str, Any] = {"optimizer": OPTIMIZERS[job.optimizer](RATES[job.rate](), **SETTINGS[job.setting])}
     if not outputs:
         found |= {"loss": loss(), "metrics": [metric() for metric in metrics]}
+        if job.option == "named" and job.form == "functional":
+            found = {**found, "loss": {"head": found["loss"]}, "metrics": {"head": found["metrics"]}}
+        if job.option == "listed":
+            found = {**found, "loss": [found["loss"]], "metrics": [found["metrics"]]}
     elif built.keyed:
         found |= {"loss": {name: loss() for name in outputs}}
         found |= {"metrics": {name: [metric() for metric in metrics] for name in outputs}}
@@ -152,23 +163,31 @@ def arguments_of(job: Job, built: Built) -> dict[str, Any]:
 
 def batches_of(job: Job, built: Built) -> list[MiniBatch]:
     draw = np.random.default_rng(job.seed)
-    _, labels = LABELS[LOSSES[job.loss].labels[0]]
+    labels = labels_of(job)
     found = []
     for step in range(STEPS):
         rows = ROWS if step < STEPS - 1 or built.whole else LAST
         x = tuple(rows_of(place, draw, rows).astype(place.dtype) for place in built.places)
-        y = tuple(as_labels(labels(draw, rows)) for _ in built.outputs or (None,))
+        y = tuple(as_labels(drawn_labels(labels, draw, rows, built.steps)) for _ in built.outputs or (None,))
         found.append(MiniBatch(x, y, draw.uniform(0.5, 2, rows).astype(np.float32) if job.weighted else None))
     return found
 
 
+def drawn_labels(labels: Labels, draw: np.random.Generator, rows: int, steps: int | None) -> np.ndarray:
+    """Return labels of rows, or of each step of rows."""
+    values = labels.draw(draw, rows * (steps or 1))
+    return values if steps is None else values.reshape(rows, steps, *values.shape[1:])
+
+
 def as_labels(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.int32 if values.ndim == 1 else np.float32)
+    return values.astype(np.int32 if values.dtype.kind == "i" else np.float32)
 
 
 def as_keras(built: Built, batch: MiniBatch) -> tuple[Any, ...]:
     """Return a mini-batch as `train_on_batch` takes it: x, y and, if there are any, weights."""
     x: Any = dict(zip(built.inputs, batch.x, strict=True)) if built.inputs else list(batch.x)
+    if built.nested:
+        x = [x[0], x[1:]]
     y: Any = dict(zip(built.outputs, batch.y, strict=True)) if built.keyed else list(batch.y)
     x, y = (side[0] if isinstance(side, list) and len(side) == 1 else side for side in (x, y))
     return (x, y) if batch.weight is None else (x, y, batch.weight)
@@ -186,7 +205,7 @@ def drawn(seed: int) -> Job:
 
     rule = turn("rule", range(len(RULES)))
     loss = turn("loss", list(LOSSES))
-    (labels,) = LOSSES[loss].labels
+    labels = LOSSES[loss].labels[0]
     fitting = [name for name, kind in METRICS.items() if labels in kind.labels]
     metrics = tuple(random.Random(f"metrics {seed}").sample(fitting, min(len(fitting), seed % 4)))
     optimizers = ["SGD", "LossScaleOptimizer"] if rule in PLAIN else list(OPTIMIZERS)

@@ -170,7 +170,7 @@ LAYERS: dict[str, tuple[Place, Inner]] = {
     "GroupNormalization": after_dense(lambda: L.GroupNormalization(2)),
     "GroupQueryAttention": attended(lambda: L.GroupQueryAttention(2, 2, 1, dropout=0.2, seed=1)),
     "HashedCrossing": (CLASSES, crossed),
-    "Hashing": (CLASSES, chain(lambda: L.Hashing(4, output_mode="one_hot"))),
+    "Hashing": (CLASSES, chain(lambda: L.Hashing(4, output_mode="multi_hot"))),
     "Identity": after_dense(lambda: L.Identity()),
     "IntegerLookup": (CLASSES, chain(lambda: L.IntegerLookup(vocabulary=[1, 2, 4], output_mode="multi_hot"))),
     "LSTM": (SEQUENCE, chain(lambda: L.LSTM(3, dropout=0.2, seed=1, go_backwards=True))),
@@ -246,6 +246,18 @@ LAYERS: dict[str, tuple[Place, Inner]] = {
     "ZeroPadding1D": (SEQUENCE, chain(lambda: L.ZeroPadding1D(1))),
     "ZeroPadding2D": (IMAGE, chain(lambda: L.ZeroPadding2D(1))),
     "ZeroPadding3D": (VOLUME, chain(lambda: L.ZeroPadding3D(1))),
+    # Inputs of other dtypes.
+    "bytes": (
+        Place((6, 6, 2), "uint8", lambda draw, full: draw.integers(0, 255, full)),
+        chain(lambda: L.Rescaling(0.001)),
+    ),
+    "large integers": (
+        Place((3,), "int64", lambda draw, full: 2**40 + draw.integers(0, 5, full)),
+        chain(lambda: L.Hashing(4, output_mode="multi_hot")),
+    ),
+    "booleans": (Place((6,), "bool", lambda draw, full: draw.integers(0, 2, full)), chain(lambda: L.Rescaling(1.0))),
+    "doubles": (Place((6,), "float64", lambda draw, full: draw.normal(size=full)), chain(lambda: L.Dense(3))),
+    "halves": (Place((6,), "float16", lambda draw, full: draw.normal(size=full)), chain(lambda: L.Dense(3))),
 }  # fmt: skip
 
 _BASE = "a base class or an argument, which has no behavior of its own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,9 +28,13 @@ class Network:
     place: Place
     body: Inner
     activation: str
+    units: int
 
     def head(self, x: Any, name: str = "head") -> Any:
-        return layers.Dense(3, self.activation, name=name)(x)
+        return self.last(name=name)(x)
+
+    def last(self, **options: Any) -> layers.Layer:
+        return layers.Dense(self.units, self.activation, **options)
 
     def input(self, **options: Any) -> Any:
         return keras.Input(self.place.shape, dtype=self.place.dtype, **options)
@@ -44,7 +48,9 @@ class Built:
         inputs: names of the inputs, if they are a dictionary.
         outputs: names of the outputs; empty for a single one.
         keyed: whether the outputs are a dictionary.
-        compiled: more arguments of ``compile``, which take the loss and the metrics of an output.
+        whole: whether each mini-batch must have all rows.
+        nested: whether the inputs after the first one are a list in the list.
+        steps: of an output for each time step; None: an output for each row.
     """
 
     model: keras.Model
@@ -53,7 +59,8 @@ class Built:
     outputs: tuple[str, ...] = ()
     keyed: bool = False
     whole: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    nested: bool = False
 
 
 Form = Callable[[Network], Built]
@@ -95,32 +102,32 @@ class Extended(keras.Model):
 class Own(keras.Model):
     """A subclassed model, built by a call."""
 
-    def __init__(self, activation: str = "linear", **options: Any) -> None:
+    def __init__(self, activation: str = "linear", units: int = 3, **options: Any) -> None:
         super().__init__(**options)
-        self.activation = activation
-        self.hidden, self.out = layers.Dense(5, "tanh"), layers.Dense(3, activation)
+        self.activation, self.units = activation, units
+        self.hidden, self.out = layers.Dense(5, "tanh"), layers.Dense(units, activation)
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.out(self.hidden(x))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "activation": self.activation}
+        return {**super().get_config(), "activation": self.activation, "units": self.units}
 
 
 @keras.saving.register_keras_serializable("draws")
 class Tail(keras.Model):
     """A subclassed model that other models use as a layer."""
 
-    def __init__(self, activation: str = "linear", **options: Any) -> None:
+    def __init__(self, activation: str = "linear", units: int = 3, **options: Any) -> None:
         super().__init__(**options)
-        self.activation = activation
-        self.out = layers.Dense(3, activation)
+        self.activation, self.units = activation, units
+        self.out = layers.Dense(units, activation)
 
     def call(self, x: Any) -> Any:
         return self.out(x)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "activation": self.activation}
+        return {**super().get_config(), "activation": self.activation, "units": self.units}
 
 
 @keras.saving.register_keras_serializable("draws")
@@ -158,14 +165,14 @@ def functional(net: Network, kind: Any = keras.Model, **options: Any) -> Built:
 def sequential(net: Network) -> Built:
     x = net.input()
     parts = keras.Model(x, net.body(x))
-    listed = [layers.Activation("linear"), parts, layers.Dense(3, net.activation)]
+    listed = [layers.Activation("linear"), parts, net.last()]
     return Built(keras.Sequential([net.input(), *listed]), (net.place,))
 
 
 def with_input_shape(net: Network) -> Built:
     x = net.input()
     first = layers.Reshape(net.place.shape, input_shape=net.place.shape, dtype=None)
-    model = keras.Sequential([first, keras.Model(x, net.body(x)), layers.Dense(3, net.activation)])
+    model = keras.Sequential([first, keras.Model(x, net.body(x)), net.last()])
     return Built(model, (net.place._replace(dtype="float32"),))
 
 
@@ -173,7 +180,7 @@ def dense_of(**argument: Any) -> Form:
     """Return the form of a model that begins with a Dense of an argument that says its input's shape."""
 
     def form(net: Network) -> Built:
-        return Built(keras.Sequential([layers.Dense(4, **argument), layers.Dense(3, net.activation)]), (VECTOR,))
+        return Built(keras.Sequential([layers.Dense(4, **argument), net.last()]), (VECTOR,))
 
     return form
 
@@ -246,17 +253,17 @@ def tied_by_assignment(net: Network) -> Built:
 
 def own_tail(net: Network) -> Built:
     x = net.input()
-    return Built(keras.Model(x, Tail(net.activation)(net.body(x))), (net.place,))
+    return Built(keras.Model(x, Tail(net.activation, net.units)(net.body(x))), (net.place,))
 
 
 def own_model(net: Network) -> Built:
-    model = Own(net.activation)
+    model = Own(net.activation, net.units)
     model(np.zeros((1, 6), np.float32))
     return Built(model, (VECTOR,))
 
 
 def deferred(net: Network) -> Built:
-    model = keras.Sequential([layers.Dense(4), layers.Dense(3, net.activation)])
+    model = keras.Sequential([layers.Dense(4), net.last()])
     model(np.zeros((1, 6), np.float32))
     return Built(model, (VECTOR,))
 
@@ -277,7 +284,7 @@ def changed_weights(net: Network) -> Built:
     """Return a model whose weights are not those of its initializers, one of which is not trained."""
     built = functional(net)
     head = built.model.get_layer("head")
-    head.bias.assign([0.5, -0.5, 0.25])
+    head.bias.assign([0.5, -0.5, 0.25][: net.units])
     head.bias.trainable = False
     return built
 
@@ -291,7 +298,61 @@ def trained_before(net: Network) -> Built:
     return functional(net)
 
 
+def of_operations(net: Network) -> Built:
+    """Return a model that calls functions of Keras between its layers."""
+    x = net.input()
+    hidden = net.body(x)
+    hidden = (
+        keras.ops.tanh(hidden) + 0.5 * keras.ops.flip(hidden, axis=-1) - keras.ops.mean(hidden, axis=-1, keepdims=True)
+    )
+    return Built(keras.Model(x, net.head(hidden)), (net.place,))
+
+
+def nested_inputs(net: Network) -> Built:
+    x, one, two = net.input(name="x"), keras.Input(VECTOR.shape, name="one"), keras.Input(VECTOR.shape, name="two")
+    joined = layers.Concatenate()([net.body(x), one, layers.Dense(2)(two)])
+    return Built(keras.Model([x, [one, two]], net.head(joined)), (net.place, VECTOR, VECTOR), nested=True)
+
+
+def single_key(net: Network) -> Built:
+    x = net.input(name="x")
+    return Built(keras.Model({"x": x}, {"out": net.head(net.body(x))}), (net.place,), ("x",), ("out",), keyed=True)
+
+
+def for_each_step(net: Network) -> Built:
+    """Return a model with an output for each time step, some of which are masked."""
+    ids = keras.Input((5,), dtype="int32")
+    hidden = layers.GRU(4, return_sequences=True)(layers.Embedding(7, 3, mask_zero=True)(ids))
+    return Built(keras.Model(ids, net.head(hidden)), (integers(7, 5),), steps=5)
+
+
+@keras.saving.register_keras_serializable("draws")
+class Averaging(layers.Layer):
+    """A layer that is not trained, and averages what it sees in training."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+        return x - self.mean
+
+
+def frozen_state(net: Network) -> Built:
+    """Return a model with a frozen layer whose state moves all the same."""
+    x = net.input()
+    return Built(keras.Model(x, net.head(Averaging(trainable=False)(net.body(x)))), (net.place,))
+
+
 FORMS: dict[str, Form] = {
+    "operations": of_operations,
+    "nested inputs": nested_inputs,
+    "single key": single_key,
+    "for each step": for_each_step,
+    "frozen state": frozen_state,
+    "changed rate": functional,
+    "frozen once compiled": functional,
     "functional": functional,
     "sequential": sequential,
     "input_shape": with_input_shape,
@@ -393,6 +454,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weighted_metrics": {"weighted_metrics": True},
     "steps_per_execution": {"steps_per_execution": 2},
     "auto_scale_loss": {"auto_scale_loss": False},
+    "named": {},
+    "listed": {},
 }
 OPTION_REASONS = {"optimizer": "drawn", "loss": "drawn", "metrics": "drawn"}
 

@@ -11,20 +11,32 @@ import numpy as np
 Draw = np.random.Generator
 F, M = keras.losses, keras.metrics
 
-#: Kinds of labels for an output of three numbers: its activation, and a function that draws labels for some rows.
-LABELS: dict[str, tuple[str, Callable[[Draw, int], np.ndarray]]] = {
-    "classes": ("softmax", lambda draw, rows: draw.integers(0, 3, rows)),
-    "one-hot": ("softmax", lambda draw, rows: np.eye(3)[draw.integers(0, 3, rows)]),
-    "binary": ("sigmoid", lambda draw, rows: draw.integers(0, 2, (rows, 3)).astype(float)),
-    "signs": ("tanh", lambda draw, rows: draw.integers(0, 2, (rows, 3)) * 2.0 - 1.0),
-    "positive": ("softplus", lambda draw, rows: draw.uniform(0.1, 2, (rows, 3))),
-    "numbers": ("linear", lambda draw, rows: draw.normal(size=(rows, 3))),
+
+class Labels(NamedTuple):
+    """Labels of an output: its activation, a function that draws the labels of some rows, and its units."""
+
+    activation: str
+    draw: Callable[[Draw, int], np.ndarray]
+    units: int = 3
+
+
+LABELS: dict[str, Labels] = {
+    "classes": Labels("softmax", lambda draw, rows: draw.integers(0, 3, rows)),
+    "logits": Labels("linear", lambda draw, rows: draw.integers(0, 3, rows)),
+    "one-hot": Labels("softmax", lambda draw, rows: np.eye(3)[draw.integers(0, 3, rows)]),
+    "binary": Labels("sigmoid", lambda draw, rows: draw.integers(0, 2, (rows, 3)).astype(float)),
+    "signs": Labels("tanh", lambda draw, rows: draw.integers(0, 2, (rows, 3)) * 2.0 - 1.0),
+    "positive": Labels("softplus", lambda draw, rows: draw.uniform(0.1, 2, (rows, 3))),
+    "numbers": Labels("linear", lambda draw, rows: draw.normal(size=(rows, 3))),
+    "one binary": Labels("sigmoid", lambda draw, rows: draw.integers(0, 2, (rows, 1)).astype(float), 1),
+    "one sign": Labels("tanh", lambda draw, rows: draw.integers(0, 2, (rows, 1)) * 2.0 - 1.0, 1),
+    "one number": Labels("linear", lambda draw, rows: draw.normal(size=(rows, 1)), 1),
 }
 ANY = tuple(LABELS)
-ONE_HOT, CLASSES, BINARY, SIGNS, POSITIVE, NUMBERS = (
-    ("one-hot",), ("classes",), ("binary",), ("signs",), ("positive",), ("numbers",)
-)  # fmt: skip
-DENSE = tuple(kind for kind in ANY if kind != "classes")
+ONE_HOT, CLASSES, POSITIVE = ("one-hot",), ("classes",), ("positive",)
+BINARY, SIGNS, NUMBERS = ("binary", "one binary"), ("signs", "one sign"), ("numbers", "one number")
+DENSE = tuple(kind for kind in ANY if kind not in ("classes", "logits"))
+SPARSE = ("classes", "logits")
 
 
 class Kind(NamedTuple):
@@ -72,7 +84,7 @@ LOSSES: dict[str, Kind] = {
     "MeanSquaredError": Kind(lambda: F.MeanSquaredError(reduction="sum"), NUMBERS),
     "MeanSquaredLogarithmicError": Kind(lambda: F.MeanSquaredLogarithmicError(), POSITIVE),
     "Poisson": Kind(lambda: F.Poisson(), POSITIVE),
-    "SparseCategoricalCrossentropy": Kind(lambda: F.SparseCategoricalCrossentropy(from_logits=True), CLASSES),
+    "SparseCategoricalCrossentropy": Kind(lambda: F.SparseCategoricalCrossentropy(from_logits=True), ("logits",)),
     "SquaredHinge": Kind(lambda: F.SquaredHinge(), SIGNS),
     "Tversky": Kind(lambda: F.Tversky(0.3, 0.7), BINARY),
     "binary_crossentropy": Kind(lambda: "binary_crossentropy", BINARY),
@@ -96,6 +108,11 @@ LOSSES: dict[str, Kind] = {
     "tversky": Kind(lambda: F.tversky, BINARY),
     "bce": Kind(lambda: "bce", BINARY),
     "own function": Kind(lambda: own_loss, NUMBERS),
+    "binary_crossentropy of one": Kind(lambda: "binary_crossentropy", ("one binary",)),
+    "bce of one": Kind(lambda: F.BinaryCrossentropy(), ("one binary",)),
+    "hinge of one": Kind(lambda: F.Hinge(), ("one sign",)),
+    "mse of one": Kind(lambda: "mse", ("one number",)),
+    "own class of one": Kind(lambda: Weighted(0.5), ("one number",)),
     "own class": Kind(lambda: Weighted(0.5), NUMBERS),
 }
 _CONFIG = "it makes or describes the others"
@@ -124,7 +141,7 @@ METRICS: dict[str, Kind] = {
     "CategoricalAccuracy": Kind(lambda: M.CategoricalAccuracy(), ONE_HOT),
     "CategoricalCrossentropy": Kind(lambda: M.CategoricalCrossentropy(), ONE_HOT),
     "CategoricalHinge": Kind(lambda: M.CategoricalHinge(), ONE_HOT),
-    "ConcordanceCorrelation": Kind(lambda: M.ConcordanceCorrelation(axis=-1), NUMBERS),
+    "ConcordanceCorrelation": Kind(lambda: M.ConcordanceCorrelation(axis=-1), ("numbers",)),
     "CosineSimilarity": Kind(lambda: M.CosineSimilarity(), NUMBERS),
     "F1Score": Kind(lambda: M.F1Score("macro"), ONE_HOT),
     "FBetaScore": Kind(lambda: M.FBetaScore("micro", beta=2.0), ONE_HOT),
@@ -142,12 +159,12 @@ METRICS: dict[str, Kind] = {
     "MeanSquaredLogarithmicError": Kind(lambda: M.MeanSquaredLogarithmicError(), POSITIVE),
     "OneHotIoU": Kind(lambda: M.OneHotIoU(3, [0, 1]), ONE_HOT),
     "OneHotMeanIoU": Kind(lambda: M.OneHotMeanIoU(3), ONE_HOT),
-    "PearsonCorrelation": Kind(lambda: M.PearsonCorrelation(), NUMBERS),
+    "PearsonCorrelation": Kind(lambda: M.PearsonCorrelation(), ("numbers",)),
     "Poisson": Kind(lambda: M.Poisson(), POSITIVE),
     "Precision": Kind(lambda: M.Precision(), BINARY),
     "PrecisionAtRecall": Kind(lambda: M.PrecisionAtRecall(0.5, num_thresholds=20), BINARY),
     "R2Score": Kind(lambda: M.R2Score(), NUMBERS),
-    "Recall": Kind(lambda: M.Recall(class_id=1), BINARY),
+    "Recall": Kind(lambda: M.Recall(class_id=1), ("binary",)),
     "RecallAtPrecision": Kind(lambda: M.RecallAtPrecision(0.5, num_thresholds=20), BINARY),
     "RootMeanSquaredError": Kind(lambda: M.RootMeanSquaredError(), DENSE),
     "SensitivityAtSpecificity": Kind(lambda: M.SensitivityAtSpecificity(0.5, num_thresholds=20), BINARY),
@@ -166,7 +183,7 @@ METRICS: dict[str, Kind] = {
     "categorical_crossentropy": Kind(lambda: "categorical_crossentropy", ONE_HOT),
     "categorical_focal_crossentropy": Kind(lambda: M.categorical_focal_crossentropy, ONE_HOT),
     "categorical_hinge": Kind(lambda: "categorical_hinge", ONE_HOT),
-    "concordance_correlation": Kind(lambda: M.concordance_correlation, NUMBERS),
+    "concordance_correlation": Kind(lambda: M.concordance_correlation, ("numbers",)),
     "hinge": Kind(lambda: "hinge", SIGNS),
     "huber": Kind(lambda: M.huber, NUMBERS),
     "kl_divergence": Kind(lambda: "kl_divergence", ONE_HOT),
@@ -175,14 +192,14 @@ METRICS: dict[str, Kind] = {
     "mean_absolute_percentage_error": Kind(lambda: "mape", POSITIVE),
     "mean_squared_error": Kind(lambda: "mse", DENSE),
     "mean_squared_logarithmic_error": Kind(lambda: "msle", POSITIVE),
-    "pearson_correlation": Kind(lambda: M.pearson_correlation, NUMBERS),
+    "pearson_correlation": Kind(lambda: M.pearson_correlation, ("numbers",)),
     "poisson": Kind(lambda: "poisson", POSITIVE),
-    "sparse_categorical_accuracy": Kind(lambda: "sparse_categorical_accuracy", CLASSES),
+    "sparse_categorical_accuracy": Kind(lambda: "sparse_categorical_accuracy", SPARSE),
     "sparse_categorical_crossentropy": Kind(lambda: "sparse_categorical_crossentropy", CLASSES),
     "sparse_top_k_categorical_accuracy": Kind(lambda: M.sparse_top_k_categorical_accuracy, CLASSES),
     "squared_hinge": Kind(lambda: "squared_hinge", SIGNS),
     "top_k_categorical_accuracy": Kind(lambda: M.top_k_categorical_accuracy, ONE_HOT),
-    "accuracy": Kind(lambda: "accuracy", ("classes", "one-hot", "binary")),
+    "accuracy": Kind(lambda: "accuracy", ("classes", "logits", "one-hot", "binary", "one binary")),
     "own function": Kind(lambda: confidence, ANY),
 }
 METRIC_REASONS = {
@@ -278,6 +295,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "loss_scale_factor": {"loss_scale_factor": 8.0},
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "name": {"name": "mine"},
+    "excluded": {"weight_decay": 0.1},
 }
 #: Arguments of all optimizers that are not drawn as a setting.
 SETTING_REASONS = {"learning_rate": "drawn as a rate", "ema_momentum": "drawn with `use_ema`"}

@@ -30,11 +30,20 @@ def vector(variables: list[Any]) -> np.ndarray:
     return np.concatenate(values) if values else np.empty(0)
 
 
+def assign(variables: list[Any], values: np.ndarray) -> None:
+    """Set variables to the parts of one vector."""
+    at = 0
+    for variable in variables:
+        size = int(np.prod(variable.shape))
+        variable.assign(values[at : at + size].reshape(tuple(variable.shape)))
+        at += size
+
+
 class PlainJob(Problem):
     """A `Problem` whose gradients are steps of a Keras model on its mini-batches, in their order.
 
-    For a rule that takes the steps at the server, a gradient is the step divided by the learning rate; for all others
-    the learning rate is 1, so that a gradient is the step itself, of any optimizer.
+    For a rule whose steps have a momentum of their own, a gradient is the step divided by the learning rate; for all
+    others the learning rate is 1, so that a gradient is the step itself, of any optimizer.
     """
 
     def __init__(self, prepared: Prepared, rule: Rule) -> None:
@@ -44,7 +53,7 @@ class PlainJob(Problem):
             window = 1  # the server of one worker is never occupied; a node takes each step alone
         self.n, self.weight_decay, self.window = 1, 0.0, window
         self.schedule = [0] * (STEPS // window)
-        self._prepared, self._at_server = prepared, traits.gradient
+        self._prepared, self._with_rate = prepared, traits.gradient or traits.peers
         self._model = prepared.built.model
         self.start = vector(self._model.trainable_variables)
         self.rows: list[dict[str, float]] = []
@@ -52,7 +61,7 @@ class PlainJob(Problem):
         self.eta = self._eta
 
     def _eta(self, clock: int) -> float:
-        if not self._at_server:
+        if not self._with_rate:
             return 1.0
         while len(self._rates) <= clock:
             self._rates.append(self._rate())
@@ -63,11 +72,7 @@ class PlainJob(Problem):
 
     def g(self, k: int, theta: np.ndarray) -> np.ndarray:
         model, batch = self._model, self._prepared.batches[len(self.rows)]
-        at = 0
-        for variable in model.trainable_variables:
-            size = int(np.prod(variable.shape))
-            variable.assign(theta[at : at + size].reshape(tuple(variable.shape)))
-            at += size
+        assign(model.trainable_variables, theta)
         rate = self._eta(len(self.rows))
         model.reset_metrics()
         logs = self._step(*as_keras(self._prepared.built, batch))

@@ -61,6 +61,8 @@ OPEN: tuple[Refusal, ...] = (
     Refusal(lambda job: job.form == "own model", "a bare AttributeError"),
     Refusal(lambda job: job.form in ("input_shape", "input_dim", "Dense with input_shape"), "refused without need"),
     Refusal(lambda job: job.form in ("with a setting", "tied by assignment"), "lost without a word"),
+    Refusal(lambda job: job.setting == "excluded", "refused without need"),
+    Refusal(lambda job: job.layer == "SpectralNormalization" and job.form == "frozen", "moves what does not travel"),
     Refusal(lambda job: job.argument == "autocast", "refused without need"),
     Refusal(lambda job: job.loss in ("Huber", "CategoricalGeneralizedCrossEntropy"), "refused without need"),
 )

@@ -88,7 +88,9 @@ def table_of(batches: list[MiniBatch]) -> pa.Table:
 
 
 def _column(rows: np.ndarray) -> pa.Array:
-    values = pa.array(rows.ravel())
+    # Spark has no bytes without a sign, and no half precision.
+    sent = {"uint8": "int16", "float16": "float32"}.get(str(rows.dtype), rows.dtype)
+    values = pa.array(rows.astype(sent).ravel())
     return (
         values
         if rows.ndim == 1
