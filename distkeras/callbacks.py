@@ -23,7 +23,7 @@ import numpy as np
 from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.messages import Records, Status
+from distkeras.ps.protocol.messages import NO_ROWS, Records, Status
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
 from distkeras.settings import JobFacts
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
     from distkeras.keras_model.replica import KerasReplica
+    from distkeras.keras_model.settable import Settable
     from distkeras.ps.transport.driver_client import DriverClient
     from distkeras.results import JobOutcome, JobResults, MicroBatchProgress
 
@@ -46,12 +47,17 @@ class CenterWeights(NamedTuple):
 
     Tables that travel by rows come last in the vector. Of those that the driver does not hold, ``rows`` has the name,
     the ids, ascending, and float32 ``(ids, width)``: what the validation rows of callbacks touch.
+
+    ``learning_rate`` is the server's; 0 for rules whose workers take the steps. ``values`` are the numbers that
+    callbacks have set for the workers: see `keras_model.settable`.
     """
 
     clock: int
     vector: np.ndarray
     moving_statistics: np.ndarray
     rows: tuple[tuple[str, Ids, np.ndarray], ...] = ()
+    learning_rate: float = 0.0
+    values: np.ndarray = NO_ROWS
 
     @classmethod
     def fetch(
@@ -75,7 +81,7 @@ class CenterWeights(NamedTuple):
             for shape, ids, flat in zip(tables, wants, reply.rows, strict=False)
             if shape.partial
         )
-        return cls(reply.clock, vector, reply.moving_statistics, rows)
+        return cls(reply.clock, vector, reply.moving_statistics, rows, reply.learning_rate, reply.values)
 
     def digest(self) -> bytes:
         """Return a digest of the numbers.
@@ -90,8 +96,9 @@ class CenterWeights(NamedTuple):
         return digest.digest()
 
     def load(self, replica: KerasReplica) -> None:
-        """Set a model's weights."""
+        """Set a model's weights, and what callbacks have set for the workers."""
         replica.load(self.vector)
+        replica.set_values(self.values)
         replica.load_moving_statistics(self.moving_statistics)
 
     def lend_rows(self, replica: KerasReplica) -> None:
@@ -175,6 +182,11 @@ class JobLink:
         table: np.ndarray = self.ask(lambda driver: driver.list_workers())
         return table
 
+    def set_values(self, values: np.ndarray) -> int:
+        """Set numbers for all workers, and return the clock of the first commit after it: `DriverClient.set_values`."""
+        clock: int = self.ask(lambda driver: driver.set_values(values))
+        return clock
+
 
 class CallbackContext:
     """The state of the job for a callback; valid only during the call.
@@ -235,6 +247,11 @@ class CallbackContext:
         model = self._loaded_replica().model
         _require_no_rows_at_server(model)
         return model
+
+    @property
+    def settable(self) -> list[Settable]:
+        """What a callback may change of `model` for the workers: see `JobLink.set_values`."""
+        return self._replica().settable
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Return loss and metrics of the center, by name, in inference mode.
@@ -348,6 +365,14 @@ class Callback:
         Args:
             replica: returns the callback's copy of the model, whose weights are those of a new model until `on_center`.
         """
+
+    @property
+    def acts_at_start(self) -> bool:
+        """Return whether `on_start` must be called: no worker begins before it returns."""
+        return False
+
+    def on_start(self, context: CallbackContext) -> None:
+        """Look at the initial center, before any worker begins, in the thread that called `Trainer.train`."""
 
     def on_center(self, context: CallbackContext) -> None:
         """Look at the center. It is called during training, at the callback's intervals."""

@@ -13,6 +13,7 @@ Importing this module loads neither pyspark nor Keras.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.keras_model.driver_copy import CopyState
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_integer
 
@@ -29,18 +31,16 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
 
+log = logging.getLogger(__name__)
+
 #: What there is for those of Keras' callbacks that cannot work on the driver, and why.
 REFUSED = {
     "BackupAndRestore": "the server saves the job: `train(checkpoint=…)`, and `resume=True` later",
     "History": "`trainer.history` is the history, a DataFrame",
     "MlflowCallback": "a run of MLflow is active in one thread, and callbacks have their own: use "
     "`distkeras.MLflowLogger`",
-    "LearningRateScheduler": "the workers have the optimizers: give `worker_optimizer` a schedule of "
-    "`keras.optimizers.schedules`",
     "OrbaxCheckpoint": "the server saves the job: `train(checkpoint=…)`",
     "ProgbarLogger": "`Trainer(monitoring=Monitoring(progress=True))` shows the progress",
-    "ReduceLROnPlateau": "the workers have the optimizers: give `worker_optimizer` a schedule of "
-    "`keras.optimizers.schedules`",
     "SwapEMAWeights": "the workers have the optimizers, and their averages",
     "TerminateOnNaN": "every commit is checked: `Trainer(max_skipped=0)`, the default",
 }
@@ -80,6 +80,10 @@ class KerasCallbacks(Callback):
     evaluation and ``on_test_end`` after it. ``EarlyStopping`` ends the job; if it restores the best weights,
     `Trainer.train` returns those. Hooks for batches are not called, because the batches are in the workers.
 
+    A callback may set the learning rate (``LearningRateScheduler``, ``ReduceLROnPlateau``) and variables that are not
+    trained: each worker continues with them after its next exchange, and the server saves them. ``on_train_begin`` and
+    the first ``on_epoch_begin`` are called before any worker begins. Any other change of the model is an error.
+
     Args:
         callbacks: a list of Keras callbacks.
         validation: rows to evaluate on, with the trainer's columns; None: no evaluation.
@@ -88,7 +92,7 @@ class KerasCallbacks(Callback):
 
     Raises:
         ConfigurationError: A callback has hooks for batches or changes the workers' optimizers (the text names the
-            alternative), or it monitors a value that is not reported.
+            alternative), it monitors a value that is not reported, or has changed what cannot reach the workers.
         EmptyDataError: ``validation`` has no rows.
     """
 
@@ -108,6 +112,12 @@ class KerasCallbacks(Callback):
         self._batch: Batch | None = None
         self._epoch, self._latest = 0, b""
         self._model: Any = None
+        self._setup: TrainingSetup | None = None
+
+    @property
+    def acts_at_start(self) -> bool:
+        """Return whether a callback acts at the beginning of an epoch, as one that sets the learning rate does."""
+        return any(map(_acts_at_start, self.keras_callbacks))
 
     @property
     def needs_epochs(self) -> bool:
@@ -127,7 +137,7 @@ class KerasCallbacks(Callback):
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows."""
-        self._epoch, self._latest, self._model = 0, b"", None
+        self._epoch, self._latest, self._model, self._setup = 0, b"", None, setup
         setup.require_whole()
         names = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
         for callback in self.keras_callbacks:
@@ -140,6 +150,10 @@ class KerasCallbacks(Callback):
                 )
         if self._validation is not None:
             self._batch = setup.read_rows(self._validation, self.max_rows)
+
+    def on_start(self, context: CallbackContext) -> None:
+        """Report the beginning of training."""
+        self._begin(context)
 
     def on_center(self, context: CallbackContext) -> None:
         """Report the epochs that have ended."""
@@ -155,7 +169,7 @@ class KerasCallbacks(Callback):
         last = math.ceil(self._epochs(context)) - 1
         if context.center.digest() != self._latest or last >= self._epoch:
             self._end_epoch(max(self._epoch, last), context)
-        model = context.model
+        model = self._load(context)
         before = [np.array(weights) for weights in model.get_weights()]
         for callback in self.keras_callbacks:
             callback.on_train_end({})
@@ -167,36 +181,76 @@ class KerasCallbacks(Callback):
         return context.status.epochs if self.commits_an_epoch is None else context.clock / self.commits_an_epoch
 
     def _begin(self, context: CallbackContext) -> None:
-        self._model = context.model
+        self._model = self._load(context)
         self._model.stop_training = False
+        if self._setup is not None and self._setup.outcome is not None and self._setup.outcome.resumed is not None:
+            self._epoch = int(self._epochs(context))
         for callback in self.keras_callbacks:
             callback.set_params({"epochs": None, "steps": None, "verbose": 0})
             callback.set_model(self._model)
-            callback.on_train_begin({})
-            callback.on_epoch_begin(0, {})
+        for callback in self.keras_callbacks:
+            self._hook(context, callback, "on_train_begin", {})
+        for callback in self.keras_callbacks:
+            self._hook(context, callback, "on_epoch_begin", self._epoch, {})
 
     def _end_epoch(self, epoch: int, context: CallbackContext) -> None:
-        model = context.model  # with the current weights
+        model = self._load(context)
         logs = {"loss": context.status.loss}
         if self._batch is not None:
-            self._call("on_test_begin", {})
+            self._call(context, "on_test_begin", {})
             values = context.evaluate(self._batch)
-            self._call("on_test_end", dict(values))
+            self._call(context, "on_test_end", dict(values))
             logs |= {f"val_{name}": value for name, value in values.items()}
         for callback in self.keras_callbacks:
-            callback.on_epoch_end(epoch, dict(logs))
+            self._hook(context, callback, "on_epoch_end", epoch, dict(logs))
         self._epoch, self._latest = epoch + 1, context.center.digest()
         if model.stop_training and not context.final:
             context.stop(f"a callback of Keras has stopped the training after epoch {self._epoch}")
         elif not context.final:
             for callback in self.keras_callbacks:
-                callback.on_epoch_begin(epoch + 1, {})
+                self._hook(context, callback, "on_epoch_begin", epoch + 1, {})
 
-    def _call(self, hook: str, logs: dict[str, float]) -> None:
+    def _load(self, context: CallbackContext) -> Any:
+        """Return the copy of the model, with the current weights and the learning rate with which steps are taken."""
+        model, rate = context.model, context.center.learning_rate
+        first = context.settable[0]
+        if rate and first.variable is not None:  # else the workers take the steps, with the rate of the copy
+            first.assign(np.array([rate]))
+        return model
+
+    def _hook(self, context: CallbackContext, callback: Any, hook: str, *arguments: Any) -> None:
+        """Call a hook, and tell the workers what it has changed."""
+        if getattr(getattr(callback, hook), "__func__", None) is getattr(_base(), hook):
+            return
+        before = CopyState(self._model, context.settable)
+        getattr(callback, hook)(*arguments)
+        author = f"{type(callback).__name__}.{hook}"
+        values, names = before.changes(author)
+        if not len(values) or context.final:
+            return
+        assert context.link is not None, "a running job has a connection"
+        clock = context.link.set_values(values)
+        if self._setup is not None:
+            text = "%s has set %s from commit %d on; each worker has it after its next exchange"
+            self._setup.events.report(log, "values", text, author, ", ".join(names), clock, level=logging.INFO)
+
+    def _call(self, context: CallbackContext, hook: str, logs: dict[str, float]) -> None:
         for callback in self.keras_callbacks:
             # It would write them at the steps of the optimizer, which are the workers'; it has them as `val_`, too.
             if "TensorBoard" not in (kind.__name__ for kind in _known_kinds(callback)):
-                getattr(callback, hook)(logs)
+                self._hook(context, callback, hook, logs)
+
+
+def _base() -> Any:
+    import keras
+
+    return keras.callbacks.Callback
+
+
+def _acts_at_start(callback: Any) -> bool:
+    """Return whether a callback has a hook for the beginning of an epoch or, if it is not Keras', of training."""
+    hooks = ["on_epoch_begin"] + ([] if type(callback).__module__.startswith("keras.") else ["on_train_begin"])
+    return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(_base(), hook) for hook in hooks)
 
 
 def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None = None) -> list[Any]:

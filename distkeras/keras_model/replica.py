@@ -22,6 +22,7 @@ from distkeras.keras_model.compiled_steps import (
     packing_as_fit,
 )
 from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.keras_model.settable import Settable, assign_rows, settable
 from distkeras.keras_model.variables import (
     VariableOrder,
     VariableVector,
@@ -34,7 +35,7 @@ from distkeras.keras_model.variables import (
     trainable_variables,
 )
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.ps.protocol.messages import OptimizerState
+from distkeras.ps.protocol.messages import NO_ROWS, OptimizerState
 
 if TYPE_CHECKING:
     import keras
@@ -175,6 +176,7 @@ class KerasReplica:
         self._metric_names: tuple[str, ...] | None = None  # set by `prepare`
         self._prepared_for: Any = None
         self._next: keras.Model | None = None  # the first step takes over this model's state
+        self._values = NO_ROWS  # what the driver has set
 
     @property
     def size(self) -> int:
@@ -209,7 +211,9 @@ class KerasReplica:
                 not a scalar.
         """
         if self._next is not None:
+            values = self._values
             self._begin_again(batch)
+            self.set_values(values)
         if self._metric_names is not None:
             return
         import keras
@@ -277,6 +281,28 @@ class KerasReplica:
     def load_moving_statistics(self, vector: np.ndarray) -> None:
         """Set the moving statistics from a float32 vector of shape ``(moving_statistics.size,)``."""
         self._moving_statistics.load(vector)
+        self.set_values(self._values)  # the workers' average may still have the values before
+
+    def set_values(self, values: np.ndarray) -> None:
+        """Set the learning rate and variables that are not trained, as the driver has set them for all workers.
+
+        They stay so: when the moving statistics or the state of the optimizer are loaded, they are set again.
+
+        Args:
+            values: float64 ``(numbers, 2)``, rows of place (see `settable`) and value, places ascending.
+
+        Raises:
+            ConfigurationError: the model has no such place.
+        """
+        self._values = values
+        for model in filter(None, (self.model, self._next)) if len(values) else ():
+            assign_rows(settable(model), values)
+
+    @property
+    def settable(self) -> list[Settable]:
+        """Return what the driver may set of this model: see `set_values`."""
+        text = "the workers' model is another one, since tables travel by rows"
+        return settable(self.model, text if self._order is not None else "")
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
         """Fill ``out``, float32 of shape ``(moving_statistics.size,)``, with the moving statistics."""
@@ -367,7 +393,9 @@ class KerasReplica:
         """
         self.prepare(example)
         self._build_optimizer()
-        return load_state(self.model.optimizer, state, self._unsent())
+        problem = load_state(self.model.optimizer, state, self._unsent())
+        self.set_values(self._values)  # the state has the learning rate of its time
+        return problem
 
     def _unsent(self) -> frozenset[int]:
         """Return the identities of the built optimizer's variables that are not part of its state."""
@@ -398,7 +426,7 @@ class KerasReplica:
         if not copied(_states(model), _states(self.model)):
             return False
         self.model.reset_metrics()
-        self._next = model
+        self._next, self._values = model, NO_ROWS
         return True
 
     def _begin_again(self, batch: Batch) -> None:

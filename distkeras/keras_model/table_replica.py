@@ -153,6 +153,7 @@ class TableReplica(KerasReplica):
         dense = state.content[:size]
         own = OptimizerState(layout_of(optimizer, unsent), dense, zlib.crc32(dense.data))
         problem = load_state(optimizer, own, unsent)
+        self.set_values(self._values)  # the state has the learning rate of its time
         if not problem:
             self._retained, self._current = retained, None
         return problem

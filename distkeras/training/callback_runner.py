@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,7 @@ from distkeras.callbacks import (
     TrainingSetup,
 )
 from distkeras.keras_callbacks import with_keras_callbacks
-from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, JobStoppedError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
 
@@ -131,6 +132,14 @@ class CallbackRunner:
         """Return the seconds since the job began."""
         return time.monotonic() - self._began
 
+    def begin(self, status: Callable[[], Status]) -> None:
+        """Call `Callback.on_start` of those that act at the start; ``status`` returns the server's status."""
+        for thread in self._threads:
+            if thread.callback.acts_at_start:
+                self.update(status())
+                with suppress(JobOver):  # the job has failed already, as `SparkJob.run` will see
+                    thread.begin()
+
     def start(self) -> None:
         """Start calling the callbacks."""
         self._began = time.monotonic()
@@ -197,6 +206,10 @@ class _CallbackThread(threading.Thread):
             self._replica = self._job.build_replica()
         return self._replica
 
+    def begin(self) -> None:
+        """Call `Callback.on_start`."""
+        self.callback.on_start(self._context(self._job.status, self._job.seconds))
+
     def run(self) -> None:
         """Call the callback whenever it is due, until the job is over."""
         try:
@@ -227,6 +240,10 @@ class _CallbackThread(threading.Thread):
                 job.changed.wait(min(due - now, threading.TIMEOUT_MAX))
         self._called_at, self._called_clock = now, status.clock
         self._called_epochs = 0 if epochs is None else int(status.epochs / epochs)
+        return self._context(status, now)
+
+    def _context(self, status: Status, now: float) -> CallbackContext:
+        job = self._job
         return CallbackContext(
             status,
             now,
@@ -242,7 +259,8 @@ class _CallbackThread(threading.Thread):
             try:
                 return call(self._client)
             except (DistkerasError, OSError) as error:
-                if self._job.over.is_set():
+                # The job has failed: the driver's main thread receives the reason, and raises it.
+                if self._job.over.is_set() or isinstance(error, JobStoppedError):
                     raise JobOver from None
                 if not self._client.lost(error):
                     raise

@@ -134,6 +134,11 @@ class SparkJob:
             Exception: a callback raised it.
             KeyboardInterrupt: it is raised after the Spark job is cancelled.
         """
+        try:
+            self.callbacks.begin(lambda: self._server.ask(lambda driver: driver.observe(-1, 0.0)))
+        except BaseException:
+            self._observer.close()
+            raise
         action = SparkAction(self._session, self._collect, "distkeras-train", lambda: self._signals.put(_TasksEnded()))
         watch_server = in_callers_scope(self._session, self._watch_server)
         watch = threading.Thread(target=watch_server, name="distkeras-watch", daemon=True)

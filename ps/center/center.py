@@ -25,6 +25,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
+from distkeras.ps.center.driver_values import DriverValues
 from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.micro_batches import MicroBatch
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
@@ -254,6 +255,7 @@ class Center:
         self.refused = self.ends = 0
         #: The micro-batch to which the leases belong; None: the job trains no stream.
         self.micro_batch: MicroBatch | None = None
+        self.values = DriverValues()
         self.log = CommitLog()
         self.leases = Leases(workers, self._make_worker_vectors, now)
         self.tables = tuple(tables)
@@ -271,7 +273,7 @@ class Center:
 
     def rate(self, clock: int) -> float:
         """Return the server's learning rate for a commit at ``clock``; 0 for rules that step at the workers."""
-        return 0.0 if self.schedule is None else self.schedule(max(0, clock))
+        return 0.0 if self.schedule is None else self.values.rate(max(0, clock), self.schedule)
 
     @property
     def size(self) -> int:

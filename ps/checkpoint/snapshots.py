@@ -121,6 +121,8 @@ def capture(center: Center) -> State:
         header["tables"] = _shapes(center)
     if center.micro_batch is not None:
         header["micro_batch"] = list(center.micro_batch)
+    if center.values.current.version:
+        header["values"] = center.values.state()
     optimizers = {worker: lease.optimizer for worker, lease in center.leases.items() if lease.optimizer is not None}
     return State(header, arrays, center.metrics, center.log.totals(), held, optimizers)
 
@@ -154,8 +156,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     center.moving_statistics = np.array(arrays["moving_statistics"])
     center.clock = header["clock"]
     center.counters = dict(header["counters"])
-    if "micro_batch" in header:
-        center.micro_batch = MicroBatch(*header["micro_batch"])
+    _restore_optional(center, header)
     for number, vector in enumerate(center.model):
         vector[...] = arrays[f"model/{number}"]
     _restore_round(center, header["round"], arrays)
@@ -184,6 +185,13 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         active=active,
     )
     return True
+
+
+def _restore_optional(center: Center, header: dict[str, Any]) -> None:
+    if "micro_batch" in header:
+        center.micro_batch = MicroBatch(*header["micro_batch"])
+    if "values" in header:
+        center.values.restore(header["values"])
 
 
 def _restore_tables(center: Center, state: State) -> None:

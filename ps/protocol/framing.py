@@ -111,7 +111,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 16
+VERSION = 17
 #: Bytes that are read with a header, to save a system call; more than a commit's fields have.
 READ_AHEAD = 256
 

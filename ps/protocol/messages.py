@@ -323,6 +323,9 @@ class CenterReply(Message):
     the first reply, and each reply to a `Pull`, has ``center``.
 
     ``rows`` are the requested rows of each table, flat, at ``clock``. For a driver, ``moved`` has their numbers.
+
+    ``values`` are the numbers that the driver has set (see `SetValues`), of which ``version`` is the version; 0: none,
+    or the worker has them.
     """
 
     incarnation: int
@@ -337,6 +340,8 @@ class CenterReply(Message):
     window: int = 0
     rows: tuple[Floats, ...] = ()
     moved: tuple[Ids, ...] = ()
+    version: int = 0
+    values: Rows = field(default_factory=lambda: NO_ROWS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -496,6 +501,16 @@ class Inspect(Message):
 
     moved_after: int = -1
     wants: tuple[Ids, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SetValues(Message):
+    """Driver → server: set numbers for all workers: float64 ``(numbers, 2)``, place and value; see `driver_values`.
+
+    It is answered by an `Ack` once they are saved; its ``clock`` is that of the first commit after the change.
+    """
+
+    rows: Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -684,6 +699,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Members,
     PeerVector,
     PeerLoss,
+    SetValues,
 )
 
 
@@ -739,6 +755,7 @@ class Reply(NamedTuple):
     ``refused``: the commit was refused, and its window must be computed again, from ``center``.
     ``window`` is the steps of the next window, if above 0.
     ``rows`` are the requested rows of each table, flat.
+    ``values`` are the numbers that the driver has set, if ``version`` is above 0; see `SetValues`.
     """
 
     learning_rate: float = 0.0
@@ -750,6 +767,8 @@ class Reply(NamedTuple):
     refused: bool = False
     window: int = 0
     rows: tuple[np.ndarray, ...] = ()
+    version: int = 0
+    values: np.ndarray = NO_ROWS
 
 
 Request = (

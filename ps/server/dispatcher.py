@@ -16,6 +16,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.center import Center, Released, check_hello, check_shapes, not_finite
+from distkeras.ps.center.driver_values import set_values
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.center.schedulers import Scheduler, scheduler_for
@@ -39,6 +40,7 @@ from distkeras.ps.protocol.faults import error_of, fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
+    NO_ROWS,
     Abort,
     Ack,
     Announce,
@@ -70,6 +72,7 @@ from distkeras.ps.protocol.messages import (
     PublishRows,
     Pull,
     Records,
+    SetValues,
     Status,
     Welcome,
     WorkerTable,
@@ -106,6 +109,8 @@ class PeerVectors:
         self._sending: list[Buffer] = []
         #: The memory that both ends of the connection share; None: they share none.
         self.slots: SharedSlots | None = None
+        #: The version of the driver's values that the peer was sent last.
+        self.version_sent = 0
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         """Return the memory for the next array of an arriving message."""
@@ -257,7 +262,7 @@ class Dispatcher:
         self._settings, self._deadlines = settings, settings.deadlines
         self._incarnation = incarnation
         self._snapshots = snapshots
-        self._world = world
+        self._world, self._began = world, world.monotonic()
         #: The lock, its condition, and the state of the server.
         self.changed = JobCondition(world)
         #: None before it is published.
@@ -269,7 +274,6 @@ class Dispatcher:
         #: The digest of the driver's publication, and the model file; empty before the publication.
         self._published, self._model = b"", np.empty(0, np.uint8)
         self._limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
-        self._began = world.monotonic()
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Reads need no lock, so `Probe` does not wait for commits.
         self._committing: set[Peer] = set()
@@ -299,6 +303,7 @@ class Dispatcher:
             Observe: self._on_observe,
             Inspect: self._on_inspect,
             InspectRows: lambda peer, message: self._rows.inspect(lambda: self._require_center(peer), message),
+            SetValues: self._on_set_values,
             Drain: self._on_drain,
             EndEarly: self._on_end_early,
             ListWorkers: self._on_list_workers,
@@ -426,7 +431,7 @@ class Dispatcher:
                 center.leases.held(message.worker, message.attempt)  # a bad pull without the lease must not end the job
                 check_wants(center.table_shapes, message.wants, message.worker)
             released = self._release(peer, center, message.worker, message.attempt, message.wants)
-        return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)
+        return peer.vectors.encode(self._reply_with_center(peer, center, released, whole=True), whole=True)
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
         arrived = self._world.monotonic()
@@ -619,7 +624,16 @@ class Dispatcher:
             center = self._require_center(peer)
             moved = rows_to_inspect(center.tables, message)
             released = center.inspect(moved)
-        return replace(self._reply_with_center(peer, center, released), moved=moved)
+        return replace(self._reply_with_center(peer, center, released, whole=True), moved=moved)
+
+    def _on_set_values(self, peer: Peer, message: SetValues) -> Message:
+        with self.changed:
+            center = self._require_center(peer)
+            self.changed.require_running()
+            set_values(center, message.rows)
+            answer = self._acknowledge()
+            self._wait_until_saved(peer)  # else a restarted server would continue without them
+        return answer
 
     def _on_drain(self, peer: Peer, message: Drain) -> Message:
         with self.changed:
@@ -718,9 +732,15 @@ class Dispatcher:
         self._require_holder(peer, center, message.worker, message.attempt)
         return center.leases[message.worker]
 
-    def _reply_with_center(self, peer: Peer, center: Center, released: Released) -> CenterReply:
-        """Return the reply; the caller does not hold the lock."""
+    def _reply_with_center(self, peer: Peer, center: Center, released: Released, *, whole: bool = False) -> CenterReply:
+        """Return the reply; the caller does not hold the lock. ``whole``: with the driver's values in any case."""
         peer.vectors.hold_until_sent(released.buffer)
+        version, values = center.values.current
+        # A relay forwards the reply to workers that may not have them yet.
+        if version == peer.vectors.version_sent and not (whole or self._settings.relays):
+            version, values = 0, NO_ROWS
+        else:
+            peer.vectors.version_sent = version
         worker = -1 if peer.lease is None else peer.lease[0]
         return CenterReply(
             incarnation=center.incarnation,
@@ -733,6 +753,8 @@ class Dispatcher:
             stopping=center.asks_workers_to_leave,
             window=released.window,
             rows=released.rows,
+            version=version,
+            values=values,
         )
 
     def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:
@@ -758,7 +780,7 @@ class Dispatcher:
         """Return the last commit of ``worker`` that a snapshot covers; without snapshots, ``sequence``."""
         return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)
 
-    def _wait_until_saved(self, peer: Peer, worker: int) -> None:
+    def _wait_until_saved(self, peer: Peer, worker: int | None = None) -> None:
         """Wait until a snapshot covers all commits so far: a worker that has left cannot repeat them."""
         if self._checkpointer is not None:
             checkpointer, mark = self._checkpointer, self._checkpointer.mark()

@@ -67,6 +67,10 @@ class FunctionReplica:
     def read_moving_statistics(self, out: np.ndarray) -> None:
         """Do nothing: a function has no moving statistics."""
 
+    def set_values(self, values: np.ndarray) -> None:
+        """Set the learning rate, which is place 0."""
+        self.learning_rate = dict(values.tolist()).get(0, self.learning_rate)
+
     def train(self, batches: Sequence[Any]) -> np.ndarray:
         """Take one step for each batch."""
         for batch in batches:

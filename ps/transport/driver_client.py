@@ -26,6 +26,7 @@ from distkeras.ps.protocol.messages import (
     PublishRows,
     Records,
     RowsPublished,
+    SetValues,
     Status,
     TableRows,
     WorkerTable,
@@ -88,6 +89,17 @@ class DriverClient(Client):
     def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> CenterReply:
         """Return the present center, with the rows that `messages.Inspect` requests."""
         return self.request(Inspect(moved_after, wants), CenterReply)
+
+    def set_values(self, rows: np.ndarray) -> int:
+        """Set numbers for all workers, float64 ``(numbers, 2)`` of place and value; see `messages.SetValues`.
+
+        Returns:
+            The clock of the first commit after the change.
+
+        Raises:
+            ConfigurationError: the rule does not allow it, or the server's learning rate is a schedule.
+        """
+        return self.request(SetValues(np.ascontiguousarray(rows, np.float64)), Ack).clock
 
     def whole_center(self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()) -> tuple[CenterReply, Vector]:
         """Return the present center, and a vector of its elements and those of ``tables``, all of the same clock.

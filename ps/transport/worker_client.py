@@ -547,6 +547,8 @@ class WorkerClient(Client):
             stopping=self.stopping,
             window=reply.window,
             rows=reply.rows,
+            version=reply.version,
+            values=reply.values,
         )
 
     def _timed(self, exchange: Callable[[], _T]) -> _T:

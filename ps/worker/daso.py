@@ -240,6 +240,9 @@ class MemberReplica:
         """Write the moving statistics into ``out``."""
         self._replica.read_moving_statistics(out)
 
+    def set_values(self, values: np.ndarray) -> None:
+        """Do nothing: the server refuses to set values for members, which must have the same ones at each step."""
+
     def gradient(self, batch: BatchLike, out: Vector) -> np.ndarray:
         """Write this member's gradient into ``out``."""
         return self._replica.gradient(batch, out)

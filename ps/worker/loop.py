@@ -149,6 +149,9 @@ class WorkerReplica(Replica, Protocol):
     def read_moving_statistics(self, out: np.ndarray) -> None:
         """Write the moving statistics into ``out``."""
 
+    def set_values(self, values: np.ndarray) -> None:
+        """Set numbers for the next steps: rows of place and value; place 0 is the learning rate."""
+
 
 def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     rule: Rule,
@@ -258,6 +261,8 @@ class _Worker:
         self.state.window = pulled.window
         if pulled.moving_statistics.size:
             replica.load_moving_statistics(pulled.moving_statistics)
+        #: The version of the driver's values that the replica has.
+        self._version = 0
         #: Whether a commit is in flight: posted, and its reply not collected yet.
         self.posted = False
         self._replica, self._payload, self._windows, self._now = replica, payload, windows, now
@@ -268,6 +273,7 @@ class _Worker:
         #: The mini-batches of the present window, if the rule may refuse its commit.
         self._window: list[BatchLike] = []
         self._history: list[np.ndarray] = []
+        self._take_values(pulled)
 
     def compute(self, group: Sequence[BatchLike]) -> None:
         """Take one step of the window for each mini-batch."""
@@ -325,6 +331,7 @@ class _Worker:
         self.rule.elastic_exchange(self._replica, self.state, _center(pulled))
         self._take_reply(pulled)
         acknowledged = _answered((yield self._record(end, statistics)))
+        self._take_values(pulled)
         self._take_window(acknowledged)
         return not acknowledged.stopping
 
@@ -340,6 +347,7 @@ class _Worker:
             return False
         self.rule.receive(self._replica, self.state, self._center(reply))
         self._take_reply(reply)
+        self._take_values(reply)
         self._take_window(reply)
         return True
 
@@ -347,6 +355,7 @@ class _Worker:
         """Compute the window's mini-batches again, from the center in the reply ``refused``."""
         self.rule.receive(self._replica, self.state, self._center(refused))
         self._take_reply(refused)
+        self._take_values(refused)
         batches = self._window
         self._end_window()
         for first in range(0, len(batches), CALL_STEPS_MAX):
@@ -369,6 +378,7 @@ class _Worker:
             return False
         self.rule.begin_overlapped_window(self._replica, self.state, _center(self._latest))
         self._take_rate(self._latest)
+        self._take_values(self._latest)
         self._take_window(self._latest)
         return True
 
@@ -399,6 +409,12 @@ class _Worker:
         self._take_rate(reply)
         if reply.moving_statistics.size and not self.traits.keeps_replica:
             self._replica.load_moving_statistics(reply.moving_statistics)
+
+    def _take_values(self, reply: Reply) -> None:
+        """Set what the driver has set for all workers, before the next window."""
+        if reply.version > self._version:
+            self._version = reply.version
+            self._replica.set_values(reply.values)
 
     def _take_window(self, reply: Reply) -> None:
         """Set the length of the next window from the reply to an applied commit."""

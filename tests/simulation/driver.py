@@ -12,8 +12,9 @@ import numpy as np
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.errors import DistkerasError, WorkerError
+from distkeras.ps.errors import DistkerasError, JobStoppedError, WorkerError
 from distkeras.ps.protocol.framing import KEY_BYTES
+from distkeras.ps.protocol.messages import Ack, SetValues
 from distkeras.ps.rules.schedules import schedule_of
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.start import ResumePoint, StartRequest
@@ -28,6 +29,7 @@ from simulation.cluster import VirtualClusterServer
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task
 from simulation.tables import check_tables, check_whole_center, read_rows, shapes_of, start_of
+from simulation.value_watch import value_in
 from simulation.watch import Watch
 from simulation.worker import run_attempt
 from simulation.world import Surroundings, VirtualWorld
@@ -352,6 +354,8 @@ class Driver:
                 self._clock = observer.observe(self._clock, _POLL).clock
                 if self._plan.lists:
                     self._check_table(observer.list_workers())
+                if self._plan.sets:
+                    self._set_value(observer)
                 if self._shapes:
                     check_whole_center(observer, self._shapes, self._watch.size)
             except DistkerasError as error:
@@ -364,6 +368,14 @@ class Driver:
                 return
             supervisor.record_activity()
             self._world.sleep(max(_STATUS, supervisor.status_seconds))
+
+    def _set_value(self, observer: DriverClient) -> None:
+        rows = self._watch.values.next()
+        try:
+            answer = observer.request(SetValues(rows), Ack)
+        except JobStoppedError:
+            return  # The next status has the error.
+        self._watch.note_value(self.process, answer.incarnation, answer.clock, value_in(rows))
 
     def _check_table(self, table: np.ndarray) -> None:
         """Raise a finding unless every partition in the table belongs to the job."""

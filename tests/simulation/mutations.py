@@ -27,6 +27,7 @@ from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     state_mutations,
     stream_mutations,
     table_mutations,
+    value_mutations,
 )
 from simulation.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulation.world import VirtualChild

@@ -192,6 +192,7 @@ class Plan:
         whole: whether tags also cover the long vectors.
         cluster: whether the server is a task in the cluster instead of the driver's child process.
         lists: whether the driver requests the table of workers at intervals.
+        sets: whether the driver sets a number for the workers at intervals.
         keeps: whether states of the workers' optimizers are kept.
         tables: whether tables travel by rows, next to the center's vector.
         neighbors: number of the first workers that are on the server's host and share memory with it; all workers
@@ -234,6 +235,7 @@ class Plan:
     gap: bool = False
     whole: bool = False
     lists: bool = False
+    sets: bool = False
     cluster: bool = False
     stray: bool = False
     keeps: bool = False
@@ -478,7 +480,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         plan = replace(plan, hyper_parameters=paced) if _goes(lambda: rules.make(plan.rule, **paced)) else plan
     plan = _with_what_is_rare(plan, chance, damage=damage)
     plan = replace(plan, tables=_may_have_tables(plan) and chance.random() < _TABLES)
-    return replace(plan, neighbors=chance.choice((1, 2, 9)) if chance.random() < _NEIGHBORS else 0)
+    plan = replace(plan, neighbors=chance.choice((1, 2, 9)) if chance.random() < _NEIGHBORS else 0)
+    return replace(plan, sets=chance.random() < _SETS)
 
 
 def _with_what_is_rare(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
@@ -638,6 +641,8 @@ _CLUSTER = 0.1
 _TABLES = 0.5
 #: The share of the jobs with workers on the server's host.
 _NEIGHBORS = 0.4
+#: The share of the jobs whose drivers set numbers.
+_SETS = 0.2
 #: The share of the jobs with relays, where they are allowed.
 _RELAYS = 0.4
 #: The share of the jobs whose workers exchange with each other, and what those have in common with other jobs.

@@ -57,6 +57,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "gap": False,
         "whole": False,
         "lists": False,
+        "sets": False,
         "cluster": False,
         "tables": False,
         "neighbors": 0,

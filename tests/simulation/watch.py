@@ -23,6 +23,7 @@ from simulation.speed_watch import SpeedWatch
 from simulation.state_watch import StateWatch
 from simulation.stream_watch import StreamWatch
 from simulation.tables import check_tables, rows_of
+from simulation.value_watch import ValueWatch
 from simulation.world import Surroundings, VirtualChild
 
 #: Faults under which two processes still reach each other soon, and a disk answers.
@@ -132,6 +133,7 @@ class Watch:
         #: Checks of the workers' optimizers, of their speeds, and of a stream's micro-batches.
         self.states, self.speeds = StateWatch(), SpeedWatch(plan.make_rule().window_by_speed)
         self.streams = StreamWatch(plan)
+        self.values = ValueWatch()
         #: The centers that workers are to receive, by driver and incarnation.
         self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
         #: The states of centers, by the number of rows of their ledgers and the last row.
@@ -185,6 +187,13 @@ class Watch:
             # An older server may still promise commits of a snapshot that a newer one has found damaged.
             if owner is not None and not self.damaged:
                 self._require_has(owner, who)
+
+    def note_value(self, driver: Process, incarnation: int, clock: int, value: float) -> None:
+        """Record that the server has acknowledged a number that a driver has set."""
+        self.values.note((driver, incarnation), clock, value)
+        owner = self._owner()
+        if owner is not None and not self.damaged:
+            self.values.require_kept(owner)
 
     def _owner(self) -> Center | None:
         """Return the center of the server with the highest claim, or None if two servers claim at the same time.
@@ -293,6 +302,9 @@ class Watch:
             return  # The server is late, and will find the higher claim.
         if self.damaged:
             self._forget(center)
+            self.values.forget()
+        if self._plan.every:
+            self.values.require_kept(center)
         for who in self.durable:
             self._require_has(center, who)
         if not self.ends_early:  # Otherwise, there is data left.

@@ -49,6 +49,7 @@ from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
 from simulation.speed_watch import AccountOfWindows
 from simulation.tables import TableBatch, check_reply, cut_windows, shapes_of
+from simulation.value_watch import value_in
 from simulation.watch import Watch
 from simulation.world import VirtualWorld
 
@@ -81,13 +82,15 @@ class WatchedClient(WorkerClient):
         #: The clocks at which windows began, and the number of the loop's first commit.
         self._began: list[int] = []
         self._first = 0
+        #: The number, set by the driver, with which steps must be taken from now on.
+        self.least = 0.0
         follows = plan.make_rule().window_by_speed is not None
         self._windows = AccountOfWindows(follows=follows, pulls_first=self._pulls_first, now=self._now)
 
     def begin(self) -> None:
         """Record the start of a loop, with a pull; nothing that was computed before counts."""
         self._began.clear()
-        self._first = 0
+        self._first, self.least = 0, 0.0
         self._account.begin()
         self._account_of_state.begin()
         self._windows.begin(self._now)
@@ -193,6 +196,8 @@ class WatchedClient(WorkerClient):
         delivered = super()._delivered(reply)
         assert delivered.center is not None
         self._watch.check_delivered(self._driver, self.worker, reply, delivered.center)
+        if not self._overlaps:  # Otherwise, the reply counts from a later window on.
+            self.least = self._watch.values.least((self._driver, reply.incarnation), reply.clock)
         return delivered
 
 
@@ -307,6 +312,7 @@ class CountingReplica:
         statistics: number of elements of its moving statistics, which follow the numbers of the elements.
         owner: numbers of layout, partition and attempt.
         loss: returns the loss of each sample of an epoch, if gradients are requested.
+        least: returns the least number, set by the driver, with which steps must be taken.
     """
 
     def __init__(
@@ -317,10 +323,12 @@ class CountingReplica:
         statistics: int = 0,
         owner: tuple[int, ...] = (),
         loss: Callable[[int], float] = float,
+        least: Callable[[], float] = float,
     ) -> None:
         self.size = size
         self.learning_rate = 1.0
-        self._element, self._compute, self._loss = element, compute, loss
+        self._element, self._compute, self._loss, self._least = element, compute, loss, least
+        self._value = 0.0
         self._theta = np.zeros(size, np.float32)
         self._statistics = np.zeros(statistics, np.float32)
         #: The attempt that took the first of the steps, the number of steps, and a value that each of them changes.
@@ -346,8 +354,18 @@ class CountingReplica:
         """See `Replica`."""
         out[...] = self._statistics
 
+    def set_values(self, values: np.ndarray) -> None:
+        """See `WorkerReplica`."""
+        self._value = value_in(values)
+
+    def _require_value(self) -> None:
+        if self._value < self._least():
+            text = f"a worker must step with {self._least()}, which was set before its latest exchange"
+            raise Finding("values", f"{text}. Received: {self._value}")
+
     def train(self, batches: Sequence[VirtualBatch]) -> np.ndarray:
         """See `Replica`."""
+        self._require_value()
         for batch in batches:
             element = self._element(batch)
             self._move(batch, self._theta, element, self._compute(element))
@@ -375,6 +393,7 @@ class CountingReplica:
 
     def gradient(self, batch: VirtualBatch, out: np.ndarray) -> np.ndarray:
         """See `Replica`."""
+        self._require_value()
         element = self._element(batch)
         step = self._compute(element)
         out[...] = 0.0
@@ -439,7 +458,7 @@ def run_attempt(
 
     def begin(welcome: Welcome) -> Loop:
         client.begin()
-        replica = _replica(plan, layout, watch, world, worker, attempt)
+        replica = _replica(plan, layout, watch, world, client)
         kept = settings.keep_optimizer and not rule.traits.gradient
         keeper = OptimizerKeeper(replica, client.interval, welcome, at_end=bool(plan.stream)) if kept else None
         batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
@@ -480,10 +499,9 @@ def run_attempt(
                 end.close()
 
 
-def _replica(
-    plan: Plan, layout: Layout, watch: Watch, world: VirtualWorld, worker: int, attempt: int
-) -> CountingReplica:
+def _replica(plan: Plan, layout: Layout, watch: Watch, world: VirtualWorld, client: WatchedClient) -> CountingReplica:
     """Return a new model of an attempt."""
+    worker = client.worker
     places = spans(watch.size, shapes_of(plan, watch.size))
     kind = partial(TableReplica, places) if places else CountingReplica
     return kind(
@@ -491,8 +509,9 @@ def _replica(
         lambda batch: layout.element(worker, batch.epoch, batch.index),
         lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
         plan.statistics,
-        (layout.number, worker, attempt),
+        (layout.number, worker, client.attempt),
         partial(loss_of, plan.workers, worker),
+        lambda: client.least,
     )
 
 

@@ -31,6 +31,7 @@ from support.training.spark_jobs import (
 from distkeras import EarlyStopping, KerasCallbacks, Pruning, Trainer
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.rules import make
@@ -263,6 +264,50 @@ def test_callbacks_of_keras_work_in_a_spark_job(spark: SparkSession, tmp_path: P
     assert model is trained
     assert steps == trainer.history.count()
     assert timings == {"start", "spark", "finish", "total"}
+
+
+class StopAtRates(Callback):
+    """Ends the job once commits have had a number of learning rates."""
+
+    def __init__(self, rates: int) -> None:
+        super().__init__(every_commits=1)
+        self.rates = rates
+
+    def on_center(self, context: CallbackContext) -> None:
+        assert context.link is not None
+        commits = context.link.drain(0, 1_000_000).commits.view(COMMIT)
+        if len(set(commits["learning_rate"].tolist())) >= self.rates:
+            context.stop("rates enough")
+
+
+def test_workers_train_with_the_rates_that_a_callback_sets(spark: SparkSession) -> None:
+    """The steps are those of Keras with each commit's rate; the first epoch's rate is set before its first step."""
+    x, y = blobs(64)
+    trainer = Trainer(
+        wrong_model(),
+        make("downpour", window=2),
+        worker_optimizer=keras.optimizers.SGD(0.5),
+        loss=SPARSE,
+        num_workers=1,
+        batch_size=64,
+        num_epoch=ENDLESS,
+    )
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.4 / (epoch + 1))
+    trained = trainer.train(table(spark, x, y).coalesce(1), callbacks=[scheduler, StopAtRates(3)])
+    commits = trainer.commits.orderBy("clock").collect()
+    rates = list(dict.fromkeys(commit["learning_rate"] for commit in commits))
+    assert rates[0] == pytest.approx(0.4)
+    assert rates == sorted(rates, reverse=True)
+    model = wrong_model()
+    model.compile(keras.optimizers.SGD(0.5), SPARSE)
+    for commit in commits:
+        model.optimizer.learning_rate = commit["learning_rate"]
+        model.train_on_batch(x, y)
+    for mine, theirs in zip(trained.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert float(trained.optimizer.learning_rate) <= rates[-1]
+    texts = [event["text"] for event in trainer.events.collect() if event["kind"] == "values"]
+    assert "LearningRateScheduler.on_epoch_begin has set the learning rate (0.4) from commit 0 on" in texts[0]
 
 
 @pytest.mark.slow

@@ -79,6 +79,9 @@ class ToyReplica:
     def read_moving_statistics(self, out: np.ndarray) -> None:
         out[...] = self.moving_statistics
 
+    def set_values(self, values: np.ndarray) -> None:
+        self.learning_rate = dict(values.tolist()).get(0, self.learning_rate)
+
     def train(self, batches: Sequence[ToyBatch]) -> np.ndarray:
         for batch in batches:
             self.theta -= (self.learning_rate * self._gradient(self.theta, batch.value)).astype(self.theta.dtype)

@@ -1,0 +1,168 @@
+"""The numbers that the driver may set for all workers during a job: learning rate, and variables that are not trained.
+
+Each number has a place, which is the same in every process that builds the model: place 0 is the learning rate, and the
+elements of the variables follow, in the order of the layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+
+class Settable(NamedTuple):
+    """A variable that the driver may set.
+
+    Args:
+        name: what it is called in texts.
+        variable: of Keras or of its backend; None: the learning rate is a schedule.
+        start: the place of its first element.
+        size: the number of its elements.
+        obstacle: why workers would not use another value; empty: they would.
+    """
+
+    name: str
+    variable: Any
+    start: int
+    size: int
+    obstacle: str = ""
+
+    def value(self) -> np.ndarray:
+        """Return a copy of its elements, float64 ``(size,)``."""
+        import keras
+
+        if self.variable is None:
+            return np.zeros(self.size)
+        return np.array(keras.ops.convert_to_numpy(self.variable), np.float64).reshape(-1)
+
+    def assign(self, value: np.ndarray) -> None:
+        """Set its elements, float64 ``(size,)``."""
+        if self.variable is not None:
+            self.variable.assign(value.reshape(tuple(self.variable.shape)).astype(_numpy_dtype(self.variable)))
+
+
+def settable(model: keras.Model, obstacle: str = "") -> list[Settable]:
+    """Return what may be set of a compiled model, in the order of the places.
+
+    Args:
+        obstacle: why only the learning rate can be set; empty: all can be.
+    """
+    import keras
+
+    rate = getattr(model.optimizer, "inner_optimizer", model.optimizer)._learning_rate  # noqa: SLF001 - the public property evaluates it
+    named = [("the learning rate", rate if isinstance(rate, keras.Variable) else None, "")]
+    known = {id(variable) for variable in [*model.trainable_variables, rate]}
+    for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+        for variable in layer._non_trainable_variables:  # noqa: SLF001 - the public list has those of inner layers
+            if id(variable) not in known:
+                known.update((id(variable), id(getattr(variable, "_value", variable))))
+                named.append((f"variable {variable.path!r}", variable, obstacle))
+    if keras.backend.backend() == "jax":
+        obstacle = obstacle or "JAX compiles it into the step as a constant, unless it is a weight of a layer"
+    named += [(f"variable {name!r}", variable, obstacle) for name, variable in _untracked(model, known)]
+    found, start = [], 0
+    for name, variable, why in named:
+        size = 1 if variable is None else math.prod(tuple(variable.shape))
+        found.append(Settable(name, variable, start, size, why))
+        start += size
+    return found
+
+
+def assign_rows(variables: Sequence[Settable], rows: np.ndarray) -> None:
+    """Set numbers of a model.
+
+    Args:
+        variables: from `settable`.
+        rows: float64 ``(numbers, 2)``: place and value, places ascending.
+
+    Raises:
+        ConfigurationError: the model has no such place.
+    """
+    end = variables[-1].start + variables[-1].size
+    if len(rows) and rows[-1, 0] >= end:
+        raise ConfigurationError(
+            f"the model must have the variables that a callback on the driver has set. Received: {end} places, "
+            f"and a value for place {int(rows[-1, 0])}"
+        )
+    for variable in variables:
+        own = (
+            rows[(rows[:, 0] >= variable.start) & (rows[:, 0] < variable.start + variable.size)] if len(rows) else rows
+        )
+        if len(own):
+            value = variable.value()
+            value[own[:, 0].astype(np.int64) - variable.start] = own[:, 1]
+            variable.assign(value)
+
+
+def _untracked(model: keras.Model, known: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield variables that a layer or the loss uses and Keras does not track, by a name; ``known`` grows."""
+    roots: list[tuple[str, Any]] = [("loss", getattr(model, "loss", None)), ("compute_loss", model.compute_loss)]
+    for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+        roots += [(f"{layer.name}.{name}", value) for name, value in _attributes(layer)]
+    pending, seen = list(reversed(roots)), set[int]()
+    while pending:
+        name, value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_variable(value):
+            if id(value) not in known and id(getattr(value, "_value", value)) not in known:
+                known.update((id(value), id(getattr(value, "_value", value))))
+                yield name, value
+        else:
+            pending += reversed([(f"{name}.{part}" if part else name, inner) for part, inner in _parts(value)])
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function, an object of a loss, or a container refers to."""
+    import keras
+
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((str(place), part) for place, part in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from (("", part) for part in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, types.MethodType):
+        yield "", value.__func__
+    elif isinstance(value, types.FunctionType) and not value.__module__.startswith("keras."):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # it is empty
+                continue
+        yield from ((name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__)
+    elif isinstance(value, keras.losses.Loss):
+        yield from _attributes(value)
+        yield "call", value.call
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((name, value) for name, value in list(vars(owner).items()) if not name.startswith("_"))
+
+
+def _is_variable(value: Any) -> bool:
+    import keras
+
+    if isinstance(value, keras.Variable):
+        return True
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return isinstance(value, tf.Variable)
+    return False
+
+
+def _numpy_dtype(variable: Any) -> Any:
+    dtype = variable.dtype
+    return dtype if isinstance(dtype, str) and dtype != "bfloat16" else getattr(dtype, "as_numpy_dtype", np.float32)

@@ -1,0 +1,104 @@
+"""Numbers that the driver sets for all workers during the job: the learning rate, and small variables of the model.
+
+A number has a place, which means the same in every process: place 0 is the learning rate, and the model decides on the
+others. Replies carry the numbers to the workers, and snapshots have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
+from distkeras.ps.protocol.messages import NO_ROWS
+from distkeras.ps.rules.schedules import Constant
+
+if TYPE_CHECKING:
+    from distkeras.ps.center.center import Center
+
+#: The place of the learning rate: the worker optimizer's or, for gradient rules, the server's.
+RATE = 0
+#: The most numbers that may be set, so that replies stay small.
+VALUES_MAX = 4096
+
+
+class Values(NamedTuple):
+    """Numbers that were set.
+
+    Args:
+        version: rises with each change; 0: none was set.
+        rows: float64 ``(numbers, 2)``: place and value, places ascending; never changed.
+    """
+
+    version: int = 0
+    rows: np.ndarray = NO_ROWS
+
+
+class DriverValues:
+    """The numbers that were set so far, as ``current``, which is replaced by each change."""
+
+    def __init__(self) -> None:
+        self.current = Values()
+        #: The learning rates, each with the clock of the first commit that it applies to.
+        self._rates: list[tuple[int, float]] = []
+
+    def set(self, rows: np.ndarray, clock: int) -> bool:
+        """Set numbers, of the right shape, from the commit at ``clock`` on; return whether one has changed."""
+        before = {int(place): float(value) for place, value in self.current.rows}
+        after = before | {int(place): float(value) for place, value in rows}
+        if after == before:
+            return False
+        if after.get(RATE) != before.get(RATE):
+            self._rates.append((clock, after[RATE]))
+        self.current = Values(self.current.version + 1, np.array(sorted(after.items()), np.float64))
+        return True
+
+    def rate(self, clock: int, otherwise: Callable[[int], float]) -> float:
+        """Return the learning rate that was set for the commit at ``clock``, or what it is ``otherwise``."""
+        for since, rate in reversed(self._rates):
+            if since <= clock:
+                return rate
+        return otherwise(clock)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything for a snapshot, JSON-ready."""
+        return {"version": self.current.version, "rows": self.current.rows.tolist(), "rates": self._rates}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._rates = [(clock, rate) for clock, rate in state["rates"]]
+        self.current = Values(state["version"], np.array(state["rows"], np.float64).reshape(-1, 2))
+
+
+def set_values(center: Center, rows: np.ndarray) -> bool:
+    """Set numbers for all workers of ``center``; the caller holds the lock.
+
+    Args:
+        rows: float64 ``(numbers, 2)``: place and value.
+
+    Returns:
+        Whether one has changed.
+
+    Raises:
+        ConfigurationError: the rule's workers step together without the server, or its learning rate is a schedule.
+        RemoteProtocolError: ``rows`` are not places and finite values, or too many.
+    """
+    known = {int(place) for place, _ in center.values.current.rows}
+    if rows.ndim != 2 or rows.shape[1:] != (2,) or not np.isfinite(rows).all():
+        raise RemoteProtocolError(f"values must be rows of place and finite value. Received: shape {rows.shape}")
+    places = rows[:, 0]
+    if (places < 0).any() or (places != np.floor(places)).any() or len(known.union(map(int, places))) > VALUES_MAX:
+        raise RemoteProtocolError(f"values must have at most {VALUES_MAX} places from 0 on. Received: {len(rows)} rows")
+    if center.traits.peers:
+        raise ConfigurationError(
+            f"the learning rate and variables of the model must not be set during a job of rule {center.rule.name!r}, "
+            "whose workers step together without the server. Give `worker_optimizer` a schedule of Keras"
+        )
+    if RATE in places and not isinstance(center.schedule, Constant | None):
+        raise ConfigurationError(
+            f"the learning rate must not be set during a job whose `learning_rate` is a schedule. Received: "
+            f"{center.schedule}"
+        )
+    return center.values.set(rows, center.clock)
