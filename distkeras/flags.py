@@ -97,11 +97,15 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def columns_of(texts: Sequence[str]) -> list[str] | dict[str, str]:
-    """Return a mapping where each text is NAME=COLUMN and there are several; else the columns as they are."""
+def columns_of(texts: Sequence[str], *, optional: bool = False) -> Any:
+    """Return a mapping where each text is NAME=COLUMN and there are several; else the columns as they are.
+
+    Args:
+        optional: NAME= is for an output without a column, whose entry is None.
+    """
     pairs = [text.partition("=") for text in texts]
-    if len(texts) > 1 and all(name and separator and column for name, separator, column in pairs):
-        return {name: column for name, _, column in pairs}
+    if len(texts) > 1 and all(name and separator and (column or optional) for name, separator, column in pairs):
+        return {name: column or None for name, _, column in pairs}
     return list(texts)
 
 
@@ -127,11 +131,12 @@ _KINDS: dict[str, dict[str, Any]] = {
     "Any": {},
     "int | str": {"type": json_or_text, "metavar": "N"},
     "str | Sequence[str] | Mapping[str, str]": COLUMNS,
+    "label_col": {"nargs": "*", "metavar": "COLUMN"},
     "str | Sequence[str]": {"nargs": "+", "metavar": "NAME"},
     "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
     "Mapping[int, float]": PAIRS | {"metavar": "CLASS=VALUE"},
     "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},
-    "sample_weight_col": {"metavar": "COLUMN"},
+    "sample_weight_col": COLUMNS,
 }
 
 
@@ -161,10 +166,13 @@ def trainer_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `Trainer` that were given, by name; raise ConfigurationError if one cannot work."""
     flags = {name: getattr(arguments, _FLAGS.get(name, name)) for name in _options()}
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    for name in ("features_col", "label_col"):
+    given = {name: value for name, value in flags.items() if value is not None and (value != [] or name == "label_col")}
+    for name in ("features_col", "label_col", "sample_weight_col"):
         if name in given:
-            given[name] = columns_of(given[name])
+            given[name] = columns_of(given[name], optional=name != "features_col")
+    weights = given.get("sample_weight_col")
+    if isinstance(weights, list) and len(weights) == 1:
+        (given["sample_weight_col"],) = weights
     if "class_weight" in given:
         weights = values_of(given["class_weight"])
         try:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distkeras.data.binding import listed, names_of
+from distkeras.data.binding import Entries, entries_of, listed, names_of
 from distkeras.data.schema import decoders, require_class_weight
 from distkeras.data.spec import DataSpec
 from distkeras.ps.rules import Rule, make
@@ -156,8 +156,8 @@ class TrainSettings:
     """What acts on the data and on the driver; each field is the option of `Trainer` that has its name."""
 
     features_col: tuple[str, ...] | dict[str, str] = ("features",)
-    label_col: tuple[str, ...] | dict[str, str] = ("label",)
-    sample_weight_col: str | None = checked(None, require_text, "the name of a column, or None")
+    label_col: Entries = ("label",)
+    sample_weight_col: str | Entries | None = None
     class_weight: dict[int, float] | None = None
     decode: dict[str, Callable[[Any], Any]] | None = None
     num_workers: int | None = count(None)
@@ -182,7 +182,8 @@ class TrainSettings:
         check_fields(self)
         converted: dict[str, Any] = {
             "features_col": names_of(self.features_col, "features_col"),
-            "label_col": names_of(self.label_col, "label_col"),
+            "label_col": entries_of(self.label_col, "label_col"),
+            "sample_weight_col": _weight_entries(self.sample_weight_col),
             "class_weight": None if self.class_weight is None else require_class_weight(self.class_weight),
         }
         converted["tables"] = _table_names(self.tables)
@@ -208,16 +209,22 @@ class TrainSettings:
         }
 
     @property
+    def weight_columns(self) -> tuple[str, ...]:
+        """The names of the columns of sample weights."""
+        weight = self.sample_weight_col
+        return (weight,) if isinstance(weight, str) else listed(weight or ())
+
+    @property
     def row_settings(self) -> dict[str, Any]:
         """What decides which rows a mini-batch has, JSON-ready; it must be the same for a job that is resumed."""
         decoded = {name: _qualified_name(function) for name, function in (self.decode or {}).items()}
         return {
-            "features": _json_columns(self.features_col),
-            "labels": _json_columns(self.label_col),
+            "features": _as_json(self.features_col),
+            "labels": _as_json(self.label_col),
             "batch_size": self.batch_size,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "sample_weight": self.sample_weight_col,
+            "sample_weight": _as_json(self.sample_weight_col),
             "class_weight": self.class_weight and {str(key): weight for key, weight in self.class_weight.items()},
             "partitioned_already": self.partitioned_already,
             **({"decode": decoded} if decoded else {}),
@@ -236,8 +243,18 @@ def _qualified_name(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _json_columns(columns: tuple[str, ...] | dict[str, str]) -> list[str] | dict[str, str]:
-    return columns if isinstance(columns, dict) else list(columns)
+def _weight_entries(value: Any) -> str | Entries | None:
+    """Return one column of weights, which counts for all outputs, or an entry for each; None for no weights."""
+    if isinstance(value, str) and value:
+        return value
+    return None if value is None else entries_of(value, "sample_weight_col") or None
+
+
+def _as_json(columns: Any) -> Any:
+    """Return columns with lists in place of tuples."""
+    if isinstance(columns, dict):
+        return {name: _as_json(entry) for name, entry in columns.items()}
+    return list(map(_as_json, columns)) if isinstance(columns, tuple) else columns
 
 
 @dataclass(frozen=True)

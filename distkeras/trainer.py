@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from distkeras.callbacks import Callback, TrainingSetup
-from distkeras.data.binding import listed
+from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.columns import Column
 from distkeras.data.label_columns import require_class_numbers
 from distkeras.data.model_columns import data_spec, example
@@ -126,8 +126,12 @@ class Trainer(JobResults):
         features_col: column, or columns in the order of the model's inputs: numbers, arrays of numbers, or ML vectors,
             which are reshaped to the input. If the inputs are a dictionary, a mapping: {"user": "user_column", ...}.
         label_col: column or columns, in the order of the outputs; a mapping if these are a dictionary. Integer classes
-            for the sparse cross-entropy, otherwise values that fill the output's shape.
-        sample_weight_col: column with one weight per row.
+            for the sparse cross-entropy, otherwise values that fill the output's shape; for the loss CTC, a loss of
+            your own and your own `train_step`, arrays of any one length. A list in place of a column is of scalar
+            columns that form an array together; None in place of one is for an output without a loss. None or [] alone:
+            the model trains without labels, by `add_loss` or its own `train_step`.
+        sample_weight_col: column with one weight per row, or an array with one for each time step; or such columns for
+            each output, in the form of `label_col`, of which None has no weights.
         class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
             classes that are not named.
         decode: function from the value of the features column to an array of the input's shape, or a dictionary from
@@ -177,8 +181,8 @@ class Trainer(JobResults):
         loss_weights: Any = None,
         weighted_metrics: Sequence[Any] | None = None,
         features_col: str | Sequence[str] | Mapping[str, str] = "features",
-        label_col: str | Sequence[str] | Mapping[str, str] = "label",
-        sample_weight_col: str | None = None,
+        label_col: GivenEntries = "label",
+        sample_weight_col: GivenEntries = None,
         class_weight: Mapping[int, float] | None = None,
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
         num_workers: int | None = None,
@@ -215,6 +219,7 @@ class Trainer(JobResults):
             loss_weights=loss_weights,
             weighted_metrics=weighted_metrics,
             objects=custom_objects,
+            labels=bool(listed(self.settings.label_col)),
         )
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
         require_carried(model, replica.model)
@@ -512,7 +517,7 @@ class Trainer(JobResults):
 
     def _checked_spec(self, df: DataFrame) -> DataSpec:
         require_dataframe("df", df)
-        return data_spec(self._build_replica().model, df.schema, **self.settings.data_arguments)
+        return data_spec(self._build_replica().model, df.schema, rows=df, **self.settings.data_arguments)
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
@@ -606,13 +611,13 @@ class Trainer(JobResults):
     def _spec_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
         """Return the columns that are read of ``df``, with the weights by class."""
         require_exact_embeddings(replica.model)
-        settings, spec = self.settings, data_spec(replica.model, df.schema, **self.settings.data_arguments)
+        settings, spec = self.settings, data_spec(replica.model, df.schema, rows=df, **self.settings.data_arguments)
         if not df.isStreaming:
             require_class_numbers(df, spec)
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
-        require_fit(replica, example(spec), spec.features + spec.labels)
+        require_fit(replica, example(spec), spec.columns)
         return spec
 
     def _weighted(self, df: DataFrame) -> DataFrame:
@@ -620,7 +625,8 @@ class Trainer(JobResults):
         settings = self.settings
         if settings.class_weight is None:
             return df
-        return weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
+        weight = next(iter(settings.weight_columns), None)
+        return weighted(df, listed(settings.label_col)[0], settings.class_weight, weight)
 
     def _rows_of(self, df: DataFrame, spec: DataSpec, workers: int) -> DataFrame:
         """Return the rows as workers read them."""
@@ -639,7 +645,7 @@ class Trainer(JobResults):
     def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
         """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""
         require_dataframe("df", df, stream=False)
-        spec = data_spec(plan.replica.model, df.schema, **self.settings.data_arguments)
+        spec = data_spec(plan.replica.model, df.schema, rows=df, **self.settings.data_arguments)
         batch = validation_rows(df, spec, count_max)
         plan.note_evaluated(batch, spec)
         return batch

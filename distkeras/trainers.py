@@ -190,7 +190,7 @@ class Trainer(Histories, distkeras.trainer.Trainer):
             ConfigurationError: it cannot work.
         """
         file = archive.to_bytes(model)
-        recipe = recipe_of(model, file, **self._compilation)
+        recipe = recipe_of(model, file, **self._compilation, labels=bool(listed(self.settings.label_col)))
         recipe.build(file)  # what cannot work fails here
         self.model_file, self.recipe = file, recipe
 
@@ -265,11 +265,11 @@ class DistributedTrainer(Trainer):
         """Make ``factor`` times `num_workers` partitions, each of which is a worker here: they train in waves."""
         self._parallelism = require_integer("factor", factor)
 
-    def get_features_column(self) -> str | list[str] | dict[str, str]:
+    def get_features_column(self) -> Any:
         """Return `features_col`."""
         return _as_one_or_list(self.settings.features_col)
 
-    def get_label_column(self) -> str | list[str] | dict[str, str]:
+    def get_label_column(self) -> Any:
         """Return `label_col`."""
         return _as_one_or_list(self.settings.label_col)
 
@@ -302,7 +302,7 @@ class DistributedTrainer(Trainer):
         self.server_settings = replace(self.server_settings, rule=self.rule)
 
 
-def _as_one_or_list(names: tuple[str, ...] | dict[str, str]) -> str | list[str] | dict[str, str]:
+def _as_one_or_list(names: Any) -> Any:
     if isinstance(names, dict):
         return names
     return names[0] if len(names) == 1 else list(names)

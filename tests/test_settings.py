@@ -39,7 +39,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "deadlines": (5.0, {"reply": 5.0}, 0, False, ""),
     "wire_format": ("float16", None, np.zeros(2)),
     "features_col": ((), "", (3,), 5, True),
-    "label_col": ((), "", 5),
+    "label_col": ("", 5, ["a", 3], {"b": [""]}),
     "learning_rate": (0.1,),  # the rule makes no steps at the server
     "class_weight": (
         [1.0, 2.0],
@@ -53,7 +53,7 @@ BAD: dict[str, tuple[Any, ...]] = {
         {0: math.nan},
     ),
     "decode": ("gray", {}, {"features": 1}, {1: bytes}, [bytes]),
-    "sample_weight_col": ("", 3, ["weight"]),
+    "sample_weight_col": ("", 3, [[]], {"a": 1}),
     "host": ("", 8080),
     "server": ("spark", "", None, 1),
     "resources": (2, {"cpus": 2}, ResourceProfileBuilder(), ResourceProfile),

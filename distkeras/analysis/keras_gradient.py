@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Batch
-from distkeras.data.binding import GivenColumns
+from distkeras.data.batches import Batch, flat_weight
+from distkeras.data.binding import GivenColumns, GivenEntries
 from distkeras.data.model_columns import data_spec
 from distkeras.data.schema import require_dataframe
 from distkeras.data.source import collect
@@ -58,7 +58,7 @@ class KerasGradient:
         batch_size: rows of a mini-batch; the last one of an epoch may be shorter.
         workers: number of virtual workers.
         seed: seed of the mini-batches and of random layers, not negative.
-        sample_weight: one number per row that scales its loss, shape ``(rows,)``.
+        sample_weight: one number per row that scales its loss, shape ``(rows,)``, or one for each time step.
         split: whether each row belongs to one worker, as in a Spark job. Default: each worker trains on all rows.
         custom_objects: classes and functions of the model, by registered name.
 
@@ -119,8 +119,8 @@ class KerasGradient:
         df: DataFrame,
         *,
         features_col: GivenColumns = "features",
-        label_col: GivenColumns = "label",
-        sample_weight_col: str | None = None,
+        label_col: GivenEntries = "label",
+        sample_weight_col: GivenEntries = None,
         max_bytes: int = 1 << 30,
         **options: Any,
     ) -> KerasGradient:
@@ -141,11 +141,12 @@ class KerasGradient:
         require_dataframe("df", df)
         max_bytes = require_integer("max_bytes", max_bytes)
         model_file = archive.to_bytes(model)
-        given = {"loss": options.get("loss"), "metrics": options.get("metrics")}
+        given: dict[str, Any] = {"loss": options.get("loss"), "metrics": options.get("metrics")}
         recipe = recipe_of(model, model_file, optimizer="sgd", objects=options.get("custom_objects"), **given)
         spec = data_spec(
             recipe.build(model_file),
             df.schema,
+            rows=df,
             features=features_col,
             labels=label_col,
             weight=sample_weight_col,
@@ -153,13 +154,19 @@ class KerasGradient:
             seed=options.get("seed", 0),
             shuffle=False,
         )
+        if isinstance(spec.sample_weight, tuple) or len(spec.targets) < len(model.outputs):
+            raise ConfigurationError(
+                "a `KerasGradient` needs labels of each output, and one column of weights at most. "
+                f"Received: label_col={label_col}, sample_weight_col={sample_weight_col}"
+            )
         most = max_bytes // spec.row_bytes
         rows = collect(df, spec, most + 1)
         if rows.size > most:
             raise ConfigurationError(
                 f"`df` must fit into max_bytes={max_bytes}, which is {most} rows of these columns. Received: more"
             )
-        return cls(model, list(rows.x), list(rows.y), sample_weight=rows.weight, **options)
+        (weight,) = flat_weight(rows.weight) or (None,)
+        return cls(model, list(rows.x), list(rows.y), sample_weight=weight, **options)
 
     @property
     def size(self) -> int:

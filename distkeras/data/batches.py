@@ -28,18 +28,42 @@ def is_aligned(array: np.ndarray) -> bool:
     return array.flags.c_contiguous and array.__array_interface__["data"][0] % ALIGNMENT == 0
 
 
+Weight = np.ndarray | tuple[np.ndarray, ...] | None
+"""Sample weights: one array for all outputs, or one for each; an `absent` one has none. None: there are no weights."""
+
+
+def flat_weight(weight: Weight) -> ColumnArrays:
+    """Return the arrays of sample weights."""
+    return () if weight is None else weight if isinstance(weight, tuple) else (weight,)
+
+
+def as_weight(arrays: Sequence[Any]) -> Any:
+    """Return arrays or tensors, as `flat_weight` lists them, as sample weights."""
+    return None if not arrays else arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def absent(rows: tuple[int, ...]) -> np.ndarray:
+    """Return the array of an output without labels or weights, ``(*rows, 0)``: it keeps the place of the others."""
+    return np.empty((*rows, 0), np.float32)
+
+
+def is_absent(array: Any) -> bool:
+    """Return whether an array or tensor of rows is an `absent` one: a column of the data has at least one element."""
+    return len(array.shape) == 2 and array.shape[1] == 0
+
+
 class Stack:
     """Mini-batches of one size, contiguous in memory that a backend can take over without a copy.
 
     Args:
         x: for each input, an `aligned` array `(batches, n, *column.shape)`, which must not be written to.
         y: for each target, an array of the same kind.
-        weight: sample weights `(batches, n)`, or None.
+        weight: sample weights `(batches, n, ...)`.
     """
 
     __slots__ = ("tensors", "weight", "x", "y")
 
-    def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: np.ndarray | None) -> None:
+    def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: Weight) -> None:
         self.x, self.y, self.weight = x, y, weight
         #: The signature that a loop is traced for, and the arrays as tensors: cached for all windows of this stack.
         self.tensors: Any = None
@@ -57,8 +81,8 @@ class Batch:
         index: place within the epoch, from 0.
         last: whether it ends its epoch; only then may it be shorter than the batch size.
         x: for each input, an array `(n, *column.shape)`.
-        y: for each target, an array `(n, *column.shape)`.
-        weight: sample weights `(n,)`, or None.
+        y: for each output, its labels `(n, *column.shape)`, or an `absent` array; empty if no output has labels.
+        weight: sample weights `(n,)`, or `(n, steps)` with one for each time step.
         checksum: over the hashes of the partition's rows up to and including this batch's; 0 if rows have no hashes.
         stack: the stack that it is part of; None for none, as for every result of `dataclasses.replace`.
         place: its number in the stack.
@@ -69,7 +93,7 @@ class Batch:
     last: bool
     x: ColumnArrays
     y: ColumnArrays
-    weight: np.ndarray | None
+    weight: Weight
     checksum: int = 0
     stack: Stack | None = field(default=None, init=False)
     place: int = field(default=0, init=False)
@@ -88,12 +112,12 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all arrays."""
-        return sum(array.nbytes for array in (*self.x, *self.y, *([] if self.weight is None else [self.weight])))
+        return sum(array.nbytes for array in (*self.x, *self.y, *flat_weight(self.weight)))
 
     def copy(self) -> Batch:
         """Return the batch with arrays of its own."""
-        x, y = (tuple(array.copy() for array in side) for side in (self.x, self.y))
-        return replace(self, x=x, y=y, weight=None if self.weight is None else self.weight.copy())
+        x, y, weight = (tuple(array.copy() for array in side) for side in (self.x, self.y, flat_weight(self.weight)))
+        return replace(self, x=x, y=y, weight=as_weight(weight))
 
 
 def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 GivenColumns = str | Sequence[str] | Mapping[str, str]
 """A caller's columns: one name, several in the model's order, or a mapping from the names of the model's parts."""
 
+Entry = str | tuple[str, ...] | None
+"""What one output has: a column, several that form an array together, or nothing."""
+
+GivenEntries = str | Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None] | None
+"""A caller's columns of labels or weights, of which outputs may have none or several."""
+
+Entries = tuple[Entry, ...] | dict[str, Entry]
+"""The same, checked by `entries_of`; empty if no output has any."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -45,7 +54,28 @@ class Parts:
         Raises:
             ConfigurationError: a list for named parts, a mapping with other names, or another number of columns.
         """
-        columns = names_of(columns, argument)
+        placed = self._placed(names_of(columns, argument), argument)
+        return tuple(name for name in placed if isinstance(name, str))  # `names_of` returns nothing else
+
+    def entries(self, columns: GivenEntries, argument: str) -> tuple[Entry, ...]:
+        """Return what each part has, in the model's order; empty if no part has anything.
+
+        Several names for a single part are its columns together.
+
+        Raises:
+            ConfigurationError: as `bound`.
+        """
+        entries = entries_of(columns, argument)
+        if isinstance(entries, tuple) and len(self.names) == 1 and len(entries) > 1:
+            entries = entries_of([list(entries)], argument)
+        placed = self._placed(entries, argument, optional=True) if entries else ()
+        return placed if any(entry is not None for entry in placed) else ()
+
+    def _placed(
+        self, columns: Entries | Mapping[str, str], argument: str, *, optional: bool = False
+    ) -> tuple[Entry, ...]:
+        """Return the entry of each part; ``optional``: one may be None."""
+        none = ", or None," if optional and len(self.names) > 1 else ""
         if isinstance(columns, Mapping):
             if len(set(self.names)) != len(self.names):
                 raise ConfigurationError(
@@ -54,8 +84,8 @@ class Parts:
                 )
             if columns.keys() != set(self.names):
                 raise ConfigurationError(
-                    f"`{argument}` must name a column for each of the model's {self.what} {list(self.names)}. "
-                    f"Received: {argument}={columns}"
+                    f"`{argument}` must name a column{none} for each of the model's {self.what} "
+                    f"{list(self.names)}. Received: {argument}={columns}"
                 )
             return tuple(columns[name] for name in self.names)
         if len(columns) != len(self.names):
@@ -63,8 +93,8 @@ class Parts:
             several = "; Spark ML's VectorAssembler makes one column of several" if surplus else ""
             known = f", {list(self.names)}" if self.named else ""
             raise ConfigurationError(
-                f"`{argument}` must name a column for each of the {len(self.names)} {self.what} of the model{known}"
-                f"{several}. Received: {argument}={list(columns)}"
+                f"`{argument}` must name a column{none} for each of the {len(self.names)} {self.what} of the "
+                f"model{known}{several}. Received: {argument}={list(columns)}"
             )
         if self.named:
             example = ", ".join(f"{name!r}: ..." for name in self.names)
@@ -93,9 +123,48 @@ def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
     return checked
 
 
-def listed(columns: tuple[str, ...] | Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns in a result of `names_of`, in the caller's order."""
-    return tuple(columns.values()) if isinstance(columns, Mapping) else columns
+def entries_of(columns: Any, argument: str) -> Entries:
+    """Return a caller's columns of labels or weights, of which a part of the model may have none or several.
+
+    Raises:
+        ConfigurationError: ``columns`` is none of `GivenEntries`, or a name is empty.
+    """
+    if columns is None or isinstance(columns, str):
+        columns = [] if columns is None else [columns]
+    if not isinstance(columns, Iterable):
+        raise _entries_error(columns, argument)
+    if isinstance(columns, Mapping):
+        return {_name(name, columns, argument): _entry(entry, columns, argument) for name, entry in columns.items()}
+    return tuple(_entry(entry, columns, argument) for entry in columns)
+
+
+def _entry(value: Any, columns: Any, argument: str) -> Entry:
+    if value is None or isinstance(value, str):
+        return None if value is None else _name(value, columns, argument)
+    names = tuple(_name(name, columns, argument) for name in value) if isinstance(value, (list, tuple)) else ()
+    if not names or len(set(names)) != len(names):
+        raise _entries_error(columns, argument)
+    return names if len(names) > 1 else names[0]
+
+
+def _name(value: Any, columns: Any, argument: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise _entries_error(columns, argument)
+    return value
+
+
+def _entries_error(columns: Any, argument: str) -> ConfigurationError:
+    return invalid(
+        argument,
+        columns,
+        "a column name, several, or a mapping: name of an output to its column, to a list of columns, or to None",
+    )
+
+
+def listed(columns: Entries | Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns in a result of `names_of` or `entries_of`, in the caller's order."""
+    entries = columns.values() if isinstance(columns, Mapping) else columns
+    return tuple(name for entry in entries if entry for name in ((entry,) if isinstance(entry, str) else entry))
 
 
 def inputs_of(model: keras.Model) -> Parts:

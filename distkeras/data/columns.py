@@ -40,6 +40,7 @@ class Column:
         dtype: numpy name of an integer, floating or boolean type.
         decode: makes an array of that shape from a row's value of any kind; None if the values are numbers.
         parts: the columns of one number each that it was assembled from; empty for a single column.
+        together: the names of these columns if the DataFrame has no column of this name; empty if it has.
         classes: for a label that is a class number: it must be an integer in [0, classes).
         ignored: a class number outside of them that is allowed, since the loss leaves it out; None for none.
         probabilities: a label must be in [0, 1].
@@ -51,6 +52,7 @@ class Column:
     dtype: str = "float32"
     decode: Callable[[Any], Any] | None = None
     parts: tuple[Part, ...] = ()
+    together: tuple[str, ...] = ()
     classes: int | None = field(default=None, compare=False)
     ignored: int | None = field(default=None, compare=False)
     probabilities: bool = field(default=False, compare=False)
@@ -69,6 +71,11 @@ class Column:
             raise invalid("dtype", self.dtype, "the name of a numpy number type", column=self.name)
         if self.classes is not None and self.classes < 1:
             raise invalid("classes", self.classes, "a positive integer, or None", column=self.name)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Return the names of the DataFrame's columns that hold the values."""
+        return self.together or (self.name,)
 
     @property
     def size(self) -> int:

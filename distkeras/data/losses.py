@@ -60,6 +60,11 @@ def losses_of(model: keras.Model) -> list[Any]:
     return [loss] * len(outputs)
 
 
+def has_own_step(model: keras.Model) -> bool:
+    """Return whether the user's own code computes the loss of a model, so that Keras' requirements may not hold."""
+    return not all(_is_of_keras(getattr(type(model), name)) for name in ("train_step", "compute_loss"))
+
+
 def loss_name(loss: Any) -> str:
     """Return the name of a loss: the text itself, or the name of the function or of the object's class."""
     if loss is None or isinstance(loss, str):

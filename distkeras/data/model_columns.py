@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Batch
-from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
+from distkeras.data.batches import Batch, absent, as_weight
+from distkeras.data.binding import GivenColumns, GivenEntries, inputs_of, listed, outputs_of
 from distkeras.data.columns import Column
-from distkeras.data.label_columns import fixed_shape, target_column
-from distkeras.data.losses import losses_of
+from distkeras.data.label_columns import TargetColumns, fixed_shape
 from distkeras.data.schema import column_types, is_scalar, known_length, parts_of
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
     import keras
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField, StructType
 
 _Decoder = Callable[[Any], Any]
@@ -33,22 +33,28 @@ def data_spec(
     schema: StructType,
     *,
     features: GivenColumns,
-    labels: GivenColumns,
-    weight: str | None,
+    labels: GivenEntries,
+    weight: GivenEntries = None,
     decode: Mapping[str, _Decoder] | None = None,
+    rows: DataFrame | None = None,
     **options: Any,
 ) -> DataSpec:
     """Return the `DataSpec` of a job for a compiled ``model`` and the data's ``schema``.
 
-    ``features`` and ``labels`` are columns as the trainer takes them; see `binding`. A label
+    ``features``, ``labels`` and ``weight`` are columns as the trainer takes them; see `binding`. A label
     column fills the shape of its output; for the sparse cross-entropy it holds class numbers in [0, classes).
     ``options`` are further fields of `DataSpec`.
+
+    Args:
+        rows: the DataFrame. Its first row has the shape of weights, and of labels that the user's own code reads; None,
+            or a stream: the shape follows from the output.
 
     Raises:
         MissingColumnError: a column is not in ``schema``.
         ColumnTypeError: a column does not hold numbers.
         ConfigurationError: the columns do not match the model's inputs or outputs; a shape is not fixed; an input is
-            text; or the loss is a cross-entropy over classes on an output of one number.
+            text; an output has a loss and no labels; or the loss is a cross-entropy over classes on an output of one
+            number.
         ShapeError: a column of numbers, or of vectors whose size Spark knows, does not fill its input or output.
     """
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
@@ -57,24 +63,22 @@ def data_spec(
             f"`model` must have inputs and outputs: give it an Input. Received: model={model.name!r}"
         )
     features = inputs_of(model).bound(features, "features_col")
-    labels = outputs_of(model).bound(labels, "label_col")
-    decode = decode or {}
-    unread = [name for name in decode if name not in (*features, *labels)]
+    parts = outputs_of(model)
+    entries = parts.entries(labels, "label_col")
+    weights = (weight,) if isinstance(weight, str) else parts.entries(weight, "sample_weight_col")
+    decode, names = decode or {}, listed(entries)
+    unread = [name for name in decode if name not in (*features, *names)]
     if unread:
-        raise ConfigurationError(
-            f"`decode` must be of the columns {[*features, *labels]}. Received: decode of {unread}"
-        )
-    column_types(schema.fields, (*features, *labels, *filter(None, [weight])), decode)
+        raise ConfigurationError(f"`decode` must be of the columns {[*features, *names]}. Received: decode of {unread}")
+    column_types(schema.fields, (*features, *names, *listed(weights)), decode)
+    targets = TargetColumns(model, schema, decode, rows)
     return DataSpec(
         features=tuple(
             _feature_column(schema[name], tensor, decode.get(name))
             for name, tensor in zip(features, inputs, strict=True)
         ),
-        labels=tuple(
-            target_column(schema[name], output, loss, decode.get(name))
-            for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
-        ),
-        sample_weight=None if weight is None else Column(weight),
+        labels=targets.labels(entries),
+        sample_weight=targets.weights(weights),
         **options,
     )
 
@@ -90,8 +94,8 @@ def example(spec: DataSpec) -> Batch:
         0,
         True,
         x=tuple(map(zeros, spec.features)),
-        y=tuple(map(zeros, spec.labels)),
-        weight=None if spec.sample_weight is None else np.ones(1, np.float32),
+        y=tuple(absent((1,)) if label is None else zeros(label) for label in spec.labels),
+        weight=as_weight([absent((1,)) if weight is None else zeros(weight) + 1 for weight in spec.weights]),
     )
 
 

@@ -194,10 +194,14 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
     from pyspark.sql import functions as F
 
     ready = []
-    for name, kind in column_types(fields, (column.name for column in spec.columns), spec.encoded).items():
-        if name in spec.encoded:
+    types = column_types(fields, (name for column in spec.columns for name in column.sources), spec.encoded)
+    for name, sources in {column.name: column.together for column in spec.columns}.items():
+        if sources:
+            column = F.array(*(F.col(quoted(source)).cast("double") for source in sources))
+        elif name in spec.encoded:
             column = F.col(quoted(name))
         else:
+            kind = types[name]
             column = numbers_of(name, kind, "float64" if name in spec.doubles else "float32")
             target = _number_type(kind, whole=name in spec.whole)
             column = column if target == kind else column.cast(target)
@@ -283,12 +287,17 @@ def require_class_weight(value: Any) -> dict[int, float]:
 
 def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
     """Raise ConfigurationError unless labels are one class a row, and each weight is for an existing class."""
-    labels = spec.labels
-    if len(labels) != 1:
-        raise ConfigurationError(
-            f"`class_weight` needs one label column. Received: label_col={[label.name for label in labels]}"
-        )
+    labels = spec.targets
+    if len(labels) != 1 or labels[0].together:
+        names = [name for label in labels for name in label.sources]
+        raise ConfigurationError(f"`class_weight` needs one label column. Received: label_col={names}")
     (label,) = labels
+    for weight in spec.weights:
+        if isinstance(spec.sample_weight, tuple) or (weight is not None and weight.shape != ()):
+            raise ConfigurationError(
+                "`class_weight` needs weights of one number a row in `sample_weight_col`, for all outputs. "
+                f"Received: sample_weight_col={[one and one.sources for one in spec.weights]}"
+            )
     classes = label.classes
     if label.decode is not None:
         raise ConfigurationError(

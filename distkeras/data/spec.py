@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distkeras.data.batches import Weight, absent, as_weight
 from distkeras.data.columns import Column, ColumnArrays
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import check_fields, count, flag
@@ -20,8 +21,10 @@ class DataSpec:
 
     Args:
         features: the model's inputs, in its order; at least one.
-        labels: the model's targets, in its order; empty for a model that brings its own loss.
-        sample_weight: one number per row that scales its loss, or None.
+        labels: the labels of each output, in the model's order, None for an output without; empty if no output has
+            labels.
+        sample_weight: weights that scale the loss, one number per row or one for each time step; one column for all
+            outputs, one for each, of which None has no weights, or None.
         batch_size: rows per mini-batch and worker; the last one of an epoch may be shorter.
         epochs: passes over the data.
         seed: of the row order, not negative. It decides as well which rows share a partition.
@@ -32,8 +35,8 @@ class DataSpec:
     """
 
     features: tuple[Column, ...]
-    labels: tuple[Column, ...] = ()
-    sample_weight: Column | None = None
+    labels: tuple[Column | None, ...] = ()
+    sample_weight: Column | tuple[Column | None, ...] | None = None
     batch_size: int = count(32)
     epochs: int = count(1)
     seed: int = count(0, 0)
@@ -45,24 +48,35 @@ class DataSpec:
         if not self.features:
             raise ConfigurationError("`features` must name at least one column. Received: features=()")
         check_fields(self)
-        if self.sample_weight is not None and self.sample_weight.shape != ():
-            raise ConfigurationError(
-                f"`sample_weight` must be one number per row. Received: shape={self.sample_weight.shape}",
-                column=self.sample_weight.name,
-            )
+
+    @property
+    def targets(self) -> tuple[Column, ...]:
+        """Return the columns of labels, of the outputs that have any."""
+        return tuple(label for label in self.labels if label is not None)
+
+    @property
+    def weights(self) -> tuple[Column | None, ...]:
+        """Return the columns of weights: none, one for all outputs, or one for each."""
+        given = self.sample_weight
+        return () if given is None else given if isinstance(given, tuple) else (given,)
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """Return every column once, in the order of first use: an autoencoder's target is its input."""
-        weight = () if self.sample_weight is None else (self.sample_weight,)
+        weights = tuple(weight for weight in self.weights if weight is not None)
         # Of equal columns the last one counts, which is the label: it says what to check.
-        return tuple({column: column for column in self.features + self.labels + weight}.values())
+        return tuple({column: column for column in self.features + self.targets + weights}.values())
 
-    def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, np.ndarray | None]:
-        """Return inputs, targets and sample weights, from one array for each of `columns`."""
-        by_column = dict(zip(self.columns, arrays, strict=True))
-        weight = None if self.sample_weight is None else by_column[self.sample_weight]
-        return tuple(by_column[c] for c in self.features), tuple(by_column[c] for c in self.labels), weight
+    def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, Weight]:
+        """Return inputs, targets and sample weights as in `Batch`, from one array for each of `columns`.
+
+        The arrays may have further axes in front of that of the rows, all the same ones.
+        """
+        columns = self.columns
+        by_column: dict[Column | None, np.ndarray] = dict(zip(columns, arrays, strict=True))
+        by_column[None] = absent(arrays[0].shape[: arrays[0].ndim - len(columns[0].shape)])
+        x, y, weights = (tuple(by_column[c] for c in side) for side in (self.features, self.labels, self.weights))
+        return x, y, as_weight(weights)
 
     @property
     def encoded(self) -> frozenset[str]:

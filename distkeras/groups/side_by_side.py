@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distkeras.data.batches import flat_weight
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.model_columns import example
 from distkeras.data.shuffling import row_order
@@ -106,7 +107,7 @@ class GroupsSideBySide:
             places, first = common.places[healthy], common.first[healthy]
             rows = _rows_of(orders, common._replace(places=places, first=first), self._spec.batch_size)
             x, y, weight = self._spec.sides(tuple(column[rows] for column in columns))
-            steps = self._models.train(places.astype(np.int32), [*x, *y, *([] if weight is None else [weight])])
+            steps = self._models.train(places.astype(np.int32), [*x, *y, *flat_weight(weight)])
             sums = np.zeros((len(orders), steps.shape[2])) if sums is None else sums
             sums[places] += steps.sum(axis=0) * common.size
             for number, place in enumerate(places.tolist()):

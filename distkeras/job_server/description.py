@@ -62,6 +62,13 @@ Columns = (
     | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)]
     | Annotated[dict[str, Column], Field(min_length=1, max_length=_ITEMS)]
 )
+_Entry = Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)] | None
+Entries = (
+    Column
+    | Annotated[list[_Entry], Field(max_length=_ITEMS)]
+    | Annotated[dict[str, _Entry], Field(min_length=1, max_length=_ITEMS)]
+    | None
+)
 ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], float], Field(max_length=100_000)]
 
 
@@ -94,6 +101,7 @@ _TYPES: dict[str, Any] = {
     "str": Text,
     "int | str": Integer | Text,
     "str | Sequence[str] | Mapping[str, str]": Columns,
+    "GivenEntries": Entries,
     "str | Sequence[str]": Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)],
     "Mapping[int, float]": ClassWeights,
     "tuple[int, ...]": Annotated[list[Integer], Field(max_length=_ITEMS)],
@@ -153,7 +161,6 @@ _OF_TRAINER = _model_of_options(
         "metrics": Words,
         "weighted_metrics": Words,
         "loss_weights": Annotated[list[float], Field(max_length=_ITEMS)],
-        "sample_weight_col": Column,
         "num_workers": Annotated[int, Field(ge=1, le=100_000)],
         "worker_optimizer": Word | OptimizerConfig,
     },

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Stack
+from distkeras.data.batches import Stack, as_weight, flat_weight, is_absent
 from distkeras.keras_model.row_optimizers import update_only_touched_rows
 from distkeras.keras_model.tensorflow import lent, read_only_touched_rows, stacked, updates_last, without_updates
 from distkeras.ps.errors import ConfigurationError
@@ -33,11 +33,15 @@ weights. It returns float64 ``(end - first, metrics)``."""
 
 
 def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
-    """Return (x, y, sample weight) as ``train_step`` takes them, from an array or tensor for each input and output.
+    """Return (x, y, sample weight) as ``train_step`` takes them, from arrays or tensors as in `Batch`.
 
-    A single input or target is bare; several are a list in the model's order, or a dictionary by its names.
+    A single input or target is bare; several are a list in the model's order, or a dictionary by its names. An output
+    without labels or weights has None.
     """
-    return _structured(model, "input", x), _structured(model, "output", y), weight
+    if isinstance(weight, tuple):
+        weight = _structured(model, "output", [None if is_absent(array) else array for array in weight])
+    targets = [None if is_absent(array) else array for array in y]
+    return _structured(model, "input", x), _structured(model, "output", targets) if targets else None, weight
 
 
 def as_fit_packs(x: Any, y: Any, weight: Any | None) -> Any:
@@ -112,7 +116,7 @@ def losses_of_outputs(model: keras.Model) -> list[keras.metrics.Mean]:
 
 def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
     """Return inputs, targets and, if there are any, sample weights."""
-    return [*batch.x, *batch.y] + ([] if batch.weight is None else [batch.weight])
+    return [*batch.x, *batch.y, *flat_weight(batch.weight)]
 
 
 def _structured(model: Any, side: str, arrays: Sequence[Any]) -> Any:
@@ -162,7 +166,7 @@ class CompiledSteps:
         if stack.tensors is None:
             arrays = arrays_of(stack)
             kinds = [(array.shape[2:], array.dtype) for array in arrays]
-            stack.tensors = (stack.weight is not None, *kinds), list(map(lent, arrays))
+            stack.tensors = (len(flat_weight(stack.weight)), *kinds), list(map(lent, arrays))
         kind, tensors = stack.tensors
         loop = self._loops.get(kind)
         if loop is None:
@@ -190,10 +194,10 @@ class CompiledSteps:
 
     def _step(self, kind: Batch | Stack, arrays: Sequence[Any]) -> dict[str, Any]:
         """Call ``train_step`` on tensors of the same kind as ``kind``, and return what it reports."""
-        model, weighted = self._model, kind.weight is not None
+        model, inputs, outputs = self._model, len(kind.x), len(kind.y)
         self._model.reset_metrics()
-        y = arrays[len(kind.x) : len(arrays) - weighted]
-        x, y, weight = model_inputs(model, arrays[: len(kind.x)], y, arrays[-1] if weighted else None)
+        y, weight = arrays[inputs : inputs + outputs], as_weight(arrays[inputs + outputs :])
+        x, y, weight = model_inputs(model, arrays[:inputs], y, weight)
         return flat_logs(model.train_step(as_fit_packs(x, y, weight)))
 
     def _trace(self, stack: Stack, metrics: Sequence[str]) -> _CompiledLoop:
@@ -255,11 +259,11 @@ def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
 
 def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
     """Copy mini-batches without a stack into stacks of at most `CALL_BYTES_MAX`, and yield the runs."""
-    for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), b.weight is None)):
+    for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), len(flat_weight(b.weight)))):
         run = list(group)
         most = max(1, CALL_BYTES_MAX // max(1, sum(array.nbytes for array in arrays_of(run[0]))))
         for start in range(0, len(run), most):
             part = run[start : start + most]
-            weights = [batch.weight for batch in part if batch.weight is not None]
+            weights = zip(*(flat_weight(batch.weight) for batch in part), strict=True)
             x, y = (tuple(map(stacked, zip(*side, strict=True))) for side in ([b.x for b in part], [b.y for b in part]))
-            yield Stack(x, y, stacked(weights) if weights else None), 0, len(part)
+            yield Stack(x, y, as_weight(list(map(stacked, weights)))), 0, len(part)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distkeras.data.losses import has_own_step
 from distkeras.keras_model.archive import (
     CustomObjects,
     custom_objects,
@@ -138,7 +139,7 @@ class Recipe:
         return {name: _as_json(value) for name, value in self.arguments.items()} | {"optimizer": optimizer}
 
 
-def recipe_of(
+def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
     model: keras.Model,
     model_file: bytes,
     *,
@@ -148,8 +149,12 @@ def recipe_of(
     loss_weights: Any = None,
     weighted_metrics: Any = None,
     objects: Mapping[str, Any] | None = None,
+    labels: bool = True,
 ) -> Recipe:
     """Return the recipe for ``model``; an argument that is None is taken from the model's own compilation.
+
+    Args:
+        labels: there are labels. Without them, and with a step of the user's own, the model need not have a loss.
 
     Raises:
         ConfigurationError: there is no loss, or an argument has no configuration.
@@ -172,9 +177,10 @@ def recipe_of(
     arguments = {name: own.get(name) if value is None else value for name, value in options.items()}
     if arguments["optimizer"] is None:
         arguments["optimizer"] = "sgd"
-    if arguments["loss"] is None:
+    if arguments["loss"] is None and labels and not has_own_step(model):
         raise ConfigurationError(
-            "`loss` must be given, or the model be compiled with one. Received: loss=None and "
+            "`loss` must be given, or the model be compiled with one; `label_col=None` trains without labels and by "
+            "`add_loss` alone. Received: loss=None and "
             f"model={model.name!r}, compiled={model.compiled}"
         )
     packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.data.batches import as_weight, flat_weight
 from distkeras.keras_model.compiled_steps import (
     CompiledSteps,
     evaluate_batch,
@@ -240,7 +241,7 @@ class KerasReplica:
         """Return the names that Keras' own ``train_step`` reports, and of each the number of axes."""
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         predicted = self.model(x, training=False)
-        if getattr(self.model, "loss", None) is not None:
+        if getattr(self.model, "loss", None) is not None or not batch.y:
             self.model.compute_loss(x, y, predicted, weight)
         logs = self.model.compute_metrics(x, y, predicted, sample_weight=weight)
         return {name: np.ndim(value) for name, value in logs.items()}
@@ -332,8 +333,9 @@ class KerasReplica:
         if not means or not whole or not rest:
             return values
         # For the losses of single outputs, TensorFlow's graphs weight the last, shorter batch like a whole one.
-        last_x, last_y = (tuple(array[-rest:] for array in side) for side in (batch.x, batch.y))
-        x, y, weight = model_inputs(self.model, last_x, last_y, None if weight is None else weight[-rest:])
+        sides = (batch.x, batch.y, flat_weight(batch.weight))
+        last_x, last_y, weights = (tuple(array[-rest:] for array in side) for side in sides)
+        x, y, weight = model_inputs(self.model, last_x, last_y, as_weight(weights))
         self.model.reset_metrics()
         last = evaluate_batch(self.model, x, y, weight)
         for name in (mean.name for mean in means):
@@ -472,7 +474,7 @@ def _states(model: keras.Model) -> list[keras.Variable]:
 
 def _kind(batch: Batch) -> Any:
     """Return the properties that metrics and losses depend on: dtypes and shapes of a row, and if rows are weighted."""
-    return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y)], batch.weight is None
+    return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y, flat_weight(batch.weight))]
 
 
 def _check_ready(model: keras.Model) -> None:

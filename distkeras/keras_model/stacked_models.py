@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.data.batches import as_weight
 from distkeras.keras_model.compiled_steps import arrays_of, model_inputs
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import distinct_variables, trainable_variables
@@ -47,7 +48,7 @@ class StackedModels:
         self._variables = distinct_variables(model)
         self._initial = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]
         self._stacked = [tf.Variable(_repeated(value, count), trainable=False) for value in self._initial]
-        self._inputs, self._weighted = len(example.x), example.weight is not None
+        self._inputs, self._targets = len(example.x), len(example.y)
         self._loop: Any
         try:
             self._loop = self._traced(example)
@@ -116,8 +117,8 @@ class StackedModels:
 
         values, arrays = elements
         model, optimizer = self._model, self._model.optimizer
-        targets = arrays[self._inputs : len(arrays) - self._weighted]
-        x, y, weight = model_inputs(model, arrays[: self._inputs], targets, arrays[-1] if self._weighted else None)
+        inputs, end = self._inputs, self._inputs + self._targets
+        x, y, weight = model_inputs(model, arrays[:inputs], arrays[inputs:end], as_weight(arrays[end:]))
         trainable = trainable_variables(model)
         scope = keras.StatelessScope(list(zip(self._variables, values, strict=True)), collect_losses=True)
         with scope, tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -24,7 +24,7 @@ _LARGE = 1 << 18
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return a copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
     joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
-    np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
+    np.concatenate(arrays, out=joined.reshape(len(arrays) * len(arrays[0]), *arrays[0].shape[1:]))
     return joined
 
 

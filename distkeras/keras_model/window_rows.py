@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distkeras.data.batches import Batch, Stack, aligned
+from distkeras.data.batches import Batch, Stack, Weight, aligned, as_weight, flat_weight
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import from_bytes
@@ -57,7 +57,7 @@ class _Piece(NamedTuple):
     batches: Sequence[Batch]
     x: ColumnArrays
     y: ColumnArrays
-    weight: np.ndarray | None
+    weight: Weight
 
 
 class WindowRows:
@@ -252,12 +252,14 @@ def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
         run = list(neighbors)
         if stack is None or any(batch.place != place for place, batch in enumerate(run, run[0].place)):
             for batch in run:
-                weight = None if batch.weight is None else batch.weight[None]
-                yield _Piece([batch], tuple(a[None] for a in batch.x), tuple(a[None] for a in batch.y), weight)
+                sides = (batch.x, batch.y, flat_weight(batch.weight))
+                x, y, weights = (tuple(array[None] for array in side) for side in sides)
+                yield _Piece([batch], x, y, as_weight(weights))
             continue
         span = slice(run[0].place, run[0].place + len(run))
-        weight = None if stack.weight is None else stack.weight[span]
-        yield _Piece(run, tuple(a[span] for a in stack.x), tuple(a[span] for a in stack.y), weight)
+        sides = (stack.x, stack.y, flat_weight(stack.weight))
+        x, y, weights = (tuple(array[span] for array in side) for side in sides)
+        yield _Piece(run, x, y, as_weight(weights))
 
 
 def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...]) -> Iterator[RowBatch]:

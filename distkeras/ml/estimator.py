@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
-from distkeras.data.binding import listed, names_of
+from distkeras.data.binding import entries_of, listed, names_of
 from distkeras.data.schema import quoted, require_dataframe
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
@@ -329,7 +329,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
     @on_dataframe
     def _fit(self, dataset: DataFrame) -> KerasModel:
         trainer, ready = self._trainer(dataset)
-        features, labels = (listed(names_of(self.value(name), name)) for name in ("features_col", "label_col"))
+        features = listed(names_of(self.value("features_col"), "features_col"))
+        labels = listed(entries_of(self.value("label_col"), "label_col"))
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
         training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
         unchecked = training

@@ -123,7 +123,7 @@ class KerasGroupModel(KerasModel):
         if manifest is None:
             raise ConfigurationError(f"{path} must hold the models of all groups. Received: no {MANIFEST} in {uri}")
         data = self.archive_to_save()
-        recipe = recipe_of(self.keras_model, data, objects=self.value("custom_objects"))
+        recipe = recipe_of(self.keras_model, data, objects=self.value("custom_objects"), labels=False)
         self._groups = GroupResults(spark, GroupTable.open(uri, manifest), recipe, data)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.ml import Model
 
 from distkeras.data.batches import Batch
-from distkeras.data.binding import GivenColumns, listed, names_of
+from distkeras.data.binding import GivenColumns, entries_of, listed, names_of
 from distkeras.data.columns import Part
 from distkeras.data.losses import kind_of, losses_of
 from distkeras.data.model_columns import data_spec, example
@@ -501,14 +501,21 @@ class KerasModel(Model, PredictionParams, Saveable):
             MissingColumnError, ShapeError, BadValueError, EmptyDataError: The data cannot be evaluated.
         """
         packed = self.packed_model
-        recipe = recipe_of(self.keras_model, packed.data, objects=self.value("custom_objects"))
+        labels = self.value("label_col")
+        recipe = recipe_of(
+            self.keras_model,
+            packed.data,
+            objects=self.value("custom_objects"),
+            labels=bool(listed(entries_of(labels, "label_col"))),
+        )
         model = recipe.build(packed.data)
         ready, inputs = assembled(dataset, self.value("features_col"), packed.input_dtypes)
         spec = data_spec(
             model,
             ready.schema,
+            rows=ready,
             features=inputs,
-            labels=self.value("label_col"),
+            labels=labels,
             weight=self.value("sample_weight_col"),
             batch_size=self.value("prediction_batch_size"),
             shuffle=False,

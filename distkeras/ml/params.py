@@ -22,6 +22,7 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
+from distkeras.data.binding import entries_of
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_number
@@ -30,7 +31,6 @@ from distkeras.trainer import Trainer
 from distkeras.transformers.files import keeping, live
 from distkeras.transformers.params import (
     BOOLEAN,
-    COLUMN,
     COLUMN_OR_NONE,
     INVALID,
     POSITIVE_INTEGER,
@@ -156,6 +156,16 @@ def one_or_several(value: Any) -> str | list[str] | dict[str, str]:
     return column_name(value) if isinstance(value, str) else column_names(value)
 
 
+def entries(value: Any) -> Any:
+    """Return columns of labels or weights, of which outputs may have none or several: see `binding.entries_of`."""
+    if isinstance(value, str):
+        return column_name(value)
+    checked = entries_of(value, "value")
+    if isinstance(checked, dict):
+        return {name: list(entry) if isinstance(entry, tuple) else entry for name, entry in checked.items()}
+    return [list(entry) if isinstance(entry, tuple) else entry for entry in checked]
+
+
 #: What the numbers of an output may be.
 OUTPUT_KINDS = ("loss", "probabilities", "logits", "numbers")
 
@@ -250,6 +260,7 @@ class KeywordParams(Params):
 
 
 _SEVERAL = one_or_several, "a column name, or several different ones"
+_ENTRIES = entries, "a column name, several, or a mapping: name of an output to column, list of columns, or None"
 _POSITIVE = positive_float, "a positive number"
 
 
@@ -273,8 +284,8 @@ class PredictionParams(
     """The parameters that estimator and model share: the columns to read, and the new ones."""
 
     featuresCol = _spark_param("featuresCol", "columns to predict from", *_SEVERAL)
-    labelCol = _spark_param("labelCol", "column or columns of labels", *_SEVERAL)
-    weightCol = _spark_param("weightCol", "column of weights", *COLUMN)
+    labelCol = _spark_param("labelCol", "column or columns of labels; none for []", *_ENTRIES)
+    weightCol = _spark_param("weightCol", "column of weights, or one for each output", *_ENTRIES)
     predictionCol = _spark_param(
         "predictionCol",
         "new column of predictions, or one for each output: the class of a classifier, else what the model returns",

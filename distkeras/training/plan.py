@@ -180,7 +180,7 @@ class JobPlan:
 
     def identity(self) -> dict[str, Any]:
         """Return the identity, JSON-ready, without the rule: a job that resumes this one must have the same."""
-        replica, columns = self.replica, self.spec.features + self.spec.labels
+        replica, columns = self.replica, self.spec.features + self.spec.targets
         return {
             "tables": [table.name for table in self.cut.tables] or None,
             **self.training.row_settings,
@@ -343,10 +343,10 @@ def arrangement_of(df: DataFrame, spec: DataSpec, settings: TrainSettings, worke
     if settings.partitioned_already:
         return None
     weights = settings.class_weight or {}
-    names = [column.name for column in spec.columns if not (weights and column.name == CLASS_WEIGHT)]
+    names = [name for column in spec.columns for name in column.sources if not (weights and name == CLASS_WEIGHT)]
     if weights:
-        names += [listed(settings.label_col)[0], *filter(None, [settings.sample_weight_col])]
-    made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.sample_weight_col)
+        names += [*listed(settings.label_col), *settings.weight_columns]
+    made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.weight_columns)
     return Arrangement(df, tuple(dict.fromkeys(names)), made_by)
 
 
@@ -361,7 +361,7 @@ def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
     """
     spec = replace(spec, epochs=1, shuffle=False, batch_size=count_max)
     checks = tuple(column.checks for column in spec.columns)  # the columns' equality leaves these out
-    names = tuple(column.name for column in spec.columns)
+    names = tuple(name for column in spec.columns for name in column.sources)
     arrangement = None if spec.encoded else Arrangement(df, names, (spec, checks))
     return _VALIDATION.of(arrangement, lambda: collect(df, spec, count_max), _is_small).copy()
 

@@ -202,7 +202,8 @@ class TestFeatures:
         ("columns", "text"),
         [
             ({"features": ["x", "y"]}, "`features_col` must name a column for each of the 1 inputs"),
-            ({"labels": ["x", "y"]}, "`label_col` must name a column for each of the 1 outputs"),
+            ({"labels": ["y", "x"]}, "several columns for one output must hold one number each.*array<float>"),
+            ({"labels": {"b": "y"}}, "`label_col` must name a column for each of the model's outputs"),
         ],
     )
     def test_another_number_of_columns_is_refused(self, columns: dict[str, Any], text: str) -> None:

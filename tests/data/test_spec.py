@@ -22,7 +22,6 @@ X, Y, Z = Column("x", (2,)), Column("y", (), "int64"), Column("z", (), "int64")
         ({"epochs": True}, "epochs"),
         ({"seed": -1}, "seed"),
         ({"spool_bytes": -1}, "spool_bytes"),
-        ({"sample_weight": Column("w", (2,))}, "sample_weight"),
     ],
 )
 def test_the_error_for_an_invalid_argument_names_it(arguments: dict[str, Any], argument: str) -> None:

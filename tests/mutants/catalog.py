@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.center import CENTER
 from mutants.checkpoint import CHECKPOINT
 from mutants.driver import DRIVER
+from mutants.labels import LABELS
 from mutants.mutant import Mutant
 from mutants.optimizers import OPTIMIZERS
 from mutants.peers import PEERS
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TABLES_SAVED,
     *TRANSPORT,
     *DRIVER,
+    *LABELS,
     *RESUME,
     *OPTIMIZERS,
     *SPEEDS,
