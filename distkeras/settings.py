@@ -117,12 +117,15 @@ class Monitoring:
         stall_after: seconds without a commit after which the log and `events` name a worker; None: never.
         measure_gap: fill the column `gap` of `commits`, at the cost of one more pass over the vector at each commit.
             The gap is measured to the center as it was before `wire_format` rounded it.
+        check_model: before the first job, compare a step of the given model with one of the model that workers rebuild,
+            on a few drawn rows. What a model has and its description lacks would be lost otherwise without a word.
     """
 
     progress: bool | None = None
     log_every: float | None = 30.0
     stall_after: float | None = 300.0
     measure_gap: bool = ServerSettings.measure_gap
+    check_model: bool = True
 
 
 #: The arguments of `Trainer` that are groups of options.
@@ -174,6 +177,7 @@ class TrainSettings:
     host: str | None = Network.host
     tls: bool = flag(Network.tls)
     stall_after: float | None = positive(Monitoring.stall_after)
+    check_model: bool = flag(Monitoring.check_model)
     resources: Any = Executors.resources
     frozen_weights: str | None = checked(None, require_text, "a path or a URI, or None")
     tables: str | tuple[str, ...] = "auto"

@@ -38,6 +38,7 @@ from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.same_step import GivenModel, require_same_step, require_same_values
 from distkeras.keras_model.stored_rows import require_folder
 from distkeras.keras_model.tables import CutModel, require_exact_embeddings
 from distkeras.keras_model.variables import has_rows_at_server
@@ -223,6 +224,11 @@ class Trainer(JobResults):
         )
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
         require_carried(model, replica.model)
+        require_same_values(model, replica.model)
+        compiled = {"optimizer": worker_optimizer, "loss": loss, "metrics": metrics}
+        compiled |= {"loss_weights": loss_weights, "weighted_metrics": weighted_metrics}
+        #: The user's own objects, until a step of theirs has been compared with a worker's.
+        self._given: GivenModel | None = GivenModel(model, compiled) if self.settings.check_model else None
         require_independent(replica.model.optimizer)
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
@@ -618,7 +624,17 @@ class Trainer(JobResults):
             require_classes(settings.class_weight, spec)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
         require_fit(replica, example(spec), spec.columns)
+        self._require_same_step(replica, spec)
         return spec
+
+    def _require_same_step(self, replica: KerasReplica, spec: DataSpec) -> None:
+        """Compare a step of the user's model with one of ``replica``'s, before the first job; see `same_step`."""
+        if self._given is None or has_rows_at_server(replica.model):
+            return
+        rebuilt = self._build_replica(to_train=True).model if self.recipe.optimizer_state else replica.model
+        gradient = self.rule.traits.gradient or self.rule.traits.plain_sgd
+        require_same_step(self._given, rebuilt, spec, example(spec), gradient=gradient)
+        self._given = None
 
     def _weighted(self, df: DataFrame) -> DataFrame:
         """Return the rows with their weights by class."""

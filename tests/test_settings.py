@@ -63,6 +63,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "partitioned_already": (None, *NO_SWITCH),
     "tls": (None, *NO_SWITCH),
     "measure_gap": (None, *NO_SWITCH),
+    "check_model": (None, *NO_SWITCH),
     "authenticate_vectors": (None, *NO_SWITCH),
     "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),

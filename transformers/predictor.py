@@ -37,6 +37,7 @@ from distkeras.data.schema import (
 )
 from distkeras.keras_model import archive, mapped_tables
 from distkeras.keras_model.mapped_tables import MappedModel, ModelParts
+from distkeras.keras_model.same_step import require_same_outputs
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
@@ -308,7 +309,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         self._set_given(output_type=output_type, decode=decode, handle_invalid=handle_invalid, invalid_col=invalid_col)
         self.feature_decoders()  # raises for invalid ones
         if keras_model is not None and not isinstance(keras_model, PackedModel):
-            keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects)
+            keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects, keras_model)
         self._model = keras_model
 
     @property
@@ -373,16 +374,21 @@ class PackedModel:
     Args:
         data: a ``.keras`` archive.
         custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
+        given: the user's own model, whose outputs on drawn rows are compared with those of the loaded one.
 
     Raises:
-        ConfigurationError: the model cannot be loaded, or has no fixed inputs.
+        ConfigurationError: the model cannot be loaded, has no fixed inputs, or predicts something else than ``given``.
     """
 
-    def __init__(self, data: bytes, custom_objects: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, data: bytes, custom_objects: Mapping[str, Any] | None = None, given: keras.Model | None = None
+    ) -> None:
         self.objects = archive.custom_objects(data)
         self.objects.update(archive.require_objects(custom_objects))
         # Loading it on the driver finds errors before executors do, and discards the optimizer's state.
         model = archive.from_bytes(data, self.objects)
+        if given is not None:
+            require_same_outputs(given, model, "keras_model")
         self.data = archive.to_bytes(model)
         self.inputs = [(tuple(tensor.shape[1:]), dtype_of_input(tensor)) for tensor in _tensors(model, "inputs")]
         self.outputs = [(tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in _tensors(model, "outputs")]

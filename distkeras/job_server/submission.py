@@ -23,7 +23,7 @@ from distkeras.trainer import Trainer
 #: Keywords of `Trainer` that a job cannot set: code, and addresses, files and the terminal of the driver's machine.
 LEFT_OUT = {
     *("model", "rule", "custom_objects", "decode", "deadlines", "frozen_weights"),
-    *("server", "host", "port", "progress", "log_every", "resources"),
+    *("server", "host", "port", "progress", "log_every", "check_model", "resources"),
 }
 #: Arguments of ``compile``, which are part of the model's archive.
 _COMPILED = {"worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics"}

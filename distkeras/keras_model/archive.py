@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 #: The backends of Keras that can train; its other ones only predict.
 BACKENDS = ("tensorflow", "jax", "torch")
+
+#: Held while a model of the user's is read, or takes a step that is undone: several threads may train one model.
+USING_MODELS = threading.RLock()
 
 #: Keras' errors for an archive that it cannot write or read: a missing class, a refused lambda, damage.
 _ARCHIVE_ERRORS = (
@@ -65,7 +69,8 @@ def to_bytes(model: keras.Model, name: str = "model", *, plain: bool = False) ->
     with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
         path = Path(directory, "model.keras")
         try:
-            model.save(path)
+            with USING_MODELS:
+                model.save(path)
         except _ARCHIVE_ERRORS as error:
             raise ConfigurationError(
                 f"`{name}` must be one that Keras can save. Received: {name}={model.name!r}; "

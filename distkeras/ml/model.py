@@ -344,7 +344,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._packed: PackedModel | None = None
         if keras_model is not None:
             self._data = archive.with_optimizer(keras_model, "keras_model")
-            self._packed = PackedModel(self._data, self.value("custom_objects"))
+            self._packed = PackedModel(self._data, self.value("custom_objects"), keras_model)
             self._heads_by_loss = heads_of(keras_model)
 
     @property

@@ -1,0 +1,318 @@
+"""One step of the user's own model against one step of the model that workers rebuild from its description.
+
+A worker rebuilds a model from a configuration, so what Keras does not describe there would be lost in silence. No
+list of such things is complete. So before any work starts, both models take the same step on the same drawn rows: the
+user's as ``fit`` takes it, the rebuilt one as a worker does. Outputs, loss, metrics and all weights must agree.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.data.batches import Batch, absent, as_weight, flat_weight, is_absent
+from distkeras.keras_model.archive import USING_MODELS
+from distkeras.keras_model.compiled_steps import model_inputs
+from distkeras.keras_model.optimizers import optimizer_of
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.undo import undone
+from distkeras.keras_model.variables import layer_states, numpy_value, trainable_variables
+from distkeras.ps.errors import ConfigurationError, headline
+
+if TYPE_CHECKING:
+    import keras
+
+    from distkeras.data.columns import Column
+    from distkeras.data.spec import DataSpec
+
+log = logging.getLogger(__name__)
+
+#: Rows of the drawn mini-batch, if the model does not fix their number.
+ROWS = 4
+#: Differences that rounding explains: relative to the largest number of an array; and, for weights, relative to the
+#: largest movement, next to some units in the last place of the weight itself.
+_ROUNDING, _LAST_PLACES = 1e-5, 4
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """The user's own objects.
+
+    Args:
+        model: the user's model.
+        arguments: of ``compile``, as the trainer was given them; None for what the model itself is compiled with.
+    """
+
+    model: keras.Model
+    arguments: Mapping[str, Any]
+
+    def compiled(self) -> keras.Model:
+        """Compile the model with the arguments, as plain Keras would; to be called within `undone`."""
+        given = {name: value for name, value in self.arguments.items() if value is not None}
+        if given:
+            kept = getattr(self.model, "_compile_config", None) if self.model.compiled else None
+            own = {} if kept is None else {name: kept.config.get(name) for name in self.arguments}
+            if self.model.compiled and "optimizer" not in given:
+                own |= {"optimizer": self.model.optimizer, "auto_scale_loss": False}
+            arguments = {name: value for name, value in (own | given).items() if value is not None}
+            arguments["optimizer"] = optimizer_of(arguments.get("optimizer", "sgd"))
+            self.model.compile(**arguments)
+        self.model.run_eagerly = True
+        return self.model
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step reports and leaves behind, by name: outputs before it, loss and metrics, all weights after it."""
+
+    outputs: dict[str, np.ndarray]
+    logs: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+
+
+def require_same_values(given: keras.Model, rebuilt: keras.Model) -> None:
+    """Raise ConfigurationError unless the rebuilt model has the same weights as the user's, of the same values."""
+    theirs, ours = given.weights, rebuilt.weights
+    for weight, copy in zip(theirs, ours, strict=False):
+        if tuple(weight.shape) != tuple(copy.shape) or not _is_equal(numpy_value(weight), numpy_value(copy)):
+            raise _lost(given, f"the weight {weight.path!r} has other values once it is rebuilt")
+    if len(theirs) != len(ours):
+        raise _lost(
+            given,
+            f"there are {len(theirs)} weights in the model and {len(ours)} once it is rebuilt, as for weights that "
+            "several layers share by assignment",
+        )
+
+
+def require_same_outputs(given: keras.Model, rebuilt: keras.Model, name: str) -> None:
+    """Raise ConfigurationError unless a rebuilt model predicts as the user's does, on drawn rows.
+
+    Args:
+        name: of the argument, for the error.
+    """
+    if not given.inputs or any(None in tensor.shape[1:] for tensor in given.inputs):
+        return
+    rng = np.random.default_rng(0)
+    rows = _rows_of(given)
+    x = [_drawn(rng, (rows, *tensor.shape[1:]), np.dtype(_numpy_name(tensor.dtype))) for tensor in given.inputs]
+    with USING_MODELS, undone(given, rebuilt):
+        try:
+            expected = _outputs(given, x)
+        except Exception as error:  # noqa: BLE001 - a model may refuse drawn rows in any way
+            log.info("the outputs of %r were not compared: %s", given.name, headline(str(error)))
+            return
+        _align(given, rebuilt)
+        difference = _first_difference(expected, _outputs(rebuilt, x))
+        if difference is not None and _first_difference(expected, _outputs(given, x)) is None:
+            raise _lost(given, f"on drawn rows, {difference}", name)
+
+
+def require_same_step(
+    given: GivenModel, rebuilt: keras.Model, spec: DataSpec, example: Batch, *, gradient: bool
+) -> None:
+    """Raise ConfigurationError unless a step of the rebuilt model equals that of the user's, within rounding.
+
+    Afterwards both models are as they were, to the bit. Seeds of random layers are made equal for the comparison. If
+    two steps of the user's own model differ, by random numbers without a seed, only outputs in inference are compared.
+    If the user's model cannot take a step on drawn rows, nothing is compared, and the log says why.
+
+    Args:
+        rebuilt: as workers build it, compiled, with the state of its optimizer.
+        example: a mini-batch of the shapes and dtypes to come.
+        gradient: workers compute gradients, and plain SGD takes its step elsewhere; else their optimizers take steps.
+    """
+    with USING_MODELS:
+        _compare_steps(given, rebuilt, _drawn_batch(example, spec, _rows_of(rebuilt)), gradient=gradient)
+
+
+def _compare_steps(given: GivenModel, rebuilt: keras.Model, batch: Batch, *, gradient: bool) -> None:
+    try:
+        theirs = _their_step(given, rebuilt, batch)
+    except Exception as error:  # noqa: BLE001 - losses, layers and backends raise errors of any class
+        text = headline(f"{type(error).__name__}: {error}")
+        log.info("the step of %r was not compared with a worker's: it fails on drawn rows: %s", given.model.name, text)
+        return
+    try:
+        with undone(rebuilt):
+            ours = _our_step(rebuilt, batch, gradient=gradient)
+    except Exception as error:
+        text = headline(f"{type(error).__name__}: {error}")
+        raise _lost(given.model, f"the rebuilt model's step fails where the model's own does not: {text}") from error
+    start = {weight.path: numpy_value(weight) for weight in rebuilt.weights}
+    difference = _difference(theirs, ours, start)
+    if difference is None:
+        return
+    again = _their_step(given, rebuilt, batch)
+    if _difference(theirs, again, start) is not None:
+        log.info("the step of %r was not compared with a worker's: two of its own differ", given.model.name)
+        difference = _first_difference(theirs.outputs, ours.outputs)
+        if difference is None or _first_difference(theirs.outputs, again.outputs) is not None:
+            return
+    raise _lost(given.model, f"in one step on drawn rows, {difference}{_cause(given.model, gradient=gradient)}")
+
+
+def _their_step(given: GivenModel, rebuilt: keras.Model, batch: Batch) -> _Step:
+    """Take a step of the user's own model as ``fit`` takes it, and undo it."""
+    with undone(given.model, *given.arguments.values()):
+        _align(rebuilt, given.model)  # the user may have trained it meanwhile
+        model = given.compiled()
+        outputs = _outputs(model, batch.x)
+        logs = {name: np.asarray(value, np.float64) for name, value in _fit(model, batch).items()}
+        names = [weight.path for weight in rebuilt.weights]
+        return _Step(outputs, logs, dict(zip(names, map(numpy_value, model.weights), strict=True)))
+
+
+def _fit(model: keras.Model, batch: Batch) -> dict[str, Any]:
+    """Return loss and metrics of a step, by name."""
+    x, y, weight = model_inputs(model, batch.x, batch.y, batch.weight)
+    if any(map(is_absent, [*batch.y, *flat_weight(batch.weight)])):  # only single mini-batches may lack some
+        return dict(model.train_on_batch(x, y, sample_weight=weight, return_dict=True))
+    fitted = model.fit(x, y, sample_weight=weight, batch_size=batch.size, shuffle=False, verbose=0)
+    return {name: values[-1] for name, values in fitted.history.items()}
+
+
+def _our_step(model: keras.Model, batch: Batch, *, gradient: bool) -> _Step:
+    """Take the same step as a worker does."""
+    outputs = _outputs(model, batch.x)
+    model.run_eagerly = True  # tracing would take longer than the step
+    replica = KerasReplica(model)
+    rate = replica.learning_rate
+    if gradient:
+        moved, start = replica.layout.empty(), replica.layout.empty()
+        replica.read(start)
+        row = replica.gradient(batch, moved)
+        moved *= -np.float32(rate)
+        moved += start
+        replica.load(moved)
+    else:
+        (row,) = replica.train([batch])
+    logs = dict(zip(replica.metric_names, row, strict=True))
+    return _Step(outputs, logs, {weight.path: numpy_value(weight) for weight in model.weights})
+
+
+def _align(source: keras.Model, target: keras.Model) -> None:
+    """Give a model the weights, seeds and layers' states of another one."""
+    pairs = [*zip(target.weights, source.weights, strict=True)]
+    states = layer_states(target), layer_states(source)
+    if len(states[0]) == len(states[1]):
+        pairs += zip(*states, strict=True)
+    for variable, value in pairs:
+        variable.assign(numpy_value(value))
+
+
+def _outputs(model: keras.Model, x: Sequence[Any]) -> dict[str, np.ndarray]:
+    import keras
+
+    inputs, _, _ = model_inputs(model, x, (), None)
+    outputs = keras.tree.flatten(model(inputs, training=False))
+    names = list(getattr(model, "output_names", ())) if len(outputs) > 1 else ["output"]
+    names = names if len(names) == len(outputs) else [f"output {number}" for number in range(len(outputs))]
+    values = [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(one, "float64"))) for one in outputs]
+    return {name if name == "output" else f"output {name!r}": value for name, value in zip(names, values, strict=True)}
+
+
+def _difference(theirs: _Step, ours: _Step, start: Mapping[str, np.ndarray]) -> str | None:
+    """Describe the first difference of two steps from the same weights; None if there is none."""
+    missing = [name for name in theirs.logs if name not in ours.logs]
+    if missing:
+        return f"{missing[0]!r} is reported by the model's own step and not by the rebuilt one's"
+    text = _first_difference(theirs.outputs, ours.outputs)
+    text = text or _first_difference(theirs.logs, {name: ours.logs[name] for name in theirs.logs})
+    for name, expected in theirs.weights.items():
+        if text is None and np.issubdtype(expected.dtype, np.number):
+            own, before = (np.asarray(value, np.float64) for value in (ours.weights[name], start[name]))
+            text = _difference_of_weights(name, np.asarray(expected, np.float64), own, before, expected.dtype)
+    return text
+
+
+def _difference_of_weights(
+    name: str, expected: np.ndarray, own: np.ndarray, start: np.ndarray, dtype: np.dtype
+) -> str | None:
+    movement = np.max(np.abs(expected - start), initial=0.0)
+    unit = np.finfo(dtype).eps if np.issubdtype(dtype, np.floating) else 0.0
+    allowed = _ROUNDING * movement + _LAST_PLACES * unit * np.abs(start)
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(own - expected) <= allowed) & ~(np.isnan(own) & np.isnan(expected))
+    if not bad.any():
+        return None
+    place = int(np.argmax(bad))
+    return (
+        f"the weight {name!r} moves from {start.flat[place]:.9g} to {expected.flat[place]:.9g}, and once it is rebuilt "
+        f"to {own.flat[place]:.9g}"
+    )
+
+
+def _first_difference(theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]) -> str | None:
+    for name, expected in theirs.items():
+        own = ours.get(name)
+        if own is None or own.shape != expected.shape:
+            received = "nothing" if own is None else f"shape {own.shape}"
+            return f"{name} has shape {expected.shape}, and {received} once the model is rebuilt"
+        most = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
+        with np.errstate(invalid="ignore"):
+            bad = ~(np.abs(own - expected) <= _ROUNDING * most) & ~(own == expected)
+        bad &= ~(np.isnan(own) & np.isnan(expected))
+        if bad.any():
+            place = int(np.argmax(bad))
+            return f"{name} is {expected.flat[place]:.9g}, and {own.flat[place]:.9g} once the model is rebuilt"
+    return None
+
+
+def _is_equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.tobytes() == other.tobytes() or np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _rows_of(model: keras.Model) -> int:
+    return next((int(tensor.shape[0]) for tensor in model.inputs if tensor.shape[0] is not None), ROWS)
+
+
+def _numpy_name(dtype: Any) -> str:
+    name = str(dtype)
+    return "float32" if name == "bfloat16" else name
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return numbers in [-1, 1), or 0 and 1 for integers, which are rows of every table."""
+    if dtype.kind == "f":
+        return rng.uniform(-1.0, 1.0, shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def _drawn_labels(rng: np.random.Generator, column: Column, rows: int) -> np.ndarray:
+    """Return labels that losses accept: classes; 0 and 1; or, for several numbers, one-hot rows."""
+    shape, dtype = (rows, *column.shape), np.dtype(column.dtype)
+    if column.classes is not None:
+        return rng.integers(0, column.classes, shape).astype(dtype)
+    if column.size > 1 and dtype.kind == "f":
+        places = rng.integers(0, shape[-1], shape[:-1])
+        return np.eye(shape[-1], dtype=dtype)[places]
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def _drawn_batch(example: Batch, spec: DataSpec, rows: int) -> Batch:
+    rng = np.random.default_rng(0)
+    x = tuple(_drawn(rng, (rows, *array.shape[1:]), array.dtype) for array in example.x)
+    y = tuple(absent((rows,)) if label is None else _drawn_labels(rng, label, rows) for label in spec.labels)
+    weights = [
+        absent((rows,)) if column is None else rng.uniform(0.5, 1.5, (rows, *column.shape)).astype(column.dtype)
+        for column in spec.weights
+    ]
+    return replace(example, x=x, y=y, weight=as_weight(weights))
+
+
+def _cause(model: keras.Model, *, gradient: bool) -> str:
+    if gradient and any(getattr(variable, "constraint", None) for variable in trainable_variables(model)):
+        return ". Weights have constraints, which act after a step of the worker's optimizer, and this rule takes none"
+    return ""
+
+
+def _lost(model: keras.Model, difference: str, name: str = "model") -> ConfigurationError:
+    return ConfigurationError(
+        f"`{name}` must be the same once it is rebuilt from its configuration, its weights and its plain attributes, "
+        f"as workers do. Received: {name}={model.name!r}: {difference}. Describe what is lost in `get_config`, or "
+        "set `Monitoring(check_model=False)`"
+    )
