@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -66,6 +67,7 @@ class Job:
     def __init__(self, callbacks: list[Any], rule: Rule, build: Callable[[], keras.Model], **options: Any) -> None:
         self.rule, self.build = rule, build
         self.callback = KerasCallbacks(callbacks, every_commits=options.pop("every_commits", 1))
+        outcome: Any = SimpleNamespace(resumed=True if options.pop("resumed", False) else None)
         self.replica = KerasReplica(build())
         self.running = Running(
             rule,
@@ -77,7 +79,7 @@ class Job:
         )
         self.stopped: str | None = None
         self.events: list[str] = []
-        setup = TrainingSetup(("loss",), lambda: self.replica, lambda df, most: mini((), ()))
+        setup = TrainingSetup(("loss",), lambda: self.replica, lambda df, most: mini((), ()), outcome=outcome)
         setup.events.report = lambda log, kind, text, *args, **_: self.events.append(text % args)
         self.callback.on_begin(setup)
 
@@ -308,3 +310,17 @@ def test_values_stay_when_a_state_or_statistics_are_loaded_and_end_with_the_job(
     replica.load_moving_statistics(np.ones(1, np.float32))
     replica.train([batch])
     assert (replica.learning_rate, float(replica.model.layers[-1].factor)) == (0.25, 1.0)
+
+
+def test_a_resumed_job_continues_with_its_epoch_and_its_rate(job: Callable[..., Job]) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def schedule(epoch: int, rate: float) -> float:
+        seen.append((epoch, rate))
+        return rate
+
+    running = job(keras.callbacks.LearningRateScheduler(schedule), every_commits=2, resumed=True)
+    running.running.driver.set_values(np.array([[0.0, 0.125]]))
+    running.train(mini_batches(5), lambda: None)
+    running.callback.on_start(running.context())
+    assert seen == [(2, 0.125)]

@@ -33,6 +33,9 @@ SOON = {
     "a-speed-is-measured-from-the-first-center": 1,
     "a-speed-counts-from-the-commit-before": 1431,
     "workers-keep-the-longest-window": 23,
+    "values-are-not-restored": 1,
+    "values-are-acknowledged-before-they-are-saved": 11,
+    "values-are-taken-once": 11,
 }
 
 
