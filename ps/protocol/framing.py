@@ -269,8 +269,12 @@ class _Frame(NamedTuple):
     tag: bytearray
 
 
+#: The most columns of an array of rows; numpy refuses more than it could address, even of an empty array.
+_COLUMNS_MAX = 1 << 31
+
+
 def _check_rows(name: str, columns: int, size: int) -> None:
-    if columns < 0 or (size % columns if columns else size):
+    if not 0 <= columns <= _COLUMNS_MAX or (size % columns if columns else size):
         raise RemoteProtocolError(f"`{name}` must fill its rows of {columns} columns. Received: {size} elements")
 
 

@@ -292,12 +292,14 @@ def test_an_object_that_is_not_a_message_is_a_local_error() -> None:
         encode(cast(Any, "hello"))
 
 
-@pytest.mark.parametrize("columns", [-1, 3, 5, 0, 2**63 - 1])
-def test_incomplete_rows_are_refused_before_anything_is_allocated(columns: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns"), [*((2, columns) for columns in (-1, 3, 5, 0, 2**63 - 1)), (0, 2**60), (0, 2**63 - 1)]
+)
+def test_incomplete_rows_are_refused_before_anything_is_allocated(rows: int, columns: int) -> None:
     def allocate(*_: Any) -> np.ndarray:
         raise AssertionError("allocated")
 
-    frame = bytearray(joined(encode(messages.WorkerTable(np.zeros((2, 4))))))
+    frame = bytearray(joined(encode(messages.WorkerTable(np.zeros((rows, 4))))))
     decode(bytes(frame))  # An equal layout with whole rows was accepted before.
     frame[HEADER.size : HEADER.size + 8] = struct.pack(">q", columns)
     with pytest.raises(RemoteProtocolError, match=f"`rows` must fill its rows of {columns} columns"):
