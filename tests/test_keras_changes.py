@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,8 +288,15 @@ def test_a_schedule_of_keras_cannot_be_set(job: Callable[..., Job]) -> None:
         running.callback.on_start(running.context())
 
 
-def test_a_callback_that_changes_nothing_sends_nothing(job: Callable[..., Job]) -> None:
-    running = job(keras.callbacks.EarlyStopping("loss", patience=9), calling("on_epoch_end", lambda model: None))
+def test_a_callback_that_changes_nothing_sends_nothing(job: Callable[..., Job], tmp_path: Path) -> None:
+    def look(model: keras.Model) -> None:
+        batch = mini_batches(1)[0]
+        model.predict(batch.x[0], verbose=0)
+        model.evaluate(batch.x[0], batch.y[0], verbose=0)
+        model.save(tmp_path / "model.keras")
+        keras.models.clone_model(model)
+
+    running = job(keras.callbacks.EarlyStopping("loss", patience=9), calling("on_epoch_end", look))
     assert not running.callback.acts_at_start
     running.train(mini_batches(2), lambda: running.callback.on_center(running.context()))
     running.callback.on_end(running.context(final=True))
