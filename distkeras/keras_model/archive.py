@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,30 +166,61 @@ def read_config(data: bytes) -> Any:
 
 
 def has_optimizer_state(model: keras.Model) -> bool:
-    """Return whether a model's compiled optimizer has taken steps on exactly the variables that are trainable now."""
+    """Return whether a model's compiled optimizer has taken steps on all variables that are trainable now."""
     optimizer = model.optimizer if model.compiled else None
-    if optimizer is None or not optimizer.built:
+    if optimizer is None or not optimizer.built or not _has_stepped(optimizer):
         return False
-    stepping = inner_optimizer(optimizer)  # in Keras 3.11, a LossScaleOptimizer lists no variables
-    if int(stepping.iterations) == 0:
-        return False
-    known = stepping._trainable_variables  # noqa: SLF001 - Keras has no public list of them
-    return [variable.path for variable in known] == [variable.path for variable in model.trainable_variables]
+    known, weights = set(map(id, _variables_of(optimizer))), set(map(id, model.weights))
+    return known <= weights and known.issuperset(map(id, model.trainable_variables))
 
 
-def load_optimizer_state(model: keras.Model, data: bytes) -> None:
-    """Load a compiled model's optimizer state from an archive of such a model; ConfigurationError if it has none."""
+def _has_stepped(optimizer: Any) -> bool:
+    if int(inner_optimizer(optimizer).iterations):
+        return True
+    # A step that overflows lowers the scale of the loss, and is not counted.
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return scale is not None and float(scale) != optimizer.initial_scale
+
+
+def _variables_of(optimizer: Any) -> list[keras.Variable]:
+    """Return the variables that a built optimizer moves."""
+    # In Keras 3.11, a LossScaleOptimizer lists none.
+    return list(inner_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - Keras has no public list of them
+
+
+def frozen_since(model: keras.Model) -> tuple[int, ...]:
+    """Return the variables of an optimizer with a state if some were frozen since, as numbers in ``model.weights``.
+
+    Empty if it has the variables that are trainable now.
+    """
+    known = _variables_of(model.optimizer)
+    if list(map(id, known)) == list(map(id, model.trainable_variables)):
+        return ()
+    numbers = {id(variable): number for number, variable in enumerate(model.weights)}
+    return tuple(numbers[id(variable)] for variable in known)
+
+
+def load_optimizer_state(model: keras.Model, data: bytes, variables: Sequence[int] = ()) -> None:
+    """Load a compiled model's optimizer state from an archive of such a model.
+
+    Args:
+        variables: from `frozen_since` of that model.
+
+    Raises:
+        ConfigurationError: the archive has no such state.
+    """
     from keras.src.saving import saving_lib
 
-    model.optimizer.build(model.trainable_variables)
+    weights = model.weights
+    model.optimizer.build([weights[number] for number in variables] or model.trainable_variables)
     errors: dict[int, tuple[Any, Exception]] = {}  # Keras 3.11 requires this argument
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            weights = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")
-        with contextlib.closing(weights):
+            store = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")
+        with contextlib.closing(store):
             saving_lib._load_state(  # noqa: SLF001 - Keras loads whole models only
                 model.optimizer,
-                weights,
+                store,
                 None,
                 "optimizer",
                 visited_saveables=set(),

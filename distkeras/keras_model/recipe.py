@@ -13,6 +13,7 @@ from distkeras.keras_model.archive import (
     custom_objects,
     ensure_backend,
     from_bytes,
+    frozen_since,
     has_optimizer_state,
     keras_settings,
     load_optimizer_state,
@@ -94,6 +95,8 @@ class Recipe:
         arguments: the arguments of ``compile``: names, plain functions, which may come from a notebook, and
             configurations of Keras objects.
         optimizer_state: the optimizer is the model's own and has taken steps: training continues from its state.
+        optimizer_variables: of this optimizer, from `archive.frozen_since`.
+        steps: the steps from which the schedule of the model's own optimizer counts, if it has no other state.
         settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
     """
 
@@ -101,6 +104,8 @@ class Recipe:
     objects: CustomObjects
     arguments: Mapping[str, Any]
     optimizer_state: bool = False
+    optimizer_variables: tuple[int, ...] = ()
+    steps: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, model_file: bytes, *, to_train: bool = False) -> keras.Model:
@@ -127,7 +132,9 @@ class Recipe:
                     f"Received: {arguments}; Keras said: {headline(str(error))}"
                 ) from error
         if to_train and self.optimizer_state:
-            load_optimizer_state(model, model_file)
+            load_optimizer_state(model, model_file, self.optimizer_variables)
+        elif to_train and self.steps:
+            model.optimizer.iterations.assign(self.steps)
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
@@ -192,8 +199,23 @@ def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
         for name, value in packed.items():
             require_described(name, arguments[name], value)
     packed.update(_flags(model, own_optimizer=optimizer is None))
-    continues = optimizer is None and has_optimizer_state(model)
-    return Recipe(running_backend(), classes, packed, continues, keras_settings())
+    continued = optimizer is None or optimizer is getattr(model, "optimizer", None)
+    continues = continued and has_optimizer_state(model)
+    return Recipe(
+        running_backend(),
+        classes,
+        packed,
+        optimizer_state=continues,
+        optimizer_variables=frozen_since(model) if continues else (),
+        steps=_first_step(model) if continued and not continues else 0,
+        settings=keras_settings(),
+    )
+
+
+def _first_step(model: keras.Model) -> int:
+    """Return the steps that the user has set for an optimizer that has taken none."""
+    optimizer = model.optimizer if model.compiled else None
+    return 0 if optimizer is None or optimizer.built else int(optimizer.iterations)
 
 
 def _compile_config(model: keras.Model) -> dict[str, Any]:

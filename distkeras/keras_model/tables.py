@@ -345,6 +345,8 @@ class _Plan:
         # SGD is the only optimizer for rows without slots.
         if self.recipe.optimizer_state and type(inner_optimizer(self.model.optimizer)) is not keras.optimizers.SGD:
             return "the optimizer continues from accumulators of all rows"
+        if self.recipe.optimizer_variables:
+            return "the optimizer continues with variables that were frozen since its last step"
         return None
 
     def _reason_of_layer(self, layer: Any) -> str | None:

@@ -154,10 +154,7 @@ class ClusterServer:
         return False
 
     def _require_reached(self) -> None:
-        """Check that executors reach the server, with as many tasks as there are workers.
-
-        A server that accepts connections is reached. If it does not answer, it is suspended; `watch` sees to that.
-        """
+        """Check that executors reach the server, with as many tasks as there are workers."""
         asked = min(self._task.request.settings.workers, _PROBES_MAX)
         search_action = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
         try:
@@ -167,7 +164,7 @@ class ClusterServer:
                     "they need free slots"
                 )
             for row in search_action.rows():
-                if row["error"] and not row["unanswered"]:
+                if row["error"]:
                     raise ConfigurationError(
                         "every executor must reach the parameter server, and `checkpoint`, which has the server's "
                         "address (a folder on one machine is not enough). "
