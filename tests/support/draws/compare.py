@@ -12,7 +12,7 @@ import numpy as np
 
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.rules import make
-from support.draws.jobs import Job, as_keras, configured, prepared
+from support.draws.jobs import Job, as_keras, configured, is_half, prepared
 from support.draws.models import ROWS, RULES, SETTINGS_OF_KERAS
 from support.draws.plain import Expected, assign, expected, vector
 from support.draws.refusals import REFUSALS, is_open, is_refused, refusal_of
@@ -58,8 +58,7 @@ _HALF = 2.0**-8
 def tolerance(job: Job) -> float:
     """Return the largest difference that is rounding: of float32, or of half precision under a rule with a formula."""
     name, _ = RULES[job.rule]
-    half = "16" in job.keras or "16" in job.argument
-    return 2 * _HALF if half and name != "downpour" else 1e-6
+    return 8 * _HALF if is_half(job.argument, job.keras) and name != "downpour" else 1e-6
 
 
 def compare(job: Job) -> dict[str, float]:

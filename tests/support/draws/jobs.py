@@ -90,8 +90,9 @@ PLAIN = [
 ]
 
 
-def is_plain(job: Job) -> bool:
-    return job.rule in PLAIN
+def is_half(argument: str, settings: str) -> bool:
+    """Return whether a part of a model computes in half precision."""
+    return "16" in argument or "16" in settings
 
 
 @contextmanager
@@ -107,6 +108,21 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
             getattr(keras.config, f"set_{name}")(value)
 
 
+def change(job: Job, built: Built, batches: Sequence[MiniBatch]) -> None:
+    """Do what a user does to a model once it is compiled."""
+    model = built.model
+    if job.form in ("trained before", "frozen once trained") and not job.given:
+        for batch in batches[:2]:
+            model.train_on_batch(*as_keras(built, batch))
+    if job.form == "changed rate" and not job.given and job.rate in NUMBERS:
+        model.optimizer.learning_rate = 0.02
+    if job.form == "counted steps" and not job.given:
+        model.optimizer.iterations.assign(3)
+    if job.form in ("frozen once compiled", "frozen once trained"):
+        model.get_layer("first").trainable = False
+        model.train_function = None  # Keras traces its step once
+
+
 def labels_of(job: Job) -> Labels:
     return LABELS[LOSSES[job.loss].labels[0]]
 
@@ -120,17 +136,11 @@ def prepared(job: Job) -> Prepared:
     built = FORMS[job.form](Network(place, lambda x: first(inner(x)), labels.activation, labels.units))
     arguments = arguments_of(job, built)
     batches = batches_of(job, built)
-    if not job.given:
-        built.model.compile(**arguments)
     if job.setting == "excluded":
         arguments["optimizer"].exclude_from_weight_decay(var_names=["bias"])
-    if job.form == "changed rate" and not job.given and job.rate in NUMBERS:
-        built.model.optimizer.learning_rate = 0.02
-    if job.form == "frozen once compiled":
-        built.model.get_layer("first").trainable = False
-    if job.form == "trained before" and not job.given:
-        for batch in batches[:2]:
-            built.model.train_on_batch(*as_keras(built, batch))
+    if not job.given:
+        built.model.compile(**arguments)
+    change(job, built, batches)
     return Prepared(built, arguments, batches)
 
 
@@ -209,17 +219,21 @@ def drawn(seed: int) -> Job:
     fitting = [name for name, kind in METRICS.items() if labels in kind.labels]
     metrics = tuple(random.Random(f"metrics {seed}").sample(fitting, min(len(fitting), seed % 4)))
     optimizers = ["SGD", "LossScaleOptimizer"] if rule in PLAIN else list(OPTIMIZERS)
+    argument = turn("argument", list(ARGUMENTS), "none", 0.3)
+    settings = turn("keras", list(SETTINGS_OF_KERAS), "defaults", 0.7)
+    if is_half(argument, settings) and rule not in PLAIN:
+        rule = seed % 2  # a rule with a formula would round elsewhere than Keras
     return Job(
         layer=turn("layer", list(LAYERS)),
         form=turn("form", list(FORMS), "functional", 0.3),
-        argument=turn("argument", list(ARGUMENTS), "none", 0.3),
+        argument=argument,
         optimizer=turn("optimizer", optimizers),
         rate=turn("rate", list(RATES), "number", 0.3),
         setting=turn("setting", list(SETTINGS), "none", 0.6),
         loss=loss,
         metrics=metrics,
         option=turn("option", list(OPTIONS), "none", 0.4),
-        keras=turn("keras", list(SETTINGS_OF_KERAS), "defaults", 0.7),
+        keras=settings,
         rule=rule,
         weighted=seed % 3 == 0,
         given=seed % 4 == 1,

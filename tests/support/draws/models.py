@@ -294,7 +294,7 @@ def renamed(net: Network) -> Built:
 
 
 def trained_before(net: Network) -> Built:
-    """Return a model that has taken steps, so that its optimizer has a state; see `Job.trains_before`."""
+    """Return a model that will have taken steps, so that its optimizer has a state; see `jobs.change`."""
     return functional(net)
 
 
@@ -353,6 +353,8 @@ FORMS: dict[str, Form] = {
     "frozen state": frozen_state,
     "changed rate": functional,
     "frozen once compiled": functional,
+    "frozen once trained": functional,
+    "counted steps": functional,
     "functional": functional,
     "sequential": sequential,
     "input_shape": with_input_shape,

@@ -106,6 +106,8 @@ LOSSES: dict[str, Kind] = {
     "sparse_categorical_crossentropy": Kind(lambda: "sparse_categorical_crossentropy", CLASSES),
     "squared_hinge": Kind(lambda: "squared_hinge", SIGNS),
     "tversky": Kind(lambda: F.tversky, BINARY),
+    "mean_with_sample_weight": Kind(lambda: F.MeanSquaredError(reduction="mean_with_sample_weight"), ("numbers",)),
+    "no reduction": Kind(lambda: F.MeanAbsoluteError(reduction=None), ("numbers",)),
     "bce": Kind(lambda: "bce", BINARY),
     "own function": Kind(lambda: own_loss, NUMBERS),
     "binary_crossentropy of one": Kind(lambda: "binary_crossentropy", ("one binary",)),
