@@ -60,7 +60,7 @@ DRIVER = (
         "a frozen layer stays frozen",
         "distkeras/keras_model/trainable_flags.py",
         "        layer._trainable = bool(flag)",
-        "        layer._trainable = layer._trainable and bool(flag)",
+        "        layer._trainable = layer._trainable or bool(flag)",
         "an inner model that is unfrozen after training does not train",
         ("tests/keras_model/test_trainable_flags.py",),
     ),

@@ -40,6 +40,7 @@ def test_a_reply_carries_what_is_new_to_its_worker() -> None:
         assert set_of(commit(first, 0)) == (1, [[0.0, 0.25]])
         assert set_of(commit(first, 1)) == (0, [])
         assert running.driver.set_values(np.array([[4.0, 7.0]])) == 2
+        assert set_of(commit(first, 2)) == (2, [[0.0, 0.25], [4.0, 7.0]])
         assert set_of(second.pull()) == set_of(first.pull()) == (2, [[0.0, 0.25], [4.0, 7.0]])
         assert set_of(commit(second, 0)) == (0, [])
         first.close()
