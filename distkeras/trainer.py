@@ -631,7 +631,7 @@ class Trainer(JobResults):
         """Compare a step of the user's model with one of ``replica``'s, before the first job; see `same_step`."""
         if self._given is None or has_rows_at_server(replica.model):
             return
-        rebuilt = self._build_replica(to_train=True).model if self.recipe.optimizer_state else replica.model
+        rebuilt = self._build_replica(to_train=True).model if self.recipe.continues else replica.model
         gradient = self.rule.traits.gradient or self.rule.traits.plain_sgd
         require_same_step(self._given, rebuilt, spec, example(spec), gradient=gradient)
         self._given = None

@@ -108,6 +108,11 @@ class Recipe:
     steps: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def continues(self) -> bool:
+        """Return whether training continues from a state of the model's own optimizer."""
+        return self.optimizer_state or self.steps > 0
+
     def build(self, model_file: bytes, *, to_train: bool = False) -> keras.Model:
         """Return the compiled model in this process.
 

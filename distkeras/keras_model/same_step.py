@@ -180,6 +180,7 @@ def _our_step(model: keras.Model, batch: Batch, *, gradient: bool) -> _Step:
     outputs = _outputs(model, batch.x)
     model.run_eagerly = True  # tracing would take longer than the step
     replica = KerasReplica(model)
+    staying = _staying(replica)
     rate = replica.learning_rate
     if gradient:
         moved, start = replica.layout.empty(), replica.layout.empty()
@@ -191,7 +192,16 @@ def _our_step(model: keras.Model, batch: Batch, *, gradient: bool) -> _Step:
     else:
         (row,) = replica.train([batch])
     logs = dict(zip(replica.metric_names, row, strict=True))
-    return _Step(outputs, logs, {weight.path: numpy_value(weight) for weight in model.weights})
+    return _Step(outputs, logs, {weight.path: numpy_value(weight) for weight in model.weights} | staying)
+
+
+def _staying(replica: KerasReplica) -> dict[str, np.ndarray]:
+    """Return the values of floats that stay at a worker: if a step moves them, the trained model does not have it."""
+    import keras
+
+    travels = {*replica.layout.names, *replica.moving_statistics.names}
+    weights = [weight for weight in replica.model.weights if keras.backend.is_float_dtype(weight.dtype)]
+    return {weight.path: np.array(numpy_value(weight)) for weight in weights if weight.path not in travels}
 
 
 def _align(source: keras.Model, target: keras.Model) -> None:

@@ -37,6 +37,12 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda job: job.rule in PLAIN and job.setting in ("weight_decay", "gradient_accumulation_steps"),
         "`worker_optimizer` must be SGD without momentum, weight decay, accumulation or steps of its own",
     ),
+    Refusal(lambda job: job.rule in PLAIN and is_constrained(job), "Weights have constraints, which act after a step"),
+    Refusal(
+        # Its kernel moves in each call, not by its gradient.
+        lambda job: job.layer == "SpectralNormalization" and (job.rule in PLAIN or job.form == "frozen"),
+        "`model` must be the same once it is rebuilt",
+    ),
     Refusal(lambda job: job.layer == "Lambda", "whose `function` is a Python lambda"),
     Refusal(lambda job: job.argument == "unregistered activation", "or name them in `custom_objects`"),
     Refusal(lambda job: job.layer == "RandomShear", "`model` must consist of Keras' classes and of registered ones"),
@@ -44,25 +50,21 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 
 
+def is_constrained(job: Job) -> bool:
+    return job.argument.startswith("constraint") or job.argument == "bias_constraint"
+
+
 def is_scheduled(job: Job) -> bool:
     return job.rate not in ("number", "small")
-
-
-def moves_weights_aside(job: Job) -> bool:
-    """Return whether something other than a gradient moves weights: a constraint, or a layer that normalizes them."""
-    constrained = job.argument.startswith("constraint") or job.argument == "bias_constraint"
-    return constrained or job.layer == "SpectralNormalization"
 
 
 #: Jobs that are not compared yet, with what is wrong.
 OPEN: tuple[Refusal, ...] = (
     Refusal(lambda job: steps_at_server(job) and is_scheduled(job), "a schedule stands still under a gradient rule"),
-    Refusal(lambda job: job.rule in PLAIN and moves_weights_aside(job), "a rule that asks for gradients ignores it"),
     Refusal(lambda job: job.form == "own model", "a bare AttributeError"),
     Refusal(lambda job: job.form in ("input_shape", "input_dim", "Dense with input_shape"), "refused without need"),
     Refusal(lambda job: job.form in ("with a setting", "tied by assignment"), "lost without a word"),
     Refusal(lambda job: job.setting == "excluded", "refused without need"),
-    Refusal(lambda job: job.layer == "SpectralNormalization" and job.form == "frozen", "moves what does not travel"),
     Refusal(lambda job: job.argument == "autocast", "refused without need"),
     Refusal(lambda job: job.loss in ("Huber", "CategoricalGeneralizedCrossEntropy"), "refused without need"),
 )

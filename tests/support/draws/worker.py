@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from distkeras import Trainer
-from distkeras.data.model_columns import data_spec, example
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.tables import CutModel, require_exact_embeddings
+from distkeras.keras_model.tables import CutModel
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.rules import Rule
@@ -24,7 +23,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.results import JobRecords
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.record_stream import RecordStream
-from distkeras.training.plan import JobPlan, require_fit
+from distkeras.training.plan import JobPlan
 from distkeras.training.task import _TaskAttempt
 from support.draws.jobs import MiniBatch, Prepared, place_names
 from support.patience import PATIENT
@@ -104,12 +103,18 @@ def schema_of(table: pa.Table) -> Any:
     return from_arrow_schema(table.schema)
 
 
+class _Rows(NamedTuple):
+    """What a trainer's checks read of a DataFrame, whose rows they leave as they are if it is a stream."""
+
+    schema: Any
+    isStreaming: bool = True
+
+
 def plan_of(trainer: Trainer, table: pa.Table) -> JobPlan:
     """Return the plan that the trainer makes for a DataFrame of these rows."""
     replica = KerasReplica(trainer.recipe.build(trainer.model_file))
-    require_exact_embeddings(replica.model)
-    spec: DataSpec = data_spec(replica.model, schema_of(table), **trainer.settings.data_arguments)
-    require_fit(replica, example(spec), spec.features + spec.labels)
+    rows: Any = _Rows(schema_of(table))
+    spec: DataSpec = trainer._spec_of(rows, replica)  # noqa: SLF001 - the checks of `train`, which needs Spark
     return JobPlan(
         df=None,  # type: ignore[arg-type]  # the rows come without Spark
         arrangement=None,
