@@ -129,7 +129,7 @@ def save_tables(tables: Sequence[np.ndarray | WideEmbedding], folder: Path) -> l
             files.append(folder / f"distkeras-{uuid.uuid4().hex}.npy")
             np.save(files[-1], table)
         else:
-            files += sorted_files(table.rows, table.table(), folder)
+            files += sorted_files(table.saved_rows, table.table(), folder)
     return files
 
 

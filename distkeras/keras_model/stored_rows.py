@@ -6,19 +6,24 @@ sorted.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import uuid
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.protocol.touched_rows import initial_rows
-from distkeras.ps.world.files import open_files
+from distkeras.ps.world.files import Files, open_files, remove_folder
+from distkeras.ps.world.places import below
 
 #: Bytes of rows in one Parquet file.
 FILE_BYTES = 32 << 20
@@ -26,30 +31,63 @@ FILE_BYTES = 32 << 20
 #: Row numbers, and these rows, float32 ``(count, width)``.
 Block = tuple[Ids, np.ndarray]
 
+#: The list of a folder's files, which Spark's readers leave out because of the first character.
+_LIST = "_rows.json"
 
-def save_rows(folder: str, blocks: Iterable[Block]) -> str:
-    """Write rows to a new folder within ``folder``, a local path or a URI, and return the path of the new one.
+
+class SavedRows(NamedTuple):
+    """The trained rows of a table.
+
+    Args:
+        folder: path or URI of the folder with their files.
+        checksum: of the list of these files, with the number of rows and the checksum of each; None: not known, as of
+            rows that an earlier version of this package wrote.
+    """
+
+    folder: str
+    checksum: str | None = None
+
+
+def save_rows(folder: str, blocks: Iterable[Block]) -> SavedRows:
+    """Write rows to a new folder within ``folder``, a local path or a URI; of an error, nothing remains.
 
     Its Parquet files have the columns ``id`` (bigint) and ``vector`` (array of floats).
 
     Raises:
         ConfigurationError: the folder cannot be written to.
     """
-    place = f"{folder.rstrip('/')}/{uuid.uuid4().hex}"
+    place = below(folder, uuid.uuid4().hex)
     try:
-        files = open_files(place)
-        for number, (ids, rows) in enumerate(_gathered(blocks)):
-            flat = pa.array(np.ascontiguousarray(rows, np.float32).reshape(-1))
-            offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * rows.shape[1])
-            table = pa.table({"id": pa.array(ids), "vector": pa.ListArray.from_arrays(offsets, flat)})
-            buffer = BytesIO()
-            pq.write_table(table, buffer)
-            files.write(f"rows-{number:05}.parquet", [buffer.getbuffer()])
-    except OSError as error:
+        return SavedRows(place, _write(place, blocks))
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            remove_folder(place)
+        if isinstance(error, DistkerasError) or not isinstance(error, OSError):  # a lost server is both
+            raise
         raise ConfigurationError(
             f"the `folder` of a WideEmbedding must be one that the driver can write to. Received: {folder!r}: {error}"
         ) from error
-    return place
+
+
+def _write(place: str, blocks: Iterable[Block]) -> str:
+    """Write files of rows and their list, and return the list's checksum."""
+    files, listed = open_files(place), list[dict[str, Any]]()
+    for number, (ids, rows) in enumerate(_gathered(blocks)):
+        flat = pa.array(np.ascontiguousarray(rows, np.float32).reshape(-1))
+        offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * rows.shape[1])
+        table = pa.table({"id": pa.array(ids), "vector": pa.ListArray.from_arrays(offsets, flat)})
+        buffer = BytesIO()
+        pq.write_table(table, buffer)
+        name = f"rows-{number:05}.parquet"
+        files.write(name, [buffer.getbuffer()])
+        listed.append({"name": name, "rows": len(ids), "checksum": _checksum(buffer.getbuffer())})
+    data = json.dumps(listed).encode()
+    files.write(_LIST, [data])
+    return _checksum(data)
+
+
+def _checksum(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def require_folder(name: str, folder: str) -> None:
@@ -82,14 +120,23 @@ def _joined(blocks: list[Block]) -> Block:
     return np.concatenate([ids for ids, _ in blocks]), np.concatenate([rows for _, rows in blocks])
 
 
-def load_rows(place: str, shape: TableShape, *, vectors: bool = True) -> Iterator[Block]:
-    """Yield the rows of `save_rows`, file by file; without vectors, of width 0. ConfigurationError if unreadable."""
+def load_rows(saved: SavedRows, shape: TableShape, *, vectors: bool = True) -> Iterator[Block]:
+    """Yield the rows of `save_rows`, file by file; without vectors, of width 0.
+
+    Raises:
+        ConfigurationError: a file is missing, cannot be read, or is not the one that was written.
+    """
     columns = ["id", "vector"] if vectors else ["id"]
     try:
-        files = open_files(place)
-        for name in sorted(name for name in files.names() if name.endswith(".parquet")):
-            table = pq.read_table(BytesIO(b"".join(files.read(name))), columns=columns)
+        files = open_files(saved.folder, create=False)
+        for entry in _listed(files, saved.checksum):
+            data = b"".join(files.read(entry["name"]))
+            if _checksum(data) != entry.get("checksum", _checksum(data)):
+                raise ValueError(f"{entry['name']} with other bytes")
+            table = pq.read_table(BytesIO(data), columns=columns)
             ids = table["id"].to_numpy()
+            if len(ids) != entry.get("rows", len(ids)):
+                raise ValueError(f"{len(ids)} rows in {entry['name']}")
             rows = np.empty((len(ids), 0), np.float32)
             if vectors:
                 flat = table["vector"].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
@@ -99,22 +146,38 @@ def load_rows(place: str, shape: TableShape, *, vectors: bool = True) -> Iterato
             yield ids, rows
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise ConfigurationError(
-            f"the rows of table {shape.name!r} must be in {place!r}, as training has written them. Received: {error}"
+            f"the rows of table {shape.name!r} must be in {saved.folder!r}, as training has written them. After "
+            f"the folder was moved, set `rows` of the layer to its new place. Received: {error}"
         ) from error
 
 
-def sorted_files(place: str | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
-    """Write the rows of ``place`` to two files in ``folder``, sorted by id, and return their paths.
+def _listed(files: Files, checksum: str | None) -> list[dict[str, Any]]:
+    """Return the files of rows, in the order in which they were written; ValueError if there are others."""
+    names = files.names()
+    if _LIST in names:
+        data = b"".join(files.read(_LIST))
+        if checksum is not None and _checksum(data) != checksum:
+            raise ValueError("the rows of another model, or a damaged list of them")
+        listed: list[dict[str, Any]] = json.loads(data)
+        return listed
+    found = sorted(name for name in names if name.endswith(".parquet"))
+    if checksum is not None or not found:
+        raise ValueError(f"no {_LIST}" if checksum is not None else "no file of rows")
+    return [{"name": name} for name in found]
+
+
+def sorted_files(saved: SavedRows | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
+    """Write saved rows to two files in ``folder``, sorted by id, and return their paths.
 
     Args:
-        place: what `save_rows` returned; None: no row is trained.
+        saved: what `save_rows` returned; None: no row is trained.
 
     Returns:
         The ids, int64, and the rows, float32, each as `numpy.save` writes them.
     """
     name = f"distkeras-{uuid.uuid4().hex}"
     paths = folder / f"{name}-ids.npy", folder / f"{name}-rows.npy"
-    parts = [] if place is None else [ids for ids, _ in load_rows(place, shape, vectors=False)]
+    parts = [] if saved is None else [ids for ids, _ in load_rows(saved, shape, vectors=False)]
     ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
     order = np.argsort(ids, kind="stable")
     np.save(paths[0], ids[order])
@@ -125,8 +188,8 @@ def sorted_files(place: str | None, shape: TableShape, folder: Path) -> tuple[Pa
     ranks[order] = np.arange(len(ids))
     out = np.lib.format.open_memmap(paths[1], "w+", np.float32, (len(ids), shape.width))
     start = 0
-    assert place is not None, "rows were read from there"
-    for block_ids, rows in load_rows(place, shape):
+    assert saved is not None, "rows were read from there"
+    for block_ids, rows in load_rows(saved, shape):
         out[ranks[start : start + len(block_ids)]] = rows
         start += len(block_ids)
     out.flush()

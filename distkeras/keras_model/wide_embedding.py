@@ -12,10 +12,11 @@ import keras
 import numpy as np
 
 from distkeras.keras_model.model_graph import require_exact_ids
-from distkeras.keras_model.stored_rows import StoredRows, sorted_files
+from distkeras.keras_model.stored_rows import SavedRows, StoredRows, sorted_files
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
-from distkeras.ps.validate import require_integer, require_number, require_text
+from distkeras.ps.validate import require_integer, require_number
+from distkeras.ps.world.places import require_place
 
 
 @keras.saving.register_keras_serializable("distkeras")
@@ -33,7 +34,8 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     ``scale``, uniformly distributed, which depend only on ``seed``, the row and the column.
 
     The layer has no weights. It predicts in any process that can reach its folder; on JAX, only without compilation.
-    Keras' own ``fit`` cannot train it.
+    Keras' own ``fit`` cannot train it. If the trained rows are gone, incomplete or changed, predicting, evaluating and
+    training raise a ConfigurationError.
 
     Args:
         input_dim: number of rows, at most 2**63 - 1; ids are from 0 on.
@@ -41,7 +43,9 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         folder: a folder, or a URI that Arrow's filesystems open, which the driver can write to.
         scale: bound of the numbers in rows that no commit has moved; 0: these rows are zero.
         seed: seed of these rows.
-        rows: the folder with the trained rows, which training sets; None: there are none.
+        rows: the folder with the trained rows, which training sets; None: there are none. After the folder was moved,
+            set the attribute to its new place.
+        rows_checksum: of the list of that folder's files, which training sets.
 
     Raises:
         ConfigurationError: An argument is invalid, or ids have a dtype that rounds them.
@@ -58,18 +62,25 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         scale: float = 0.05,
         seed: int = 0,
         rows: str | None = None,
+        rows_checksum: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**{"autocast": False} | options)  # half precision would round ids
         self.input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1)
         self.output_dim = require_integer("output_dim", output_dim)
-        self.folder = require_text("folder", folder, "a folder for the rows that are trained")
+        self.folder = require_place("folder", folder, "a folder for the rows that are trained")
         self.scale = float(require_number("scale", scale, inclusive=True))
         self.seed = require_integer("seed", seed, 0, (1 << 63) - 1)
-        self.rows = rows
+        self.rows = None if rows is None else require_place("rows", rows, "a folder with rows, or None")
+        self.rows_checksum = rows_checksum
         self.supports_jit = False  # rows are looked up outside of compiled code
-        self._stored: tuple[str | None, StoredRows] | None = None
+        self._stored: tuple[SavedRows | None, StoredRows] | None = None
         self._lent: tuple[Ids, np.ndarray] | None = None
+
+    @property
+    def saved_rows(self) -> SavedRows | None:
+        """Return where the trained rows are; None: there are none."""
+        return None if self.rows is None else SavedRows(self.rows, self.rows_checksum)
 
     def table(self, most: int = 1) -> TableShape:
         """Return the shape of the table; ``most`` is the number of rows that a window can touch."""
@@ -79,7 +90,8 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         """Return the vectors of ``ids``, with one more axis.
 
         Raises:
-            ConfigurationError: ``training`` is set, outside of a `Trainer`.
+            ConfigurationError: ``training`` is set, outside of a `Trainer`, or the trained rows are not those that
+                training has written.
             BadValueError: an id is not a row.
         """
         if training:
@@ -87,6 +99,8 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
                 f"the table of {self.name!r} must be trained by `distkeras.Trainer`, which moves its rows. "
                 "Received: a training step of Keras"
             )
+        if self._lent is None:
+            self._open_rows()  # an error within TensorFlow's function would lose its type
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
@@ -109,11 +123,15 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     def _take(self, ids: Any) -> np.ndarray:
         if self._lent is not None:
             return self._take_lent(np.asarray(ids).astype(np.int64, copy=False))
-        if self._stored is None or self._stored[0] != self.rows:
+        return self._open_rows().take(np.asarray(ids))
+
+    def _open_rows(self) -> StoredRows:
+        saved = self.saved_rows
+        if self._stored is None or self._stored[0] != saved:
             folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
             weakref.finalize(self, rmtree, folder, ignore_errors=True)
-            self._stored = self.rows, StoredRows(self.table(), *sorted_files(self.rows, self.table(), folder))
-        return self._stored[1].take(np.asarray(ids))
+            self._stored = saved, StoredRows(self.table(), *sorted_files(saved, self.table(), folder))
+        return self._stored[1]
 
     def _take_lent(self, wanted: np.ndarray) -> np.ndarray:
         assert self._lent is not None, "the caller has checked"
@@ -131,5 +149,5 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        names = ("input_dim", "output_dim", "folder", "scale", "seed", "rows")
+        names = ("input_dim", "output_dim", "folder", "scale", "seed", "rows", "rows_checksum")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from distkeras.data.spec import DataSpec
 from distkeras.keras_model.optimizers import takes_plain_steps
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.stored_rows import load_rows, save_rows
+from distkeras.keras_model.stored_rows import SavedRows, load_rows, save_rows
 from distkeras.keras_model.tables import CutModel
 from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.keras_model.window_rows import WindowRows
@@ -41,6 +41,7 @@ from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
+from distkeras.ps.world.files import remove_folder
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.kept_layout import Arrangement, KeptRows
@@ -76,6 +77,7 @@ class JobPlan:
         resume: continue the job in the server's checkpoint.
         facts: of Spark's session.
         micro_batch: the number of the stream's micro-batch in ``df``; -1: its rows are not a stream's.
+        written: the folders of rows that `save_rows` has written.
         evaluated: by a table's number, the rows that callbacks evaluate on, of tables that the driver does not hold.
 
     Raises:
@@ -97,6 +99,7 @@ class JobPlan:
     facts: SparkFacts
     micro_batch: int = NO_MICRO_BATCH
     evaluated: dict[int, Ids] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require_size(self.server, self.dense_size + self.replica.moving_statistics.size, self.sent_file)
@@ -199,18 +202,18 @@ class JobPlan:
 
         def publish(driver: DriverClient) -> None:
             driver.publish_rows(tables)
-            for number, table, place in self._trained_rows():
-                driver.publish_touched(number, table, load_rows(place, table))
+            for number, table, saved in self._trained_rows():
+                driver.publish_touched(number, table, load_rows(saved, table))
             driver.request(message, Ack)
 
         return publish
 
-    def _trained_rows(self) -> Iterator[tuple[int, TableShape, str]]:
-        """Yield the tables that continue from trained rows, and the folder of these rows."""
+    def _trained_rows(self) -> Iterator[tuple[int, TableShape, SavedRows]]:
+        """Yield the tables that continue from trained rows, and where these are."""
         for number, table in self.cut.partial:
-            place = self.replica.model.get_layer(table.name).rows
-            if place is not None:
-                yield number, table, place
+            saved = self.replica.model.get_layer(table.name).saved_rows
+            if saved is not None:
+                yield number, table, saved
 
     def save_rows(self, driver: DriverClient) -> None:
         """Write the touched rows of tables that the driver does not hold to folders, to which the model refers then.
@@ -218,9 +221,13 @@ class JobPlan:
         Raises:
             ConfigurationError: a folder cannot be written to.
         """
+        while self.written:  # by a call that is repeated; no model refers to it any more
+            with contextlib.suppress(OSError):
+                remove_folder(self.written.pop())
         for number, table in self.cut.partial:
             layer = self.replica.model.get_layer(table.name)
-            layer.rows = save_rows(layer.folder, driver.touched(number, table))
+            layer.rows, layer.rows_checksum = save_rows(layer.folder, driver.touched(number, table))
+            self.written.append(layer.rows)
 
     def server_task(self) -> ServerTask:
         """Return the server as a task in the cluster, with a fresh random key.
@@ -329,13 +336,12 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
 
 
 def require_shared(checkpoint: Checkpoint | None) -> None:
-    """Raise ConfigurationError if the path shows that executors cannot read the address of a server in the cluster."""
-    needs = "must be a folder that every executor reaches, with server='cluster': the server says there where it is"
+    """Raise ConfigurationError without a folder in which executors can read the address of a server in the cluster."""
     if checkpoint is None:
-        raise ConfigurationError(f"`checkpoint` {needs}. Received: None")
-    uri = checkpoint.uri
-    if "://" not in uri and not uri.startswith("file:") and not Path(uri).is_absolute():
-        raise ConfigurationError(f"`checkpoint` {needs}; a URI, or an absolute path. Received: {uri!r}")
+        raise ConfigurationError(
+            "`checkpoint` must be a folder that every executor reaches, with server='cluster': the server says there "
+            "where it is. Received: None"
+        )
 
 
 def arrangement_of(df: DataFrame, spec: DataSpec, settings: TrainSettings, workers: int) -> Arrangement | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.world.places import absolute, is_uri
 
 #: Bytes of a piece that is read; activity is recorded after each piece.
 _PIECE = 4 << 20
@@ -38,15 +40,35 @@ class Files(Protocol):
         """Delete a file."""
 
 
-def open_files(uri: str) -> Files:
-    """Return the files in the directory ``uri``, a local path or a URI; it is created if it does not exist.
+def open_files(uri: str, *, create: bool = True) -> Files:
+    """Return the files in the directory ``uri``, a local path or a URI.
+
+    Args:
+        create: make the directory if it does not exist.
 
     Raises:
         ConfigurationError: nothing opens this URI.
-        OSError: the directory cannot be made.
+        OSError: the directory cannot be made, or is not there.
     """
-    if "://" not in uri and not uri.startswith("file:"):
-        return LocalFiles(Path(uri).absolute())
+    filesystem, root = _located(uri)
+    return LocalFiles(Path(root), create) if filesystem is None else ArrowFiles(filesystem, root, create)
+
+
+def remove_folder(uri: str) -> None:
+    """Remove a directory with everything in it; an OSError if that fails."""
+    filesystem, root = _located(uri)
+    if filesystem is None:
+        shutil.rmtree(root)
+    else:
+        with _arrow_errors_as_os_errors():
+            filesystem.delete_dir(root)
+
+
+def _located(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or URI, one of Arrow's or None for a local one, and the path in it."""
+    uri = absolute(uri)
+    if not is_uri(uri):
+        return None, uri
 
     from pyarrow import ArrowException, fs
 
@@ -56,18 +78,33 @@ def open_files(uri: str) -> Files:
         raise ConfigurationError(
             f"a directory must be given as a path or a URI that Arrow opens. Received: {uri!r}: {error}"
         ) from error
-    return LocalFiles(Path(root)) if isinstance(filesystem, fs.LocalFileSystem) else ArrowFiles(filesystem, root)
+    return None if isinstance(filesystem, fs.LocalFileSystem) else filesystem, root
+
+
+@contextmanager
+def _arrow_errors_as_os_errors() -> Iterator[None]:
+    """Raise those errors of Arrow that are not an OSError as an OSError."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except ArrowException as error:
+        if isinstance(error, OSError):
+            raise
+        raise OSError(str(error)) from error
 
 
 class LocalFiles:
     """Files of this system that no other user may read: a new directory has mode 0700, each file 0600.
 
-    The directory ``root`` is created if it does not exist; an existing one keeps its mode.
+    The directory ``root`` is created if it does not exist and ``create`` says so; an existing one keeps its mode.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, create: bool = True) -> None:
         self._root = root
         missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+        if missing and not create:
+            raise FileNotFoundError(f"there is no folder {root}")
         for folder in reversed(missing):
             folder.mkdir(0o700 if folder == root else 0o777, exist_ok=True)
             _sync(folder.parent)  # so that the directory survives a power cut
@@ -100,30 +137,28 @@ class LocalFiles:
 
 
 class ArrowFiles:
-    """Files of a `pyarrow.fs` filesystem; the directory ``root`` is created if it does not exist."""
+    """Files of a `pyarrow.fs` filesystem; ``create`` makes the directory ``root`` if it does not exist."""
 
-    def __init__(self, filesystem: Any, root: str) -> None:
-        from pyarrow import ArrowException
-
+    def __init__(self, filesystem: Any, root: str, create: bool = True) -> None:
         self._fs, self._root = filesystem, root
-        self._arrows = ArrowException
-        with self._arrow_errors_as_os_errors():
-            self._fs.create_dir(self._root, recursive=True)
+        if create:
+            with _arrow_errors_as_os_errors():
+                self._fs.create_dir(self._root, recursive=True)
 
     def names(self) -> list[str]:
         from pyarrow import fs
 
-        with self._arrow_errors_as_os_errors():
+        with _arrow_errors_as_os_errors():
             entries = self._fs.get_file_info(fs.FileSelector(self._root))
         return [info.base_name for info in entries if info.type != fs.FileType.Directory]
 
     def read(self, name: str) -> Iterator[bytes]:
-        with self._arrow_errors_as_os_errors(), self._fs.open_input_stream(self._path(name)) as stream:
+        with _arrow_errors_as_os_errors(), self._fs.open_input_stream(self._path(name)) as stream:
             while piece := stream.read(_PIECE):
                 yield piece
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        with self._arrow_errors_as_os_errors(), self._fs.open_output_stream(self._path(name)) as stream:
+        with _arrow_errors_as_os_errors(), self._fs.open_output_stream(self._path(name)) as stream:
             for piece in pieces:
                 stream.write(piece)
 
@@ -131,25 +166,15 @@ class ArrowFiles:
         """Do nothing: these filesystems have no such call, and a closed file is durable."""
 
     def move(self, name: str, to: str) -> None:
-        with self._arrow_errors_as_os_errors():
+        with _arrow_errors_as_os_errors():
             self._fs.move(self._path(name), self._path(to))
 
     def delete(self, name: str) -> None:
-        with self._arrow_errors_as_os_errors():
+        with _arrow_errors_as_os_errors():
             self._fs.delete_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-    @contextmanager
-    def _arrow_errors_as_os_errors(self) -> Iterator[None]:
-        """Raise those errors of Arrow that are not an OSError as an OSError."""
-        try:
-            yield
-        except self._arrows as error:
-            if isinstance(error, OSError):
-                raise
-            raise OSError(str(error)) from error
 
 
 def scratch(size: int) -> memoryview:

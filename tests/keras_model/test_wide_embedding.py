@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.training.table_models import CutCase
 from distkeras.keras_model.archive import from_bytes, to_bytes
 from distkeras.keras_model.stored_rows import load_rows, require_folder, save_rows
 from distkeras.layers import WideEmbedding
-from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras.ps.errors import BadValueError, ConfigurationError, ServerLostError
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.protocol.touched_rows import initial_rows
 
@@ -104,7 +105,7 @@ def test_predictions_use_trained_and_initial_rows(tmp_path: Path) -> None:
     trained = np.array([5, 2**60, 0])
     vectors = np.arange(9, dtype=np.float32).reshape(3, 3)
     place = save_rows(str(tmp_path), [(trained[:2], vectors[:2]), (trained[2:], vectors[2:])])
-    layer = wide(tmp_path, rows=place)
+    layer = wide(tmp_path, rows=place.folder, rows_checksum=place.checksum)
     model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
     copy = from_bytes(to_bytes(model))
     ids = np.array([[5, 7], [0, 2**60]])
@@ -121,7 +122,7 @@ def test_rows_are_saved_in_several_files_and_loaded(tmp_path: Path, monkeypatch:
     blocks = [(np.array([number, number + 100]), np.full((2, 3), number, np.float32)) for number in range(5)]
     shape = wide().table()
     place = save_rows(str(tmp_path), blocks)
-    assert len(list(Path(place).glob("*.parquet"))) == 2
+    assert len(list(Path(place.folder).glob("*.parquet"))) == 2
     found = list(load_rows(place, shape))
     for part in (0, 1):
         np.testing.assert_array_equal(
@@ -162,3 +163,65 @@ def test_ids_of_a_float_input_stay_exact_in_half_precision(tmp_path: Path) -> No
     model = keras.Model(ids, layer(ids))
     low, high = model.predict_on_batch(np.array([[1000.0], [1001.0]]))
     assert (np.asarray(low) != np.asarray(high)).any()
+
+
+def change_byte(place: Path) -> None:
+    path = place / "rows-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda place: shutil.move(place, f"{place}-moved"), "there is no folder"),
+        (lambda place: (place / "rows-00001.parquet").unlink(), "rows-00001"),
+        (lambda place: [path.unlink() for path in place.iterdir()], "no _rows.json"),
+        (change_byte, "rows-00000.parquet with other bytes"),
+        (lambda place: (place / "_rows.json").write_text("[]"), "the rows of another model"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_model_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], object], found: str
+) -> None:
+    monkeypatch.setattr("distkeras.keras_model.stored_rows.FILE_BYTES", 50)
+    blocks = [(np.array([number, number + 100]), np.full((2, 3), number, np.float32)) for number in range(5)]
+    saved = save_rows(str(tmp_path), blocks)
+    layer = wide(tmp_path, rows=saved.folder, rows_checksum=saved.checksum)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer])
+    np.testing.assert_array_equal(
+        from_bytes(to_bytes(model)).predict(np.array([[3]]), verbose=0), np.full((1, 1, 3), 3.0)
+    )
+    damage(Path(saved.folder))
+    copy = from_bytes(to_bytes(model))
+    there = sorted(tmp_path.rglob("*"))
+    for use in (copy.predict_on_batch, copy, lambda ids: copy.predict(ids, verbose=0)):
+        with pytest.raises(ConfigurationError, match=f"rows of table 'table' must be in .*{found}"):
+            use(np.array([[3]]))
+    with pytest.raises(ConfigurationError, match=found):
+        list(load_rows(saved, layer.table()))
+    assert sorted(tmp_path.rglob("*")) == there  # reading makes no folder that looks like one with rows
+
+
+def test_the_folder_of_rows_is_absolute_from_where_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layer = wide("rows")
+    saved = save_rows(layer.folder, [(np.array([3]), np.ones((1, 3), np.float32))])
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    layer.rows, layer.rows_checksum = saved
+    np.testing.assert_array_equal(layer(np.array([3])), np.ones((1, 3)))
+    assert Path(saved.folder).parent == tmp_path / "rows"
+
+
+def test_rows_that_were_not_written_to_their_end_leave_nothing(tmp_path: Path) -> None:
+    def lost() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield np.array([1]), np.zeros((1, 3), np.float32)
+        raise ServerLostError("the server is lost")
+
+    with pytest.raises(ServerLostError):
+        save_rows(str(tmp_path), lost())
+    assert list(tmp_path.iterdir()) == []

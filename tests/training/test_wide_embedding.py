@@ -68,8 +68,8 @@ def wide(folder: Path, rows: int = ROWS, **options: Any) -> WideEmbedding:
 
 def trained_rows(layer: WideEmbedding) -> dict[int, np.ndarray]:
     """Return the rows in the folder of a trained model, by id."""
-    assert layer.rows is not None
-    blocks = list(load_rows(layer.rows, layer.table()))
+    assert layer.saved_rows is not None
+    blocks = list(load_rows(layer.saved_rows, layer.table()))
     found = {int(row): vector for ids, vectors in blocks for row, vector in zip(ids, vectors, strict=True)}
     assert len(found) == sum(len(ids) for ids, _ in blocks)
     return found
