@@ -280,6 +280,10 @@ class Leases(dict[int, PartitionLease]):
         self.make_vectors = make_vectors
         self._now = now
 
+    def states(self) -> dict[int, KeptState]:
+        """Return the kept states of the workers' optimizers, by partition."""
+        return {worker: lease.optimizer for worker, lease in self.items() if lease.optimizer is not None}
+
     def add(self, worker: int, attempt: int) -> PartitionLease:
         """Add a lease for ``worker``'s partition, at the beginning of its data."""
         lease = self[worker] = PartitionLease(attempt, active_at=self._now(), vectors=self.make_vectors())

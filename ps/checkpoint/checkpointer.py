@@ -43,6 +43,10 @@ class OptimizerFiles:
         self._saved = {worker: (kept[worker], file) for worker, file in files.items() if kept.get(worker) is not None}
         self._due = 0.0
 
+    def behind(self, states: Mapping[int, KeptState]) -> bool:
+        """Return whether one of ``states`` has no file, so that the latest snapshot names that of an older one."""
+        return any(self._saved.get(worker, (None,))[0] is not kept for worker, kept in states.items())
+
     def save(self, states: Mapping[int, KeptState], *, now: bool) -> dict[int, str]:
         """Write those of ``states`` that have no file, if they are due or ``now``; return the files by partition.
 
@@ -240,7 +244,7 @@ class Checkpointer:
         try:
             if self._covered < 0:
                 self._directory.sweep()
-            self._save(closing)
+            complete = self._save(closing)
         except OwnershipLostError:
             raise
         except Exception as error:  # noqa: BLE001 - the next try may succeed; waits for a snapshot have deadlines
@@ -250,7 +254,7 @@ class Checkpointer:
             self.failure = error
             self._try_require_owned()  # a lost ownership may be the reason
             return False
-        return not idle or self._try_require_owned()
+        return complete and (not idle or self._try_require_owned())
 
     def _try_require_owned(self) -> bool:
         """Raise an OwnershipLostError if there is a higher claim; return False if the directory cannot be read."""
@@ -262,14 +266,16 @@ class Checkpointer:
             return False
         return True
 
-    def _save(self, closing: bool) -> None:
+    def _save(self, closing: bool) -> bool:
+        """Take a snapshot if one is due; return False if it is the last one and names an older optimizer state."""
         while True:
             with self._changed:
                 center, clock, mark = self._center, self._center.clock, self.mark()
                 due = closing or clock >= self._next or self._covered < self._wanted
                 # The request may have come while the previous snapshot, which covers it, was being written.
-                if mark == self._covered or not due or center.corrupt:
-                    return
+                saved = mark == self._covered and not (closing and self._optimizer_files.behind(center.leases.states()))
+                if saved or not due or center.corrupt:
+                    return True
                 rows = center.log.read(self._log_files.commits, _FILE_COMMITS_MAX)
                 if self._log_files.commits + len(rows.commits) == len(center.log):
                     if self._table_files is not None:
@@ -298,6 +304,7 @@ class Checkpointer:
             self._merge()
             if self._table_files is not None:
                 self._table_files.merge()
+        return not (closing and self._optimizer_files.behind(state.optimizers))
 
     def _merge(self) -> None:
         """Merge the latest log files into one, if that is due; the next snapshot names it instead of them."""

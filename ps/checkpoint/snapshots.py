@@ -34,6 +34,7 @@ from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import NO_IDS, Ids
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.deadlines import Backoff
+from distkeras.ps.world.places import is_uri
 from distkeras.ps.world.world import REAL, World
 
 #: Bits of the sum of hashes, and by how many bits each hash is shifted to the right for it.
@@ -123,8 +124,7 @@ def capture(center: Center) -> State:
         header["micro_batch"] = list(center.micro_batch)
     if center.values.current.version:
         header["values"] = center.values.state()
-    optimizers = {worker: lease.optimizer for worker, lease in center.leases.items() if lease.optimizer is not None}
-    return State(header, arrays, center.metrics, center.log.totals(), held, optimizers)
+    return State(header, arrays, center.metrics, center.log.totals(), held, center.leases.states())
 
 
 def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | None = None) -> bool:
@@ -262,7 +262,7 @@ NO_FILES: Mapping[int, str] = MappingProxyType({})
 
 def saved_job(uri: str) -> dict[str, Any] | None:
     """Return the description of the job in the latest snapshot of a directory; None if no snapshot can be read."""
-    if "://" not in uri and not Path(uri).exists():  # `Store` would create it
+    if not is_uri(uri) and not Path(uri).exists():  # `Store` would create it
         return None
     store = Store(uri)
     names = [name for name in map(parsed, retried(store.names)) if name is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.logs import texts
+from support.patience import patience, until
 from support.present import present
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import KeptState
 from distkeras.ps.checkpoint import checkpointer
-from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, OptimizerFiles
 from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.protocol.messages import OptimizerState
@@ -191,3 +193,38 @@ def test_a_state_that_cannot_be_written_does_not_delay_the_snapshot(
     assert texts(caplog, "distkeras.ps.checkpoint") == [
         "the optimizer's state of a partition could not be saved: no room"
     ]
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_the_last_snapshot_names_the_last_states_even_if_writing_them_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """A snapshot covers the last commit and names an older state; the one at the end names the last state."""
+    saved = Saved(tmp_path)
+    save = SnapshotDirectory.save_optimizer
+    left = [failures]
+
+    def save_slowly(self: SnapshotDirectory, worker: int, state: KeptState) -> str:
+        saved.clock.seconds += 10.0
+        if closing and left[0]:
+            left[0] -= 1
+            raise SnapshotError("no room for a moment")
+        return save(self, worker, state)
+
+    monkeypatch.setattr(SnapshotDirectory, "save_optimizer", save_slowly)
+    closing, changed = False, threading.Condition()
+    running = Checkpointer(
+        Checkpoint(str(tmp_path), every=1), saved.directory, saved.center, changed, None, saved.clock
+    )
+    running.start()
+    for number in range(3):
+        with changed:
+            saved.center.leases[0].optimizer = kept(number)
+            saved.center.clock += 1
+            mark = running.mark()
+        until(lambda mark=mark: running.covers(mark))  # type: ignore[misc]  # the value of this turn
+    assert saved.restored()[0] == ([0], 7)
+    closing = True
+    running.close(patience(10))
+    assert saved.restored()[0] == ([2], 7)
+    assert left == [0]
