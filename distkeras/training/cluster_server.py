@@ -154,7 +154,10 @@ class ClusterServer:
         return False
 
     def _require_reached(self) -> None:
-        """Check that executors reach the server, with as many tasks as there are workers."""
+        """Check that executors reach the server, with as many tasks as there are workers.
+
+        A server that accepts connections is reached. If it does not answer, it is suspended; `watch` sees to that.
+        """
         asked = min(self._task.request.settings.workers, _PROBES_MAX)
         search_action = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
         try:
@@ -164,7 +167,7 @@ class ClusterServer:
                     "they need free slots"
                 )
             for row in search_action.rows():
-                if row["error"]:
+                if row["error"] and not row["unanswered"]:
                     raise ConfigurationError(
                         "every executor must reach the parameter server, and `checkpoint`, which has the server's "
                         "address (a folder on one machine is not enough). "

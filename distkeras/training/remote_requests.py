@@ -52,7 +52,7 @@ _POLL_SECONDS = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
 _PIECES = "answer long, lost boolean, part long, data binary"
-_FOUND = "host string, incarnation long, place string, error string"
+_FOUND = "host string, incarnation long, place string, error string, unanswered boolean"
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _R = TypeVar("_R")
 
@@ -140,19 +140,21 @@ class Search:
     def look(self, world: World = REAL) -> dict[str, Any]:
         """Return the server's announcement (``place``, JSON), or the ``error`` why it is not found.
 
-        ``incarnation`` is at least that of the server that owns the checkpoint, 0 if that is unknown.
+        ``incarnation`` is at least that of the server that owns the checkpoint, 0 if that is unknown. ``unanswered``: a
+        connection was made, and not answered, as by a suspended process.
         """
-        incarnation, place, error = 0, "", ""
+        incarnation, place, error, unanswered = 0, "", "", False
         try:
             incarnation, announced = _retry_unreachable(lambda: self._find(world), self.timeout, world)
             place = json.dumps(announced)
         except _UNREACHED as failure:
             error = failure.message
+            unanswered = isinstance(failure, DeadlineError) or DriverClient.handshake_unanswered(failure)
             with contextlib.suppress(SnapshotError):
                 owner = owner_of(self.address.uri, world)
                 incarnation = 0 if owner is None else owner.claim.incarnation
                 place = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
-        return {"incarnation": incarnation, "place": place, "error": error}
+        return {"incarnation": incarnation, "place": place, "error": error, "unanswered": unanswered}
 
     def _find(self, world: World) -> tuple[int, dict[str, Any]]:
         place = find(self.address.uri, world)

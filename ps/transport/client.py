@@ -369,7 +369,8 @@ class Client:
         # A client closes the connection after its own DeadlineError; one that the server sent leaves it open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
-    def handshake_unanswered(self, error: Exception) -> bool:
+    @staticmethod
+    def handshake_unanswered(error: Exception) -> bool:
         """Return whether a handshake was not answered: the host accepts connections even for a suspended process."""
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 

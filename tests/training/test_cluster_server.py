@@ -145,3 +145,28 @@ def test_a_server_of_an_ended_job_does_not_start(spark: SparkSession, tmp_path: 
 
 def kinds(events: Events) -> list[str]:
     return [event.kind for event in events.all()]
+
+
+def test_a_server_that_is_suspended_while_executors_look_for_it_is_no_wrong_network(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = ClusterServer._require_reached  # noqa: SLF001 - the check is to be disturbed
+
+    def suspended(self: ClusterServer) -> None:
+        claim = present(owner_of(str(tmp_path))).claim
+        pid = Store(str(tmp_path)).load(str(Name("owner", claim)))[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+            reach(self)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    monkeypatch.setattr(ClusterServer, "_require_reached", suspended)
+    made = task(tmp_path)
+    deadlines = replace(made.request.settings.deadlines, connect=brief(0.5), handshake=brief(0.5))
+    settings = replace(made.request.settings, deadlines=deadlines)
+    made = replace(made, request=replace(made.request, settings=settings))
+    with ClusterServer(spark.range(1), made, Events()) as server:
+        assert server.ask(center) == START.tolist()
+        assert server.restarts == 0
