@@ -23,6 +23,7 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.validate import check_fields, checked, count, flag, invalid, positive, require_choice, require_text
+from distkeras.ps.world.places import require_place
 
 _S = TypeVar("_S")
 
@@ -179,7 +180,7 @@ class TrainSettings:
     stall_after: float | None = positive(Monitoring.stall_after)
     check_model: bool = flag(Monitoring.check_model)
     resources: Any = Executors.resources
-    frozen_weights: str | None = checked(None, require_text, "a path or a URI, or None")
+    frozen_weights: str | None = checked(None, require_place, "a path or a URI, or None")
     tables: str | tuple[str, ...] = "auto"
 
     def __post_init__(self) -> None:

@@ -390,12 +390,12 @@ class Trainer(JobResults):
                 "`checkpoint` must be given, because a stream continues from it after a failure. Received: None"
             )
         versions = Versions.of("publish", publish)
-        writer = writer_of(stream, trigger, query_name)
+        writer, folder = writer_of(stream, trigger, query_name), query_folder(stream.sparkSession, place)
         plan = self._begin(*self._plan(stream, callbacks, center_of(place), resume=True))
         rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)
         try:
             publisher = None if versions is None else Publisher(versions, plan)
-            return StreamTraining(plan, rows, self, publisher).start(writer, query_folder(place))
+            return StreamTraining(plan, rows, self, place.uri, publisher).start(writer, folder)
         except BaseException as error:
             self._note_failure(plan, error)
             raise

@@ -32,6 +32,7 @@ from distkeras.ps.validate import invalid
 from distkeras.settings import GROUPS
 from distkeras.spark.cluster import context_of
 from distkeras.spark.failures import short_errors
+from distkeras.spark.places import stage_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,6 +91,7 @@ class StageWriter(MLWriter):
     @short_errors
     def save(self, path: str) -> None:
         """Save below ``path``; after `overwrite`, replace what is there."""
+        path = stage_path(self.sparkSession, path)
         if self.shouldOverwrite and context_of(self.sparkSession) is None:
             # Writing in Spark's mode "overwrite" removes the old folder, on every filesystem.
             self.sparkSession.createDataFrame([], "value string").write.mode("overwrite").text(path)
@@ -307,6 +309,7 @@ class KerasMLReader(MLReader[_S]):
                 process.
         """
         spark = self.sparkSession
+        path = stage_path(spark, path)
         metadata = DefaultParamsReader.loadMetadata(path, spark)
         if metadata["class"].rpartition(".")[2] != self.kind.__name__:
             raise ConfigurationError(f"{path} must hold a {self.kind.__name__}. Received: {metadata['class']}")

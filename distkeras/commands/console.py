@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distkeras.flags import SWITCH, TomlArgumentParser
 from distkeras.keras_model import archive
 from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
+from distkeras.ps.world.places import is_uri
 
 if TYPE_CHECKING:
     import argparse
@@ -86,7 +87,7 @@ def file_system(uri: str) -> tuple[Any, str]:
     """Return the file system of a path or URI, one of Arrow's, and the path in it."""
     from pyarrow import fs
 
-    located: tuple[Any, str] = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+    located: tuple[Any, str] = fs.FileSystem.from_uri(uri if is_uri(uri) else Path(uri).absolute().as_uri())
     return located
 
 

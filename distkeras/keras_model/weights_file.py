@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distkeras.ps.errors import ConfigurationError, headline
+from distkeras.ps.world.places import absolute, is_uri
 
 if TYPE_CHECKING:
     import h5py
@@ -39,7 +40,7 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
     Raises:
         ConfigurationError: the file cannot be read, or has none of the archive's large arrays.
     """
-    uri = uri if "://" in uri else str(Path(uri).absolute())  # executors have another working directory
+    uri = absolute(uri)  # executors have another working directory
     with _weights_of(io.BytesIO(data)) as weights:
         wanted: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
         for path, dataset in _large(weights).items():
@@ -96,7 +97,7 @@ def _opened(uri: str) -> Iterator[h5py.File]:
     from pyarrow import fs
 
     try:
-        system, path = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).as_uri())
+        system, path = fs.FileSystem.from_uri(uri if is_uri(uri) else Path(uri).as_uri())
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(io.BufferedReader(stack.enter_context(system.open_input_file(path))))
             yield stack.enter_context(_weights_of(file))

@@ -27,6 +27,7 @@ from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, w
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, DeadlineError, MissingColumnError
+from distkeras.ps.world.places import beside
 from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
@@ -198,7 +199,7 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
         numbers[number] = True
     ended = False
     try:
-        yield place if number == 1 else dataclasses.replace(place, uri=f"{place.uri.rstrip('/')}-{number}")
+        yield place if number == 1 else dataclasses.replace(place, uri=beside(place.uri, f"-{number}"))
         ended = True
     finally:
         with _LOCK:

@@ -10,8 +10,10 @@ from distkeras.groups.results import GroupModels, GroupResults, GroupTable
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.world.places import below, is_uri
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
+from distkeras.spark.places import arrow_uri
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,9 +131,9 @@ class KerasGroupModel(KerasModel):
 
 def _shared(spark: SparkSession, path: str) -> str:
     """Return the folder of pieces below ``path`` as a URI that driver and executors open alike."""
-    if "://" not in path and not path.startswith("file:") and not SparkFacts.of(spark).local:
+    if not is_uri(path) and not SparkFacts.of(spark).local:
         raise ConfigurationError(
             "a model for each group must be saved at a URI that driver and executors reach, such as hdfs:// or s3://. "
             f"Received: path={path!r}"
         )
-    return f"{path.replace('s3a://', 's3://', 1)}/{_FOLDER}"
+    return below(arrow_uri(path).replace("s3a://", "s3://", 1), _FOLDER)

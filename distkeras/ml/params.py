@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from os import PathLike, fspath
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
@@ -26,6 +27,7 @@ from distkeras.data.binding import entries_of
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_number
+from distkeras.ps.world.places import absolute
 from distkeras.settings import GROUPS, TrainSettings, flattened, texts_of_arguments
 from distkeras.trainer import Trainer
 from distkeras.transformers.files import keeping, live
@@ -59,6 +61,12 @@ SPARK_NAMES = {
     "validation_indicator_col": "validationIndicatorCol",
 }
 KEYWORDS = {name: keyword for keyword, name in SPARK_NAMES.items()}
+
+
+def _place(value: Any) -> Any:
+    """Return a path as an absolute one, and any other value, such as a `Checkpoint`, as it is."""
+    text = fspath(value) if isinstance(value, PathLike) else value
+    return absolute(text) if isinstance(text, str) and text else value
 
 
 #: What Keras, Spark or dist-keras call a keyword that has another name here.
@@ -365,5 +373,5 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
         "worker_learning_rate", "learning rate of the workers' optimizer, in place of the optimizer's own", *_POSITIVE
     )
     callbacks = param("callbacks", "of `Trainer.train`", list, "a list of callbacks")
-    checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`")  # noqa: SLF001 - as Spark ML's own mixins
+    checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`", _place)  # noqa: SLF001 - as Spark ML's own mixins
     resume = param("resume", "of `Trainer.train`", *BOOLEAN)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import CenterWeights
@@ -16,6 +15,7 @@ from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ml.params import with_accessors
 from distkeras.ps.checkpoint.versions import Version, VersionFolder
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.world.places import absolute
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.params import COLUMN_OR_NONE, on_dataframe, param
@@ -33,7 +33,7 @@ def _directory(value: Any) -> str:
     text = fspath(value)
     if not isinstance(text, str) or not text:
         raise ValueError
-    return text if "://" in text or text.startswith("file:") else str(Path(text).absolute())
+    return absolute(text)
 
 
 @with_accessors

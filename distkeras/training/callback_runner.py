@@ -146,6 +146,10 @@ class CallbackRunner:
         for thread in self._threads:
             thread.start()
 
+    def calls_here(self) -> bool:
+        """Return whether the current thread is one in which a callback is called."""
+        return threading.current_thread() in self._threads
+
     def update(self, status: Status) -> None:
         """Set the latest status of the server."""
         with self.changed:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from distkeras.ps.errors import (
     DeadlineError,
     DistkerasError,
     JobStoppedError,
+    LocalProtocolError,
     ServerLostError,
     WorkerError,
     headline,
@@ -41,20 +41,23 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
+from distkeras.ps.world.places import below
 from distkeras.results import JobRecords, JobResults, MicroBatchProgress, backlog_of
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import innermost, short_errors
+from distkeras.spark.places import hadoop_path
 from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.run import SparkJob, note_resumed
+from distkeras.training.stream_halves import QueryState, covered_by, missing, query_state, require_same_halves
 from distkeras.training.supervisor import Supervisor
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -87,6 +90,10 @@ class Publisher:
         #: The current micro-batch and its stream, if it has ended without a version.
         self._ended: tuple[str, int] | None = None
         self._begun = False
+
+    def resume(self, stream: str, number: int) -> None:
+        """Take over a micro-batch that an earlier driver has ended; it may have died before it published a version."""
+        self._ended = stream, number
 
     def begin(self, stream: str, number: int) -> None:
         """Record that a micro-batch begins.
@@ -175,14 +182,12 @@ def writer_of(stream: DataFrame, trigger: Mapping[str, Any] | None, name: str | 
 
 def center_of(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint of a stream's center, within the stream's own."""
-    return replace(checkpoint, uri=f"{checkpoint.uri.rstrip('/')}/center")
+    return replace(checkpoint, uri=below(checkpoint.uri, "center"))
 
 
-def query_folder(checkpoint: Checkpoint) -> str:
-    """Return the URI of Spark's own checkpoint of a stream."""
-    uri = checkpoint.uri.rstrip("/")
-    # Spark would look for a path without a scheme in the cluster's default file system.
-    return f"{uri if '://' in uri or uri.startswith('file:') else Path(uri).absolute().as_uri()}/query"
+def query_folder(spark: SparkSession, checkpoint: Checkpoint) -> str:
+    """Return the path for Hadoop of Spark's own checkpoint of a stream; ConfigurationError if there is none."""
+    return f"{hadoop_path(spark, checkpoint.uri, 'checkpoint').rstrip('/')}/query"
 
 
 class StreamTraining:
@@ -192,6 +197,7 @@ class StreamTraining:
         plan: of a job without its rows, whose server saves its state.
         rows: makes the DataFrame that workers read, one partition each, from a micro-batch.
         results: its outcome is filled; callbacks receive it at the end.
+        uri: the stream's checkpoint, for errors.
         publisher: publishes versions of the center; None: there are none.
 
     Attributes:
@@ -207,15 +213,19 @@ class StreamTraining:
         plan: JobPlan,
         rows: Callable[[DataFrame], DataFrame],
         results: JobResults,
+        uri: str,
         publisher: Publisher | None = None,
     ) -> None:
         self._plan, self._rows, self._results, self._outcome = plan, rows, results, results.outcome
-        self._publisher = publisher
+        self._publisher, self._uri = publisher, uri
         self._publish_model = plan.publisher()
         self._session = MicroBatchSession()
         self._stack = ExitStack()
+        self._process: ServerProcess
         self._server: Supervisor
         self._callbacks: CallbackRunner
+        #: Closes the server when the query has ended, and calls the callbacks' hooks for the end.
+        self._closing_thread: threading.Thread | None = None
         #: The job of the micro-batch in progress.
         self._job: SparkJob | None = None
         self._callback_error: BaseException | None = None
@@ -223,6 +233,8 @@ class StreamTraining:
         self._server_lock = threading.Lock()
         #: The stream's id, and the number of the current micro-batch.
         self._current: tuple[str, int] | None = None
+        #: What Spark has recorded as done, or is about to record.
+        self._query_state = QueryState("")
         self._handed_over: float | None = None
         self._progress: MicroBatchProgress | None = None
         self._progress_lock = threading.Lock()
@@ -236,17 +248,26 @@ class StreamTraining:
         """Start the server, and then the query, whose checkpoint is in ``folder``; return this handle. Call it once.
 
         Raises:
-            DifferentJobError: the checkpoint is of a stream with another model, rule, columns or number of workers.
+            DifferentJobError: the checkpoint is of a stream with another model, rule, columns or number of workers, or
+                its snapshots do not have the rows that Spark has recorded as done.
             ConfigurationError: Spark refuses the query.
+            LocalProtocolError: this is not the first call.
         """
         from pyspark.errors import PySparkException
 
+        if hasattr(self, "_server"):
+            raise LocalProtocolError("a stream must be started once. Received: another call of `start`")
         plan, events = self._plan, self._outcome.events
         job = {**plan.identity(), "stream": True}
         job |= {"num_workers": plan.server.workers, "num_epoch": plan.training.num_epoch}
         with ExitStack() as stack:
             process = ServerProcess(plan.server, resume=True, job=job, tls=plan.training.tls, events=events)
             stack.enter_context(process)
+            self._query_state = query_state(plan.df.sparkSession, folder)
+            require_same_halves(process.resumed, self._query_state, self._uri)
+            if self._publisher is not None and process.resumed is not None and process.resumed.complete:
+                self._publisher.resume(process.resumed.stream, process.resumed.micro_batch)
+            self._process = process
             self._server = stack.enter_context(Supervisor(process, self._publish, events))
             note_resumed(self._outcome, process.resumed)
             self._callbacks = CallbackRunner(
@@ -268,7 +289,8 @@ class StreamTraining:
                 ) from None
             self._stack = stack.pop_all()
         self._callbacks.start()
-        threading.Thread(target=self._wait_for_query, name="distkeras-stream", daemon=True).start()
+        self._closing_thread = threading.Thread(target=self._wait_for_query, name="distkeras-stream", daemon=True)
+        self._closing_thread.start()
         return self
 
     @property
@@ -307,7 +329,13 @@ class StreamTraining:
 
         Raises:
             DistkerasError: it ended the stream.
+            LocalProtocolError: a callback of this stream waits without a timeout for its own end.
         """
+        if timeout is None and self._calls_back():
+            raise LocalProtocolError(
+                "a callback must not wait for the end of its own stream, which ends after its callbacks have returned. "
+                "Received: a call of `awaitTermination` without a timeout"
+            )
         ended = self._ended.wait(timeout)
         if ended and self._failure is not None:
             raise self._failure
@@ -318,14 +346,22 @@ class StreamTraining:
         """Stop the stream after the micro-batch in progress, which is canceled if it takes longer than ``timeout``.
 
         The commits of a canceled micro-batch are saved, and a later stream on the same checkpoint continues from them.
+        A call by a callback of this stream returns at once, since the stream ends after its callbacks have returned.
 
         Raises:
             DeadlineError: the stream has not ended ``timeout`` seconds after the micro-batch.
         """
+        if self._calls_back():
+            self._end_early("a callback has called `stop`")
+            return
         self._stopping.set()
         self._stop_query(timeout)
         if not self._ended.wait(timeout):
             raise DeadlineError(f"waited {timeout:g} s for the stream to end")
+
+    def _calls_back(self) -> bool:
+        """Return whether this thread calls a callback of this stream."""
+        return self._callbacks.calls_here() or threading.current_thread() is self._closing_thread
 
     def _stop_query(self, timeout: float) -> None:
         if self._server_lock.acquire(timeout=timeout):
@@ -374,6 +410,8 @@ class StreamTraining:
         return replica.model if self.convert is None else self.convert(replica.model)
 
     def _fetch_center(self) -> CenterWeights:
+        if threading.current_thread() is self._closing_thread:  # which has the lock below, and calls callbacks
+            return self._require_last()
         if not self._ended.is_set():
             client = self._server.connect()
             try:
@@ -389,14 +427,23 @@ class StreamTraining:
         try:
             if not self._ended.is_set():
                 return self._server.ask(self._plan.fetch_center)
-            if self._last_center is None:
-                raise ServerLostError(_NO_CENTER)
-            return self._last_center
+            return self._require_last()
         finally:
             self._server_lock.release()
 
+    def _require_last(self) -> CenterWeights:
+        if self._last_center is None:
+            raise ServerLostError(_NO_CENTER)
+        return self._last_center
+
     def _publish(self, driver: DriverClient) -> None:
-        """Publish the model and the current micro-batch to a server that was started or restarted."""
+        """Publish the model and the current micro-batch to a server that was started or restarted.
+
+        Raises:
+            DifferentJobError: the server has restored a snapshot without rows that Spark has recorded as done.
+        """
+        if covered_by(self._process.resumed) < self._query_state.done:
+            raise missing(covered_by(self._process.resumed), self._query_state, self._uri)
         self._publish_model(driver)
         if self._current is not None:
             driver.begin_micro_batch(*self._current)
@@ -441,6 +488,8 @@ class StreamTraining:
         if self._publisher is not None:
             self._publisher.end(*current, lambda: server.ask(plan.fetch_center))
         self._note_progress(number, begun, summaries, records, handed_over)
+        state = self._query_state
+        self._query_state = state._replace(stream=current[0], done=number, planned=state.planned | {number})
 
     def _note_progress(
         self, number: int, begun: MicroBatchBegun, summaries: list[Row], records: JobRecords, handed_over: float
@@ -496,11 +545,15 @@ class StreamTraining:
         self._end_callbacks()
 
     def _fetch_last(self) -> CenterWeights | None:
+        """Return the last center; None if it cannot be fetched, which is a failure of the stream."""
+        # A server that has died since the last micro-batch is restarted, unless the stream has failed anyway.
+        ask = self._server.ask if self._failure is None else self._server.ask_once
         try:
-            last = self._server.ask_once(self._plan.fetch_center)
+            last = ask(self._plan.fetch_center)
         except DistkerasError as error:
             self._outcome.events.report(log, "lost", "the stream's last center cannot be fetched: %s", error.message)
             self._server.abandon(error)
+            self._failure = self._failure or error
             return None
         self._load(last)
         return last
@@ -513,9 +566,7 @@ class StreamTraining:
     def _end_callbacks(self) -> None:
         """Call the hooks for the end of the stream."""
         callbacks, error = self.callbacks, self._failure
-        if error is None and self._last_center is None:
-            error = ServerLostError(_NO_CENTER)
-        elif error is None and self._last_center is not None:
+        if error is None and self._last_center is not None:
             try:
                 self._last_center = self._callbacks.end(self._last_center)
                 self._load(self._last_center)

@@ -23,7 +23,8 @@ import numpy as np
 
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
-from distkeras.ps.validate import check_field, invalid, require_integer, require_text
+from distkeras.ps.validate import check_field, invalid, require_integer
+from distkeras.ps.world.places import require_place
 from distkeras.ps.world.world import REAL, World
 
 #: The digit is the version of the format, including the content of the headers.
@@ -75,7 +76,10 @@ def retried(
 
 @dataclass(frozen=True)
 class SavePlace:
-    """A directory of files that a job saves at an interval of ``every``; it keeps ``keep``, at least ``keep_min``."""
+    """A directory of files that a job saves at an interval of ``every``; it keeps ``keep``, at least ``keep_min``.
+
+    A relative path is made absolute here, since other processes use it, and a caller may change the working directory.
+    """
 
     keep_min: ClassVar[int] = 1
 
@@ -85,7 +89,7 @@ class SavePlace:
 
     def __post_init__(self) -> None:
         uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
-        object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
+        object.__setattr__(self, "uri", require_place("uri", uri, "a directory, or a URI"))
         check_field(self, "every", require_integer)
         check_field(self, "keep", require_integer, self.keep_min)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH, is_complete, number_of
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory, rule_json, sum_of_rows
 from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError
@@ -99,6 +100,8 @@ class ResumePoint:
             0 if the number of workers has never changed.
         row_sum: the sum over all rows (`snapshots.sum_of_rows`), if the driver must compare it; None: each partition
             compares its own rows, or the sum is not known.
+        stream, micro_batch: the stream and the micro-batch that the snapshot has begun; empty and -1: none.
+        complete: every partition of that micro-batch has ended.
     """
 
     clock: int
@@ -108,6 +111,9 @@ class ResumePoint:
     began_clock: int = 0
     began_epoch: int = 0
     row_sum: int | None = field(default=None, repr=False)
+    stream: str = ""
+    micro_batch: int = NO_MICRO_BATCH
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,9 @@ def build_server(
                 0 if exact else center.leases[0].epoch,
                 *center.began,
                 row_sum=None if exact else sum_of_rows(saved.state),
+                stream="" if center.micro_batch is None else center.micro_batch.stream,
+                micro_batch=number_of(center),
+                complete=is_complete(center),
             )
             restored = (center, saved)
     server = ParameterServer(

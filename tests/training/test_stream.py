@@ -20,7 +20,7 @@ from support.training.small_jobs import counter, sgd
 from support.training.spark_jobs import counting_model, counting_rows, counts, servers, total
 from support.training.streams import arrive, arriving, forget_last_commit
 
-from distkeras import Network, Trainer
+from distkeras import KerasStreamModel, Network, Trainer, Versions
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, LedgerError, ShapeError
 from distkeras.training.stream import StreamTraining
 
@@ -98,11 +98,8 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
 
     # Without Spark's part of the checkpoint, the micro-batches would be numbered from 0 again.
     shutil.rmtree(checkpoint / "query")
-    training = counter(rows=ROWS, num_epoch=1).train_stream(
-        stream, checkpoint=checkpoint, trigger={"availableNow": True}
-    )
     with pytest.raises(DifferentJobError, match="the stream must be the one that the checkpoint covers"):
-        training.awaitTermination(patience(120))
+        counter(rows=ROWS, num_epoch=1).train_stream(stream, checkpoint=checkpoint)
 
 
 @pytest.mark.slow
@@ -235,3 +232,122 @@ def test_sixty_micro_batches_while_everything_is_killed(spark: SparkSession, tmp
         assert driver.wait(patience(300)) == 0
     assert done() == batches
     assert json.loads((tmp_path / "counts").read_text()) == [1.0] * each * batches
+
+
+def test_both_halves_of_the_checkpoint_lie_in_the_folder_that_was_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a b ü+#%20[é"
+    (tmp_path / "in").mkdir()
+    arrive(tmp_path / "in", 0, rows_of(0), ROWS)
+    stream = arriving(spark, tmp_path / "in")
+    monkeypatch.chdir(tmp_path)
+    training = counter(rows=ROWS, num_epoch=1).train_stream(
+        stream, checkpoint=name, publish=f"{name} versions", trigger={"availableNow": True}
+    )
+    monkeypatch.chdir(tmp_path / "in")  # the folders stay those that were named
+    assert training.awaitTermination(patience(120))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name} versions", "in"]
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["center", "query"]
+    assert KerasStreamModel(tmp_path / f"{name} versions", custom_objects={"total": total}).published == [0]
+    # A URI is the same folder, and so is a path with a link in it.
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for place, repeated in (((tmp_path / name).as_uri(), 1), (str(tmp_path / "link" / ".." / name), 1)):
+        forget_last_commit(tmp_path / name)
+        training = train_available(counter(rows=ROWS, num_epoch=1), stream, place)  # type: ignore[arg-type]  # a text
+        assert counts(training.model()) == expected_counts(repeated)
+        assert training.lastProgress is not None
+        assert training.lastProgress.repeated
+    # A fresh start is one of both halves.
+    shutil.rmtree(tmp_path / name)
+    assert counts(train_available(counter(rows=ROWS, num_epoch=1), stream, tmp_path / name).model()) == expected_counts(
+        1
+    )
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_checkpoint_of_two_times_is_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
+    folder, whole = tmp_path / "in", tmp_path / "whole"
+    folder.mkdir()
+    stream = arriving(spark, folder)
+    for number in range(3):
+        arrive(folder, number, rows_of(number), ROWS)
+        train_available(counter(rows=ROWS, num_epoch=1), stream, whole)
+        shutil.copytree(whole, tmp_path / f"after {number}")
+    damaged, gone, older, query = (tmp_path / name for name in ("damaged", "gone", "older", "query"))
+    for copy in (damaged, gone, older, query):
+        shutil.copytree(whole, copy)
+    flip(max((damaged / "center").glob("snapshot-*.dks")))
+    shutil.rmtree(gone / "center")
+    for changed, half in ((older, "center"), (query, "query")):
+        shutil.rmtree(changed / half)
+        shutil.copytree(tmp_path / "after 0" / half, changed / half)
+    for checkpoint, found in (
+        (damaged, r"has the rows of micro-batch 2, while Spark has recorded them"),
+        (gone, r"has the rows of micro-batches 0 to 2, while Spark"),
+        (older, r"has the rows of micro-batches 1 to 2, while Spark"),
+        (query, r"contain micro-batches 1 to 2, which Spark has not recorded as done"),
+    ):
+        # No row has arrived, so that Spark would never call the trainer.
+        with pytest.raises(DifferentJobError, match=f"must have two parts of the same time.*{found}"):
+            counter(rows=ROWS, num_epoch=1).train_stream(stream, checkpoint=checkpoint, trigger={"availableNow": True})
+
+    # The way that the error names: Spark sends the missing micro-batches again.
+    for checkpoint, first in ((damaged, 2), (gone, 0), (older, 1)):
+        for name, kept in (("commits", first), ("offsets", first + 1)):
+            for path in (checkpoint / "query" / name).glob("[0-9]*"):
+                if int(path.name) >= kept:
+                    path.unlink()
+                    (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
+    arrive(folder, 3, rows_of(3), ROWS)
+    for checkpoint in (damaged, gone, older):
+        assert counts(train_available(counter(rows=ROWS, num_epoch=1), stream, checkpoint).model()) == [1.0] * ROWS
+
+
+def test_a_server_that_dies_between_two_micro_batches_is_restarted_to_end_the_stream(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder, checkpoint, versions = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "versions"
+    folder.mkdir()
+    arrive(folder, 0, rows_of(0), ROWS)
+    arrive(folder, 1, rows_of(1), ROWS)
+    stream = arriving(spark, folder)
+
+    def killed(after: int, *, damaged: bool) -> StreamTraining:
+        training = counter(rows=ROWS, num_epoch=1).train_stream(
+            stream, checkpoint=checkpoint, publish=Versions(str(versions), every=2)
+        )
+        until(lambda: (checkpoint / "query" / "commits" / str(after)).exists())
+        (server,) = servers()
+        os.kill(server, signal.SIGKILL)
+        if damaged:
+            flip(max((checkpoint / "center").glob("snapshot-*.dks")))
+        training.stop()
+        return training
+
+    training = killed(1, damaged=False)
+    assert training.exception() is None
+    assert counts(training.model()) == expected_counts(2)
+    model = KerasStreamModel(versions, custom_objects={"total": total})
+    assert model.published == [0, 1]
+
+    # The driver died before it published the last version, which no later micro-batch brings.
+    next(versions.glob("version-0000000001-*.dks")).unlink()
+    training = counter(rows=ROWS, num_epoch=1).train_stream(
+        stream, checkpoint=checkpoint, trigger={"availableNow": True}, publish=Versions(str(versions), every=2)
+    )
+    assert training.awaitTermination(patience(120))
+    assert model.published == [0, 1]
+    assert counts(model.at(1).keras_model) == expected_counts(2)
+
+    # A snapshot that is damaged meanwhile is an error, not an older model.
+    arrive(folder, 2, rows_of(2), ROWS)
+    training = killed(2, damaged=True)
+    error = training.exception()
+    assert isinstance(error, DifferentJobError)
+    assert "no snapshot that can be read has the rows of micro-batch 2" in str(error)

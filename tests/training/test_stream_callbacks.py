@@ -21,7 +21,7 @@ from support.training.streams import arrive, arriving
 from distkeras import Dashboard, EarlyStopping, KerasCallbacks, PrometheusMetrics, Pruning
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.dashboard.journal import read_since
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, LocalProtocolError
 from distkeras.results import JobResults, MicroBatchProgress, backlog_of
 from distkeras.training.stream import StreamTraining
 
@@ -73,6 +73,36 @@ class Raises(Hooks):
 
     def on_center(self, context: CallbackContext) -> None:
         raise ArithmeticError("of the callback")
+
+
+class CallsItsStream(Callback):
+    """A callback that calls everything that its stream's handle has, at each kind of call, and records the outcomes."""
+
+    def __init__(self) -> None:
+        super().__init__(every_seconds=0.05)
+        self.training: StreamTraining | None = None
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def on_center(self, context: CallbackContext) -> None:
+        if self.training is not None and context.micro_batch is not None:
+            self.call_everything("on_center")
+
+    def on_end(self, context: CallbackContext) -> None:
+        self.call_everything("on_end")
+
+    def on_success(self, results: JobResults) -> None:
+        self.call_everything("on_success")
+
+    def call_everything(self, hook: str) -> None:
+        arguments: dict[str, tuple[Any, ...]] = {"start": (None, "")}
+        found = self.found[hook] = {}
+        names = [name for name in dir(StreamTraining) if not name.startswith("_") and name not in ("stop", "convert")]
+        for name in (*names, "stop"):
+            try:
+                value = getattr(self.training, name)
+                found[name] = value(*arguments.get(name, ())) if callable(value) else value
+            except DistkerasError as error:
+                found[name] = type(error)
 
 
 def ends(training: StreamTraining) -> bool:
@@ -129,6 +159,21 @@ def test_callbacks_live_as_long_as_the_stream_and_stop_it(
         clocks = [of for name, of in calls if name == "center"]
         assert clocks == sorted(clocks)
         assert clocks[-1] <= clock
+
+
+def test_a_callback_may_call_every_method_of_its_stream(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path / "in", 0, range(EACH), ROWS)
+    calls, trainer = CallsItsStream(), counter(rows=ROWS, num_epoch=1)
+    stream = arriving(spark, tmp_path / "in")
+    training = calls.training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=[calls])
+    assert ends(training)
+    assert list(calls.found) == ["on_center", "on_end", "on_success"]
+    for found in calls.found.values():
+        assert found["start"] is found["awaitTermination"] is LocalProtocolError
+        assert (found["isActive"], found["exception"], found["stop"]) == (True, None, None)
+        assert found["callbacks"] == [calls]
+        assert counts(found["model"]) == [1.0] * EACH + [0.0] * (ROWS - EACH)
+    assert trainer.stopped == "a callback has called `stop`"
 
 
 @pytest.mark.slow
