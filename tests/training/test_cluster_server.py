@@ -147,7 +147,7 @@ def kinds(events: Events) -> list[str]:
     return [event.kind for event in events.all()]
 
 
-def test_a_server_that_is_suspended_while_executors_look_for_it_is_no_wrong_network(
+def test_a_server_that_is_suspended_while_executors_look_for_it_is_not_taken_for_a_wrong_network(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reach = ClusterServer._require_reached  # noqa: SLF001 - the check is to be disturbed
