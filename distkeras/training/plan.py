@@ -15,6 +15,7 @@ import numpy as np
 from distkeras.callbacks import Callback, CenterWeights
 from distkeras.data.batches import Batch
 from distkeras.data.binding import listed
+from distkeras.data.columns import user_names
 from distkeras.data.schema import CLASS_WEIGHT
 from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
@@ -186,14 +187,24 @@ class JobPlan:
         replica, columns = self.replica, self.spec.features + self.spec.targets
         return {
             "tables": [table.name for table in self.cut.tables] or None,
-            **self.training.row_settings,
-            "shapes": {column.name: list(column.shape) for column in columns},
+            **self._row_settings(),
+            "shapes": {user_names(column.name, column.parts): list(column.shape) for column in columns},
             "model": model_identity(self.model_file),
             "layout": layout_identity(replica.layout),
             "moving_statistics": layout_identity(replica.moving_statistics),
             "compilation": self.recipe.identity(replica.model),
             **({"seeds": [table.seed for _, table in self.cut.partial]} if self.cut.partial else {}),
         }
+
+    def _row_settings(self) -> dict[str, Any]:
+        """Return `TrainSettings.row_settings` with the user's own columns, in order, where one is made of several."""
+        made_of = {column.name: [part.name for part in column.parts] for column in self.spec.columns if column.parts}
+        settings = self.training.row_settings
+        for side in ("features", "labels"):
+            given = settings[side]
+            if isinstance(given, list):
+                settings[side] = [made_of.get(name, name) if isinstance(name, str) else name for name in given]
+        return settings
 
     def publisher(self) -> Callable[[DriverClient], object]:
         """Return a function that publishes the model's current state to a server, any number of times."""

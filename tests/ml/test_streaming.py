@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience
 
 from distkeras import KerasEstimator, KerasModel
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError
 from distkeras.transformers import ModelPredictor
 
 ROWS = 16
@@ -108,6 +108,29 @@ def test_an_estimator_trains_on_a_stream_and_its_model_scores_it(spark: SparkSes
     assert isinstance(fitted, KerasModel)
     assert fitted.transform(files).isStreaming
     assert {"prediction", "probability"} < set(fitted.transform(files).columns)
+
+
+def test_a_stream_does_not_go_on_with_its_columns_in_another_order(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    arrive(folder, 0)
+    rows = stream(spark, folder).selectExpr(
+        *(f"features[{n}] AS {name}" for n, name in enumerate("abc")), "id % 2 AS label"
+    )
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "trigger": {"availableNow": True}}
+    estimator = KerasEstimator(classifier(), num_workers=1, features_col=["a", "b", "c"])
+    assert estimator.fitStream(rows, **options).awaitTermination(patience(120))
+    with pytest.raises(
+        DifferentJobError, match=r"`features\.0\.0` must be 'a', as in .* Received: 'b'; also different:"
+    ):
+        estimator.setParams(features_col=["b", "a", "c"]).fitStream(rows, **options)
+    with pytest.raises(
+        DifferentJobError, match=r"`features\.0` must be \['a', 'b', 'c'\].* Received: 'features'"
+    ) as failure:
+        estimator.setParams(features_col="features").fitStream(
+            rows.selectExpr("array(a, b, c) AS features", "label"), **options
+        )
+    assert "distkeras_features" not in str(failure.value)
 
 
 @pytest.mark.slow  # the fitted model does the same above

@@ -13,6 +13,7 @@ from mutants.protocol import PROTOCOL
 from mutants.resume import RESUME
 from mutants.server import SERVER
 from mutants.speeds import SPEEDS
+from mutants.streams import STREAMS
 from mutants.tables import TABLES
 from mutants.tables_saved import TABLES_SAVED
 from mutants.transport import TRANSPORT
@@ -31,4 +32,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OPTIMIZERS,
     *SPEEDS,
     *PEERS,
+    *STREAMS,
 )

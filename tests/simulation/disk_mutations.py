@@ -78,9 +78,8 @@ def _the_checkpointer_gives_up() -> list[Patch]:
     """After a snapshot that failed, no other one is tried."""
     save = Checkpointer._save  # noqa: SLF001 - a fault within
 
-    def once(self: Checkpointer, closing: bool) -> None:
-        if self.failure is None:
-            save(self, closing)
+    def once(self: Checkpointer, closing: bool) -> bool:
+        return self.failure is not None or save(self, closing)
 
     return [(Checkpointer, "_save", once)]
 

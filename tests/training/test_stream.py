@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,13 +16,20 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.patience import patience, until
+from support.patience import brief, patience, until
 from support.training.small_jobs import counter, sgd
 from support.training.spark_jobs import counting_model, counting_rows, counts, servers, total
 from support.training.streams import arrive, arriving, forget_last_commit
 
 from distkeras import KerasStreamModel, Network, Trainer, Versions
-from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, LedgerError, ShapeError
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    DifferentJobError,
+    DistkerasError,
+    LedgerError,
+    ShapeError,
+)
 from distkeras.training.stream import StreamTraining
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -263,6 +271,18 @@ def test_both_halves_of_the_checkpoint_lie_in_the_folder_that_was_named(
     assert counts(train_available(counter(rows=ROWS, num_epoch=1), stream, tmp_path / name).model()) == expected_counts(
         1
     )
+
+
+def test_a_stop_that_cancels_a_micro_batch_is_no_failure(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path / "in", 0, rows_of(0), ROWS)
+    trainer = counter(rows=ROWS, num_epoch=1_000_000)
+    training = trainer.train_stream(arriving(spark, tmp_path / "in"), checkpoint=tmp_path / "checkpoint")
+    until(lambda: sum(counts(training.model())))
+    with contextlib.suppress(DeadlineError):  # Spark may take longer to cancel
+        training.stop(timeout=brief(0.5))
+    assert training.awaitTermination(patience(120))
+    assert training.exception() is None
+    assert sum(counts(training.model()))
 
 
 def flip(path: Path) -> None:

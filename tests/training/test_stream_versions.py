@@ -14,8 +14,9 @@ from support.training.streams import arrive, arriving, forget_last_commit
 
 from distkeras import KerasStreamModel, Trainer, Versions
 from distkeras.ps.checkpoint.versions import VersionFolder
-from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, SnapshotError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, LedgerError, SnapshotError
 from distkeras.ps.rules import make
+from distkeras.results import JobRecords
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -55,6 +56,16 @@ def test_each_version_is_published_once_with_the_right_weights(
             monkeypatch.setattr(VersionFolder, "publish", publish)
             raise FullDiskError("the disk is full")
         return publish(self, stream, number, *weights)  # type: ignore[arg-type]  # the weights are the two vectors
+
+    def unlike(*arguments: object) -> None:
+        raise LedgerError("a mini-batch counts twice")
+
+    # What the ledger does not confirm is not published.
+    with monkeypatch.context() as patch:
+        patch.setattr(JobRecords, "check_exactly_once", unlike)
+        with pytest.raises(LedgerError, match="counts twice"):
+            train(counter(rows=ROWS, num_epoch=1), stream, checkpoint, versions)
+        assert files(versions) == {}
 
     # Publishing fails after the snapshot that covers the second micro-batch.
     monkeypatch.setattr(VersionFolder, "publish", fail_once)

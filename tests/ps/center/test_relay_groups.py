@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,18 @@ def test_each_commit_of_a_group_has_its_row_in_the_ledger_and_advances_the_clock
         (1, 2, 3),
     ]
     assert center.log.read().lengths.tolist() == [1, 1, 2]
+
+
+def test_a_sum_does_not_depend_on_the_order_of_arrival() -> None:
+    """In float32, 1e8 + 1 - 1e8 is 0, and 1e8 - 1e8 + 1 is 1."""
+    values = {0: 1e8, 1: 1.0, 2: -1e8}
+    sums = []
+    for order in itertools.permutations(values):
+        first, *others = (commit_of(worker, value=values[worker]) for worker in order)
+        total = np.empty(SIZE, np.float32)
+        join(first, [Companion(0, other) for other in others], (total,))
+        sums.append(total.tolist())
+    assert sums == 6 * [[float(np.float32(1e8) + np.float32(1.0) - np.float32(1e8))] * SIZE]
 
 
 def test_the_staleness_of_a_group_is_that_of_its_stalest_worker() -> None:

@@ -130,6 +130,19 @@ def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("reader-*"))
 
 
+def test_a_mark_on_a_version_is_trusted_long_before_the_publisher_ignores_it(tmp_path: Path) -> None:
+    """The publisher deletes a version whose mark is a day old; a repeated micro-batch does not begin with one."""
+    world = ManualClock()
+    folder = folder_at(tmp_path, world)
+    publish(folder, 0)
+    assert folder.hold("query", 7).number == 0
+    publish(folder, 1)
+    world.second += HELD_SECONDS // 2
+    assert folder.hold("query", 7).number == 0
+    world.second += 1
+    assert folder.hold("query", 7).number == 1
+
+
 class Interrupted(World):
     """The real world, but ``happens`` is called before each access to files."""
 
