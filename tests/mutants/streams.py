@@ -31,7 +31,7 @@ STREAMS = (
         ("tests/ps/test_places.py",),
     ),
     Mutant(
-        "Spark's half lies beside the checkpoint",
+        "Spark's half has another folder than the checkpoint",
         "distkeras/spark/places.py",
         '    return f"file://{path}"\n',
         "    return Path(path).as_uri()\n",
