@@ -43,7 +43,7 @@ STREAMS = (
         HALVES,
         "    if covered < query.done:\n",
         "    if False:\n",
-        "a stream whose last snapshot is damaged ends well, with a model that lacks rows",
+        "a stream whose last snapshot is damaged ends successfully, with a model that lacks rows",
         (f"{_STREAM}::test_a_checkpoint_of_two_times_is_refused_at_the_start",),
     ),
     Mutant(
@@ -51,7 +51,7 @@ STREAMS = (
         STREAM,
         "        if covered_by(self._process.resumed) < self._query_state.done:\n",
         "        if False:\n",
-        "a stream ends well with the center before its last micro-batch",
+        "a stream ends successfully with the center before its last micro-batch",
         (f"{_STREAM}::test_a_server_that_dies_between_two_micro_batches_is_restarted_to_end_the_stream",),
     ),
     Mutant(
