@@ -36,6 +36,8 @@ ROWS = 4
 #: Differences that rounding explains: relative to the largest number of an array; and, for weights, relative to the
 #: largest movement, next to some units in the last place of the weight itself.
 _ROUNDING, _LAST_PLACES = 1e-5, 4
+#: The unit in the last place of what travels, also of a model in float64.
+_FLOAT32 = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def _difference_of_weights(
     name: str, expected: np.ndarray, own: np.ndarray, start: np.ndarray, dtype: np.dtype
 ) -> str | None:
     movement = np.max(np.abs(expected - start), initial=0.0)
-    unit = np.finfo(dtype).eps if np.issubdtype(dtype, np.floating) else 0.0
+    unit = max(np.finfo(dtype).eps, _FLOAT32) if np.issubdtype(dtype, np.floating) else 0.0
     allowed = _ROUNDING * movement + _LAST_PLACES * unit * np.abs(start)
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(own - expected) <= allowed) & ~(np.isnan(own) & np.isnan(expected))

@@ -238,6 +238,11 @@ def test_gradients_of_workers_are_plain_steps(loss: Any) -> None:
         compare(tight, optimizer=keras.optimizers.SGD(0.1), loss=loss, gradient=True)
 
 
+def test_gradients_of_a_model_in_float64_travel_in_float32() -> None:
+    model = sequential(keras.layers.Dense(4, dtype="float64"), keras.layers.Dense(2, dtype="float64"))
+    compare(model, optimizer=keras.optimizers.SGD(1e-5), loss="mae", gradient=True)
+
+
 def test_classes_are_labels_of_the_loss() -> None:
     model = sequential(keras.layers.Dense(3, activation="softmax"))
     compare(model, optimizer="sgd", loss="sparse_categorical_crossentropy", classes=3)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distkeras.ps.errors import DistkerasError
+from distkeras.ps.errors import DistkerasError, NonFiniteError
 from distkeras.ps.rules import make
 from support.draws.jobs import Job, as_keras, configured, is_half, prepared
 from support.draws.models import ROWS, RULES, SETTINGS_OF_KERAS
@@ -111,12 +111,24 @@ def variables_of(model: Any, *, compiled: bool) -> np.ndarray:
     return vector([*model.variables, *(model.optimizer.variables if compiled else ())])
 
 
+def ends_finite(job: Job) -> bool:
+    """Return whether the job ends with finite numbers in plain Keras."""
+    name, hyper = RULES[job.rule]
+    with configured(SETTINGS_OF_KERAS[job.keras]):
+        program = prepared(job)
+        if job.given:
+            program.built.model.compile(**program.arguments)
+        return bool(np.isfinite(expected(program, make(name, **hyper), hyper).center).all())
+
+
 def outcome(job: Job) -> str:
     """Return "" if the results of a job are equal, "refused as expected", "open", or else what is wrong."""
     if is_open(job):
         return "open"
     try:
         apart = compare(job)
+    except NonFiniteError as error:
+        return f"NonFiniteError: {error}" if ends_finite(job) else "refused as expected"
     except DistkerasError as error:
         return "refused as expected" if refusal_of(job, str(error)) else f"{type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001 - the error of a job belongs to its report

@@ -58,9 +58,22 @@ def is_scheduled(job: Job) -> bool:
     return job.rate not in ("number", "small")
 
 
+def may_be_random(job: Job) -> bool:
+    kinds = ("Attention", "CutMix", "Dropout", "GRU", "LSTM", "Masking", "Noise", "RNN", "Rand", "Solarization")
+    return job.layer in ("Bidirectional", "Pipeline") or any(kind in job.layer for kind in kinds)
+
+
 #: Jobs that are not compared yet, with what is wrong.
 OPEN: tuple[Refusal, ...] = (
     Refusal(lambda job: steps_at_server(job) and is_scheduled(job), "a schedule stands still under a gradient rule"),
+    Refusal(
+        lambda job: job.form in ("trained before", "frozen once trained") and may_be_random(job),
+        "the calls that a seed has counted do not travel: random numbers begin again",
+    ),
+    Refusal(
+        lambda job: "mixed_float16" in (job.keras, job.argument) and job.given,
+        "a worker does not scale the loss, as the global policy says",
+    ),
     Refusal(lambda job: job.form == "own model", "a bare AttributeError"),
     Refusal(lambda job: job.form in ("input_shape", "input_dim", "Dense with input_shape"), "refused without need"),
     Refusal(lambda job: job.form in ("with a setting", "tied by assignment"), "lost without a word"),
