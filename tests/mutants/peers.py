@@ -252,4 +252,20 @@ PEERS = (
         "the parameters change while they are sent",
         _DASO,
     ),
+    Mutant(
+        "an announcement is forgotten between two memberships",
+        "ps/server/rendezvous.py",
+        "self._members, self._announced = None, dict(self._unanswered)",
+        "self._members, self._announced = None, {}",
+        "a member waits for the others, and they wait for it",
+        ("tests/ps/center/test_members_of_a_round.py",),
+    ),
+    Mutant(
+        "members leave at once when a job ends early",
+        "ps/center/center.py",
+        "self.round.stopping if self.traits.peers else self.stopping is not None",
+        "self.stopping is not None",
+        "of the members of a round, some leave and the others wait for them",
+        ("tests/ps/center/test_members_of_a_round.py",),
+    ),
 )

@@ -152,4 +152,20 @@ STREAMS = (
         "a stream goes on with swapped columns",
         ("tests/ml/test_streaming.py::test_a_stream_does_not_go_on_with_its_columns_in_another_order",),
     ),
+    Mutant(
+        "a suspended server is a wrong network",
+        "distkeras/training/cluster_server.py",
+        '                if row["error"] and not row["unanswered"]:\n',
+        '                if row["error"]:\n',
+        "a healthy job ends because its server was suspended for a moment",
+        ("tests/training/test_cluster_server.py",),
+    ),
+    Mutant(
+        "rows that were not written to their end remain",
+        ROWS,
+        "            remove_folder(place)\n",
+        "            pass\n",
+        "a folder remains that no model refers to",
+        _ROWS,
+    ),
 )
