@@ -7,6 +7,7 @@ chooses the backend, and a task must set it before.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model import trainable_flags
+from distkeras.keras_model import keras_config, trainable_flags
+from distkeras.keras_model.keras_config import Settings
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.unsaved_values import set_values, split_values, with_unsaved_values
 from distkeras.ps.errors import ConfigurationError, headline
@@ -78,7 +80,7 @@ def to_bytes(model: keras.Model, name: str = "model", *, plain: bool = False) ->
             ) from error
         trainable_flags.add_to(path, model)
         data = path.read_bytes()
-    return data if plain else with_unsaved_values(data, model)
+    return data if plain else _with_settings(with_unsaved_values(data, model))
 
 
 def with_optimizer(model: keras.Model, name: str = "model") -> bytes:
@@ -104,30 +106,36 @@ def require_model(value: Any, name: str = "model") -> None:
         raise ConfigurationError(f"`{name}` must be a keras.Model. Received: {name} of {type(value)}")
 
 
-def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = False) -> keras.Model:
-    """Return the model in a ``.keras`` archive. Code inside it (lambdas) is refused, never run.
+def from_bytes(
+    data: bytes, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = False, trusted: str = ""
+) -> keras.Model:
+    """Return the model in a ``.keras`` archive, built with the settings of ``keras.config`` with which it was made.
 
     Args:
         data: what `to_bytes` returned.
         custom_objects: registered name to class or function, in addition to what this process has registered.
         compiled: compile it as it was, with the optimizer's state; else it is not compiled.
+        trusted: from `trusted_code` of this archive. Without it, code in the archive (lambdas) is refused, never run.
 
     Raises:
         ConfigurationError: the bytes are damaged, or have an unknown class or a lambda.
     """
-    from keras.src.saving import saving_lib  # the public function reads files only, which a killed process would leave
+    # The public function reads files only, which a killed process would leave.
+    from keras.src.saving import saving_lib, serialization_lib
 
     from distkeras.keras_model import lazy_optimizers, wide_embedding  # noqa: F401 - they register classes with Keras
 
     try:
+        safe = not trusted or trusted != config_digest(data)
         saved, values = split_values(data)
         flags = trainable_flags.read(saved)
-        with _asset_folder(saved):
+        # The scope has precedence over the argument, and over the user's own setting.
+        with _asset_folder(saved), serialization_lib.SafeModeScope(safe), keras_config.applied(settings_of(data)):
             model: keras.Model = saving_lib.load_model(
                 BytesIO(saved),
                 custom_objects=dict(custom_objects or {}),
                 compile=compiled and flags is None,
-                safe_mode=True,
+                safe_mode=safe,
             )
         if flags is not None:
             trainable_flags.restore(flags, model)
@@ -142,6 +150,11 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
             )
         unknown = re.search(r"Could not locate (class|function) '[^']+'", str(error))  # deep in Keras' message
         reason = headline(str(error)) if unknown is None else unknown[0]
+        if "enable_unsafe_deserialization" in str(error):
+            expected = (
+                "`model` must consist of layers without code of their own: replace a `Lambda` by a registered layer or "
+                "function, or call `keras.config.enable_unsafe_deserialization()` before, which lets workers run its code"
+            )
         raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
     set_values(model, values)
     return model
@@ -289,23 +302,40 @@ def ensure_backend(name: str) -> str:
     return name
 
 
-#: Settings of ``keras.config`` that are sent to tasks: a Python worker has the defaults, or those of an earlier job.
-_SETTINGS = ("floatx", "epsilon", "image_data_format")
+def trusted_code(data: bytes) -> str:
+    """Return what `from_bytes` needs to run the lambdas of an archive, if the user has permitted lambdas; else "".
+
+    It is the digest of the archive's configuration. It must only travel in Spark's own closures: an archive may come
+    over the network.
+    """
+    import keras  # noqa: F401 - makes its modules known
+    from keras.src.saving import serialization_lib  # the public function only sets it
+
+    return config_digest(data) if serialization_lib.in_safe_mode() is False else ""
 
 
-def keras_settings() -> dict[str, Any]:
-    """Return the settings of ``keras.config`` that losses and layers read while they compute."""
-    import keras
+def config_digest(data: bytes) -> str:
+    """Return the digest of the configuration in a ``.keras`` archive."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        return hashlib.sha256(archive.read("config.json")).hexdigest()
 
-    return {name: getattr(keras.config, name)() for name in _SETTINGS}
+
+def settings_of(data: bytes) -> Settings:
+    """Return the settings of ``keras.config`` with which an archive was made; empty if it is not from `to_bytes`.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or has an invalid value.
+    """
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        return keras_config.from_text(archive.comment)
 
 
-def use_settings(settings: Mapping[str, Any]) -> None:
-    """Apply the settings that `keras_settings` returned in another process."""
-    import keras
-
-    for name, value in settings.items():
-        getattr(keras.config, f"set_{name}")(value)
+def _with_settings(data: bytes) -> bytes:
+    # A comment: Keras unpacks an archive that has further members in a folder.
+    buffer = BytesIO(data)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.comment = keras_config.to_text(keras_config.settings_now())
+    return buffer.getvalue()
 
 
 class CustomObjects(dict[str, Any]):

@@ -15,12 +15,11 @@ from distkeras.keras_model.archive import (
     from_bytes,
     frozen_since,
     has_optimizer_state,
-    keras_settings,
     load_optimizer_state,
     read_config,
     require_objects,
     running_backend,
-    use_settings,
+    trusted_code,
 )
 from distkeras.keras_model.compile_arguments import (
     PackedObject,
@@ -30,6 +29,7 @@ from distkeras.keras_model.compile_arguments import (
     require_described,
     unpack,
 )
+from distkeras.keras_model.keras_config import Settings, applied, settings_now, use
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
@@ -98,6 +98,7 @@ class Recipe:
         optimizer_variables: of this optimizer, from `archive.frozen_since`.
         steps: the steps from which the schedule of the model's own optimizer counts, if it has no other state.
         settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
+        trusted: of the archive whose lambdas may run, from `trusted_code`; "" for none.
     """
 
     backend: str
@@ -106,7 +107,13 @@ class Recipe:
     optimizer_state: bool = False
     optimizer_variables: tuple[int, ...] = ()
     steps: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    trusted: str = ""
+
+    def begin_task(self) -> None:
+        """Choose the backend and the settings of ``keras.config`` for good: in a task, never on the driver."""
+        ensure_backend(self.backend)
+        use(self.settings)
 
     @property
     def continues(self) -> bool:
@@ -114,7 +121,7 @@ class Recipe:
         return self.optimizer_state or self.steps > 0
 
     def build(self, model_file: bytes, *, to_train: bool = False) -> keras.Model:
-        """Return the compiled model in this process.
+        """Return the compiled model in this process, whose ``keras.config`` is afterwards as it was.
 
         Args:
             to_train: load the optimizer state of the driver's model.
@@ -125,9 +132,9 @@ class Recipe:
         ensure_backend(self.backend)
         import keras
 
-        use_settings(self.settings)
-        with keras.saving.custom_object_scope(self.objects) if self.objects else nullcontext():
-            model = from_bytes(model_file, self.objects)
+        named = keras.saving.custom_object_scope(self.objects) if self.objects else nullcontext()
+        with applied(self.settings), named:
+            model = from_bytes(model_file, self.objects, trusted=self.trusted)
             arguments = {name: unpack(name, value) for name, value in self.arguments.items()}
             try:
                 model.compile(**arguments)
@@ -136,10 +143,10 @@ class Recipe:
                     "optimizer, loss and metrics must be what Keras compiles a model with. "
                     f"Received: {arguments}; Keras said: {headline(str(error))}"
                 ) from error
-        if to_train and self.optimizer_state:
-            load_optimizer_state(model, model_file, self.optimizer_variables)
-        elif to_train and self.steps:
-            model.optimizer.iterations.assign(self.steps)
+            if to_train and self.optimizer_state:
+                load_optimizer_state(model, model_file, self.optimizer_variables)
+            elif to_train and self.steps:
+                model.optimizer.iterations.assign(self.steps)
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
@@ -213,7 +220,8 @@ def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
         optimizer_state=continues,
         optimizer_variables=frozen_since(model) if continues else (),
         steps=_first_step(model) if continued and not continues else 0,
-        settings=keras_settings(),
+        settings=settings_now(),
+        trusted=trusted_code(model_file),
     )
 
 

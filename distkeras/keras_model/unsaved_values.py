@@ -107,6 +107,7 @@ def split_values(data: bytes) -> tuple[bytes, dict[str, np.ndarray]]:
             values = {str(array.attrs["place"]): np.asarray(array[()]) for array in file.values()}
         plain = io.BytesIO()
         with zipfile.ZipFile(plain, "w") as copy:  # Keras unpacks an archive with further members in a folder
+            copy.comment = archive.comment
             for name in archive.namelist():
                 if name != VALUES:
                     copy.writestr(name, archive.read(name))

@@ -164,6 +164,7 @@ def _rewritten(
 def _archive(data: bytes, weights: bytes, more: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
+        new.comment = old.comment
         for name in old.namelist():
             if name not in (WEIGHTS, ELSEWHERE):
                 new.writestr(name, old.read(name))
