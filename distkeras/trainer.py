@@ -34,6 +34,7 @@ from distkeras.groups.pieces import TrainedGroup
 from distkeras.groups.replica import weights_of
 from distkeras.groups.results import GroupResults
 from distkeras.keras_model import archive
+from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
@@ -223,6 +224,9 @@ class Trainer(JobResults):
             labels=bool(listed(self.settings.label_col)),
         )
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
+        attributes = attributes_of_model(model, replica.model)
+        self.model_file = archive.with_attributes(self.model_file, attributes)
+        set_attributes_of_model(replica.model, attributes)
         require_carried(model, replica.model)
         require_same_values(model, replica.model)
         compiled = {"optimizer": worker_optimizer, "loss": loss, "metrics": metrics}

@@ -35,7 +35,8 @@ from distkeras.data.schema import (
     parts_of,
     quoted,
 )
-from distkeras.keras_model import archive, mapped_tables
+from distkeras.keras_model import archive, keras_config, mapped_tables
+from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.mapped_tables import MappedModel, ModelParts
 from distkeras.keras_model.same_step import require_same_outputs
 from distkeras.ps.errors import ConfigurationError
@@ -315,7 +316,8 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
     @property
     def keras_model(self) -> keras.Model:
         """Return a new copy of the model, not compiled."""
-        return archive.from_bytes(self.packed_model.data, self.packed_model.objects)
+        packed = self.packed_model
+        return archive.from_bytes(packed.data, packed.objects, trusted=packed.trusted)
 
     @property
     def packed_model(self) -> PackedModel:
@@ -386,10 +388,16 @@ class PackedModel:
         self.objects = archive.custom_objects(data)
         self.objects.update(archive.require_objects(custom_objects))
         # Loading it on the driver finds errors before executors do, and discards the optimizer's state.
-        model = archive.from_bytes(data, self.objects)
-        if given is not None:
-            require_same_outputs(given, model, "keras_model")
-        self.data = archive.to_bytes(model)
+        with keras_config.applied(archive.settings_of(data)):
+            model = archive.from_bytes(data, self.objects, trusted=archive.trusted_code(data))
+            attributes = archive.attributes_in(data)
+            if given is not None:
+                attributes = attributes_of_model(given, model)
+                set_attributes_of_model(model, attributes)
+                require_same_outputs(given, model, "keras_model")
+            #: Attributes of the model that its configuration lacks.
+            self.attributes = attributes
+            self.data = archive.with_attributes(archive.to_bytes(model), attributes)
         self.inputs = [(tuple(tensor.shape[1:]), dtype_of_input(tensor)) for tensor in _tensors(model, "inputs")]
         self.outputs = [(tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in _tensors(model, "outputs")]
         self.input_parts, self.output_parts = inputs_of(model), outputs_of(model)
@@ -398,7 +406,8 @@ class PackedModel:
                 raise ConfigurationError(
                     f"`keras_model` must leave at most one extent of an input open. Received: shape={shape}"
                 )
-        self.settings = archive.keras_settings()
+        self.settings = archive.settings_of(self.data)
+        self.trusted = archive.trusted_code(self.data)
         digest = hashlib.sha256(self.data + repr(self.settings).encode())
         # Two notebook classes of one name may differ, although the archives are equal.
         self.key = digest.hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
@@ -461,6 +470,7 @@ class PackedModel:
             key=self.key,
             objects=self.objects,
             settings=self.settings,
+            trusted=self.trusted,
             inputs=tuple(
                 serving.ModelInput(name, shape, dtype, options.decode.get(name), parts.get(name, ()))
                 for name, (shape, dtype) in zip(features, self.inputs, strict=True)

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from distkeras.data.columns import Column, Part, innermost, to_numpy, user_names
 from distkeras.data.validity import reasons
-from distkeras.keras_model.archive import CustomObjects, from_bytes, use_settings
+from distkeras.keras_model import keras_config
+from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.failures import message_first
@@ -121,6 +122,7 @@ class PredictionPlan:
         map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: the
             model is loaded from the archive.
         settings: those of ``keras.config`` on the driver, which layers read while they compute.
+        trusted: of the archive whose lambdas may run, from `archive.trusted_code`; "" for none.
     """
 
     read_archive: Callable[[], bytes]
@@ -132,6 +134,7 @@ class PredictionPlan:
     options: PredictionOptions
     map_tables: Callable[[Sequence[str], CustomObjects], MappedModel] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    trusted: str = ""
 
     def rows_per_call(self, row_bytes: int = 0) -> int:
         """Return the rows of a call of the model, for rows of ``row_bytes``, or of the fixed shapes' bytes if more."""
@@ -303,10 +306,10 @@ def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
     key = plan.key if models is None else f"{plan.key} {type(models).__name__}"
     model = MODELS.get(key)
     import_keras()
-    use_settings(plan.settings)
+    keras_config.use(plan.settings)
     if model is None:
         if plan.map_tables is None:
-            model = from_bytes(plan.read_archive(), plan.objects)
+            model = from_bytes(plan.read_archive(), plan.objects, trusted=plan.trusted)
         else:
             columns = [user_names(column.name, column.parts) for column in plan.inputs]
             model = plan.map_tables(columns, plan.objects)

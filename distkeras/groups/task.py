@@ -269,6 +269,7 @@ def _models(task: GroupTask) -> _Models:
     if models is None:
         ensure_backend(task.recipe.backend)
         import_keras()
+        task.recipe.begin_task()
         model_file = read_whole(folder(task.uri), MODEL)
         if model_file is None:
             raise SnapshotError(f"{task.uri!r} must hold the model of the job. Received: no file {MODEL}")

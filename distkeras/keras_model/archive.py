@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model import keras_config, trainable_flags
+from distkeras.keras_model.attributes import Attributes, set_attributes_of_model
 from distkeras.keras_model.keras_config import Settings
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.unsaved_values import set_values, split_values, with_unsaved_values
@@ -35,6 +36,9 @@ BACKENDS = ("tensorflow", "jax", "torch")
 
 #: Held while a model of the user's is read, or takes a step that is undone: several threads may train one model.
 USING_MODELS = threading.RLock()
+
+#: The file of an archive that Keras writes and does not read, and the key of `with_attributes` in it.
+_METADATA, _ATTRIBUTES = "metadata.json", "distkeras_attributes"
 
 #: Keras' errors for an archive that it cannot write or read: a missing class, a refused lambda, damage.
 _ARCHIVE_ERRORS = (
@@ -152,12 +156,33 @@ def from_bytes(
         reason = headline(str(error)) if unknown is None else unknown[0]
         if "enable_unsafe_deserialization" in str(error):
             expected = (
-                "`model` must consist of layers without code of their own: replace a `Lambda` by a registered layer or "
-                "function, or call `keras.config.enable_unsafe_deserialization()` before, which lets workers run its code"
+                "`model` must consist of layers without code of their own: replace a `Lambda` by a registered one, or "
+                "call `keras.config.enable_unsafe_deserialization()` before, which lets workers run its code"
             )
         raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
     set_values(model, values)
+    set_attributes_of_model(model, attributes_in(data))
     return model
+
+
+def attributes_in(data: bytes) -> Attributes:
+    """Return the attributes in an archive, from `with_attributes`."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        found: Attributes = json.loads(archive.read(_METADATA)).get(_ATTRIBUTES, [])
+        return found
+
+
+def with_attributes(data: bytes, attributes: Attributes) -> bytes:
+    """Return an archive with attributes that `from_bytes` sets, which its configuration lacks."""
+    if not attributes:
+        return data
+    buffer = BytesIO(data)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        metadata = json.loads(archive.read(_METADATA))
+        # Replaced in the list of files, so that the weights are not copied. Keras does not read this file.
+        archive.filelist.remove(archive.NameToInfo.pop(_METADATA))
+        archive.writestr(_METADATA, json.dumps({**metadata, _ATTRIBUTES: attributes}))
+    return buffer.getvalue()
 
 
 def _compile(model: keras.Model, data: bytes, custom_objects: Mapping[str, Any] | None) -> None:
@@ -327,7 +352,11 @@ def settings_of(data: bytes) -> Settings:
         ConfigurationError: a setting is unknown, or has an invalid value.
     """
     with zipfile.ZipFile(BytesIO(data)) as archive:
-        return keras_config.from_text(archive.comment)
+        text = archive.comment
+    end = len(data) - len(text)
+    if int.from_bytes(data[end - 2 : end], "little") != len(text):  # Python's reader accepts a part of it
+        raise ConfigurationError(f"`data` must be a .keras archive. Received: {len(data)} bytes, the last ones missing")
+    return keras_config.from_text(text)
 
 
 def _with_settings(data: bytes) -> bytes:

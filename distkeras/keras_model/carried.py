@@ -25,7 +25,8 @@ _HISTORY = {
     "_trainable_variables", "_non_trainable_variables", "_variables", "_inbound_nodes", "_outbound_nodes",
     "_input_spec", "_auto_config", "_saved_model_inputs_spec", "_saved_model_arg_spec", "_call_signature",
     "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
-    "_trainable_variables_indices", "_exclude_from_weight_decay_cache", "_distribution_strategy",
+    "_trainable_variables_indices", "_exclude_from_weight_decay_cache",
+    "_exclude_from_weight_decay",  # identities of variables, which a recipe numbers "_distribution_strategy",
     "_initial_seed",
     "training",  # the mode of PyTorch's modules in their last call
     "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
@@ -36,7 +37,12 @@ _HISTORY = {
 }  # fmt: skip
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, re.Pattern, np.generic)
 #: A value that is absent.
-_ABSENT = object()
+ABSENT = object()
+
+
+def is_history(name: str) -> bool:
+    """Return whether an attribute records an object's history or its place in a model, by its name."""
+    return name in _HISTORY or name.startswith("_self_")
 
 
 def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
@@ -61,13 +67,13 @@ def _differences(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterat
     """Yield differences of plain values, containers of them, and Keras objects' attributes; skip all others."""
     if given is rebuilt:
         return
-    if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
+    if is_object(given) and is_object(rebuilt) and type(given) is type(rebuilt):
         if id(given) not in seen:
             seen.add(id(given))
             yield from _differences_of_attributes(given, rebuilt, where, seen)
     elif isinstance(given, Mapping) and isinstance(rebuilt, Mapping):
         for key in (key for key in given if isinstance(key, str)):
-            yield from _differences(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]", seen)
+            yield from _differences(given[key], rebuilt.get(key, ABSENT), f"{where}[{key!r}]", seen)
     elif _is_list(given) and _is_list(rebuilt) and len(given) == len(rebuilt):
         for place, (part, copy) in enumerate(zip(given, rebuilt, strict=True)):
             yield from _differences(part, copy, f"{where}[{place}]", seen)
@@ -78,18 +84,18 @@ def _differences(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterat
 def _is_lost(given: Any, rebuilt: Any) -> bool:
     if not (_is_known(given) and _is_known(rebuilt)) or _is_equal(given, rebuilt):
         return False
-    return rebuilt is not _ABSENT or not (_is_state(given) or not given)
+    return rebuilt is not ABSENT or not (_is_state(given) or not given)
 
 
 def _difference(given: Any, rebuilt: Any, where: str) -> str:
-    copy = "nothing" if rebuilt is _ABSENT else _shown(rebuilt)
+    copy = "nothing" if rebuilt is ABSENT else _shown(rebuilt)
     return f"{where or 'it'} is {_shown(given)}, and {copy} once it is rebuilt"
 
 
 def _differences_of_attributes(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
     attributes = vars(rebuilt)
     for name, value in list(vars(given).items()):
-        if not isinstance(name, str) or name in _HISTORY or name.startswith("_self_"):
+        if not isinstance(name, str) or is_history(name):
             continue
         if name == "_trainable" and not _has_own_variables(given):
             continue  # the inner layers are compared themselves
@@ -97,7 +103,7 @@ def _differences_of_attributes(given: Any, rebuilt: Any, where: str, seen: set[i
         if name not in attributes and inspect.isroutine(value) and hasattr(type(given), name):
             yield _difference(value, "the class's own", path)
         elif _is_setting(given, name):
-            yield from _differences(value, attributes.get(name, _ABSENT), path, seen)
+            yield from _differences(value, attributes.get(name, ABSENT), path, seen)
 
 
 def _is_setting(owner: Any, name: str) -> bool:
@@ -116,7 +122,8 @@ def _parameters(kind: type) -> Sequence[str]:
         return []
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
+    """Return whether a value is one of Keras' objects that settings are attributes of."""
     import keras
 
     kinds: tuple[type, ...] = (
@@ -149,13 +156,13 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_known(value: Any) -> bool:
-    if value is _ABSENT or isinstance(value, (*_PLAIN, np.ndarray)) or _is_object(value):
+    if value is ABSENT or isinstance(value, (*_PLAIN, np.ndarray)) or is_object(value):
         return True
     return isinstance(value, list | tuple | Set) and all(map(_is_known, value))
 
 
 def _is_equal(given: Any, rebuilt: Any) -> bool:
-    if _is_object(given) or _is_object(rebuilt):
+    if is_object(given) or is_object(rebuilt):
         return False  # their classes differ
     if isinstance(given, np.ndarray) or isinstance(rebuilt, np.ndarray):
         return np.array_equal(given, rebuilt)

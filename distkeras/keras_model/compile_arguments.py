@@ -6,10 +6,11 @@ import copy
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distkeras.data.losses import CHOSEN_BY_LABELS
+from distkeras.keras_model.attributes import Attributes, attributes_of, set_attributes
 from distkeras.keras_model.carried import lost
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import require_number
@@ -21,9 +22,13 @@ _KERAS_ERRORS = (TypeError, ValueError, KeyError, AttributeError, NotImplemented
 
 @dataclass(frozen=True)
 class PackedObject:
-    """A Keras object as its configuration: an object that has been used holds tensors, and cannot be sent."""
+    """A Keras object as its configuration and the plain attributes that this lacks.
+
+    An object that has been used holds tensors, and cannot be sent.
+    """
 
     config: dict[str, Any]
+    attributes: Attributes = ()
 
 
 def pack(name: str, value: Any) -> Any:
@@ -55,6 +60,21 @@ def pack(name: str, value: Any) -> Any:
         "an optimizer of Keras 3, or the name of one" if name == "optimizer" else "a name, a function or an object"
     )
     raise ConfigurationError(f"`{keyword}` must be {expected}. Received: {keyword}={value!r} of {type(value)}")
+
+
+def with_attributes(name: str, given: Any, packed: Any) -> Any:
+    """Return ``packed``, of ``given``, with the plain attributes of each object that its configuration lacks."""
+    if isinstance(packed, Mapping):
+        return {key: with_attributes(name, given[key], part) for key, part in packed.items()}
+    if isinstance(packed, list):
+        return [with_attributes(name, one, part) for one, part in zip(given, packed, strict=True)]
+    if not isinstance(packed, PackedObject):
+        return packed
+    try:
+        rebuilt = unpack(name, packed)
+    except ConfigurationError:  # as in `require_described`
+        return packed
+    return replace(packed, attributes=attributes_of(given, rebuilt))
 
 
 def require_described(name: str, given: Any, packed: Any) -> None:
@@ -107,7 +127,9 @@ def unpack(name: str, value: Any) -> Any:
     import keras
 
     try:
-        return keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes modify it
+        rebuilt = keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes modify it
+        set_attributes(rebuilt, value.attributes)
+        return rebuilt
     except _KERAS_ERRORS as error:
         raise ConfigurationError(
             f"`{_KEYWORDS.get(name, name)}` must be of Keras' classes and of registered ones: decorate your own with "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distkeras.data.losses import has_own_step
 from distkeras.keras_model.archive import (
     CustomObjects,
+    attributes_in,
     custom_objects,
     ensure_backend,
     from_bytes,
@@ -21,6 +22,7 @@ from distkeras.keras_model.archive import (
     running_backend,
     trusted_code,
 )
+from distkeras.keras_model.attributes import set_attributes_of_model
 from distkeras.keras_model.compile_arguments import (
     PackedObject,
     classes_in,
@@ -28,9 +30,10 @@ from distkeras.keras_model.compile_arguments import (
     pack,
     require_described,
     unpack,
+    with_attributes,
 )
 from distkeras.keras_model.keras_config import Settings, applied, settings_now, use
-from distkeras.keras_model.optimizers import optimizer_of
+from distkeras.keras_model.optimizers import inner_optimizer, optimizer_of
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
 
@@ -53,7 +56,9 @@ def model_identity(model_file: bytes) -> dict[str, Any]:
     config = read_config(model_file)
     names = {name: f"#{number}" for number, name in enumerate(dict.fromkeys(layer_names(config)))}
     identity: dict[str, Any] = _canonical(config, names, reference=False)
-    return identity
+    attributes = attributes_in(model_file)
+    # Layers have numbers in their names, and stay in their order.
+    return identity | {"attributes": [entry[1:] for entry in attributes]} if attributes else identity
 
 
 def layout_identity(layout: Layout) -> list[list[Any]]:
@@ -99,6 +104,7 @@ class Recipe:
         steps: the steps from which the schedule of the model's own optimizer counts, if it has no other state.
         settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
         trusted: of the archive whose lambdas may run, from `trusted_code`; "" for none.
+        undecayed: numbers of the weights that the optimizer was told to exclude from weight decay one by one.
     """
 
     backend: str
@@ -109,6 +115,7 @@ class Recipe:
     steps: int = 0
     settings: Settings = field(default_factory=dict)
     trusted: str = ""
+    undecayed: tuple[int, ...] = ()
 
     def begin_task(self) -> None:
         """Choose the backend and the settings of ``keras.config`` for good: in a task, never on the driver."""
@@ -143,6 +150,11 @@ class Recipe:
                     "optimizer, loss and metrics must be what Keras compiles a model with. "
                     f"Received: {arguments}; Keras said: {headline(str(error))}"
                 ) from error
+            set_attributes_of_model(model, attributes_in(model_file))  # `compile` may have set some of them
+            if self.undecayed:
+                inner = inner_optimizer(model.optimizer)
+                keys = _keys(inner, model)
+                vars(inner)[_UNDECAYED] = {keys[number] for number in self.undecayed}
             if to_train and self.optimizer_state:
                 load_optimizer_state(model, model_file, self.optimizer_variables)
             elif to_train and self.steps:
@@ -155,6 +167,11 @@ class Recipe:
 
         optimizer = _as_json(keras.saving.serialize_keras_object(model.optimizer))
         optimizer["config"].pop("name", None)  # Keras numbers it
+        given = self.arguments.get("optimizer")
+        if isinstance(given, PackedObject) and given.attributes:
+            optimizer["attributes"] = _as_json(given.attributes)
+        if self.undecayed:
+            optimizer["undecayed"] = list(self.undecayed)
         return {name: _as_json(value) for name, value in self.arguments.items()} | {"optimizer": optimizer}
 
 
@@ -208,6 +225,7 @@ def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
     classes.update((keras.saving.get_registered_name(kind), kind) for kind in own_classes)
     classes.update(require_objects(objects))
     with keras.saving.custom_object_scope(classes):
+        packed = {name: with_attributes(name, arguments[name], value) for name, value in packed.items()}
         for name, value in packed.items():
             require_described(name, arguments[name], value)
     packed.update(_flags(model, own_optimizer=optimizer is None))
@@ -222,6 +240,7 @@ def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
         steps=_first_step(model) if continued and not continues else 0,
         settings=settings_now(),
         trusted=trusted_code(model_file),
+        undecayed=_undecayed(model, arguments["optimizer"]),
     )
 
 
@@ -229,6 +248,21 @@ def _first_step(model: keras.Model) -> int:
     """Return the steps that the user has set for an optimizer that has taken none."""
     optimizer = model.optimizer if model.compiled else None
     return 0 if optimizer is None or optimizer.built else int(optimizer.iterations)
+
+
+#: Where Keras keeps the keys of variables that are excluded from weight decay; they differ in each process.
+_UNDECAYED = "_exclude_from_weight_decay"
+
+
+def _undecayed(model: keras.Model, optimizer: Any) -> tuple[int, ...]:
+    """Return the numbers of a model's weights that an optimizer excludes from weight decay by their keys."""
+    inner = inner_optimizer(optimizer)
+    excluded = getattr(inner, _UNDECAYED, None) or ()
+    return tuple(number for number, key in enumerate(_keys(inner, model) if excluded else ()) if key in excluded)
+
+
+def _keys(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> list[Any]:
+    return [optimizer._var_key(weight) for weight in model.weights]  # noqa: SLF001 - no public function has them
 
 
 def _compile_config(model: keras.Model) -> dict[str, Any]:
@@ -255,7 +289,8 @@ def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, PackedObject):
-        return _as_json(value.config)
+        config = _as_json(value.config)
+        return {"config": config, "attributes": _as_json(value.attributes)} if value.attributes else config
     if isinstance(value, Mapping):
         return {str(key): _as_json(part) for key, part in value.items() if key not in ("module", "shared_object_id")}
     if isinstance(value, (list, tuple)):

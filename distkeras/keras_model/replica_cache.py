@@ -96,7 +96,7 @@ def _keras_settings() -> dict[str, str]:
 
 
 def _config_of(value: Any) -> Any:
-    if isinstance(value, PackedObject):
+    if isinstance(value, PackedObject) and not value.attributes:
         return value.config
     raise TypeError(f"must have a configuration. Received: {value!r}")
 

@@ -29,7 +29,7 @@ from distkeras.data.schema import (
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import valid_rows
-from distkeras.keras_model import archive
+from distkeras.keras_model import archive, keras_config
 from distkeras.keras_model.compiled_steps import evaluate_batch, losses_of_outputs, model_inputs
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.keras_model.recipe import recipe_of
@@ -345,6 +345,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         if keras_model is not None:
             self._data = archive.with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"), keras_model)
+            self._data = archive.with_attributes(self._data, self._packed.attributes)
             self._heads_by_loss = heads_of(keras_model)
 
     @property
@@ -475,12 +476,13 @@ class KerasModel(Model, PredictionParams, Saveable):
         if len(values) != len(packed.inputs):
             raise ShapeError(f"`value` must have {len(packed.inputs)} inputs. Received: {len(values)}")
         if self._local is None:
-            self._local = archive.from_bytes(packed.data, packed.objects)
+            self._local = archive.from_bytes(packed.data, packed.objects, trusted=packed.trusted)
         arrays = [
             one_row(number, shape, dtype, name)
             for number, (shape, dtype), name in zip(values, packed.inputs, parts.names, strict=True)
         ]
-        return outputs_of_call(self._local, arrays)
+        with keras_config.applied(packed.settings):
+            return outputs_of_call(self._local, arrays)
 
     @on_dataframe
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -226,6 +226,7 @@ class _TaskAttempt:
         self._next = (welcome.epoch, welcome.batch)
         ensure_backend(task.recipe.backend)
         import_keras()
+        task.recipe.begin_task()
         # After a rewind, the optimizer's state includes discarded steps: a new replica begins with the saved state.
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
         if self._ready is None:

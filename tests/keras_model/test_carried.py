@@ -137,12 +137,9 @@ def text_model() -> keras.Model:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (excluding, "`worker_optimizer`.*_exclude_from_weight_decay is"),
-        (lambda: excluding(var_names=["bias"]), "`worker_optimizer`.*_exclude_from_weight_decay_pattern is.*bias"),
         (lambda: changed(constrain), "'first'.*kernel.*constraint is NonNeg"),
         (lambda: changed(regularize), "'first'.*kernel.*regularizer is L2"),
         (lambda: changed(replace_train_step), "the model.train_step is"),
-        (lambda: changed(lambda _: None, Scaled(3.0)), "scaled.*factor is 3.0, and 1.0 once it is rebuilt"),
         (lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)), "must not have `use_ema`.*AdamW"),
         pytest.param(
             lambda: with_optimizer(keras.optimizers.ScheduleFreeAdamW()),
@@ -158,13 +155,6 @@ def text_model() -> keras.Model:
 def test_a_property_that_workers_would_lose_is_refused_by_name(make: Callable[[], keras.Model], named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"(?s){named}"):
         Trainer(make(), "downpour")
-
-
-def test_an_optimizer_argument_is_checked_as_well() -> None:
-    optimizer = keras.optimizers.AdamW()
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    with pytest.raises(ConfigurationError, match=r"`worker_optimizer`.*_exclude_from_weight_decay_pattern"):
-        Trainer(network(), "downpour", worker_optimizer=optimizer, loss="mse")
 
 
 def test_accumulation_is_refused_for_a_gradient_rule() -> None:

@@ -240,6 +240,8 @@ def test_workers_compute_with_the_drivers_settings_of_keras() -> None:
         recipe = recipe_of(model, file)
         keras.config.set_epsilon(before)
         recipe.build(file)
+        assert keras.config.epsilon() == before
+        recipe.begin_task()
         assert keras.config.epsilon() == 1e-3
     finally:
         keras.config.set_epsilon(before)

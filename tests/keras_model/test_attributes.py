@@ -1,0 +1,187 @@
+"""Attributes outside of configurations: each rebuilt copy has them, wherever a model travels."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+
+from distkeras import Trainer
+from distkeras.keras_model import archive
+from distkeras.keras_model.attributes import (
+    attributes_of,
+    attributes_of_model,
+    set_attributes,
+    set_attributes_of_model,
+)
+from distkeras.keras_model.recipe import model_identity
+from distkeras.keras_model.replica_cache import fingerprint
+from distkeras.ml.model import KerasModel
+from distkeras.ps.errors import ConfigurationError
+from distkeras.transformers import ModelPredictor
+
+
+@keras.saving.register_keras_serializable("attributes")
+class Scaled(keras.layers.Layer):
+    """Multiplies by a class attribute or a table, which an instance may replace."""
+
+    factor = 1.0
+    table: Any = None
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.factor if self.table is None else inputs * keras.ops.convert_to_tensor(self.table)
+
+
+@keras.saving.register_keras_serializable("attributes")
+class Weighted(keras.losses.Loss):
+    """A squared error times an attribute."""
+
+    weight = 1.0
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self.weight * keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+@keras.saving.register_keras_serializable("attributes")
+class Alpha(keras.Model):
+    """Scales its loss by an argument of ``compile``."""
+
+    beta = 0.0
+
+    def compile(self, *args: Any, alpha: float = 1.0, **keywords: Any) -> None:
+        super().compile(*args, **keywords)
+        self.alpha = alpha
+
+    def compute_loss(self, *args: Any, **keywords: Any) -> Any:
+        return self.alpha * super().compute_loss(*args, **keywords) + self.beta
+
+
+def alpha() -> keras.Model:
+    inputs = keras.Input((3,))
+    model = Alpha(inputs, keras.layers.Dense(2)(inputs))
+    model.compile("sgd", "mse", alpha=3.0)
+    model.beta = 3.0
+    return model
+
+
+def scaled(**attributes: Any) -> keras.Model:
+    layer = Scaled()
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    model.compile("sgd", "mse")
+    return model
+
+
+def weighted() -> keras.Model:
+    loss = Weighted()
+    loss.weight = 3.0
+    model = scaled()
+    model.compile("sgd", loss)
+    return model
+
+
+def excluding(**variables: Any) -> keras.Model:
+    model = scaled()
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(**variables or {"var_list": [model.layers[-1].kernel]})
+    model.compile(optimizer, "mse")
+    return model
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "an argument of an own compile": alpha,
+    "a factor of a layer": lambda: scaled(factor=0.1),
+    "a table of a layer": lambda: scaled(table=np.array([1.0, 2.0, 3.0], np.float32)),
+    "a weight of a loss": weighted,
+    "excluded variables": excluding,
+    "excluded names": lambda: excluding(var_names=["kernel"]),
+    "input_shape": lambda: compiled(keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])),
+    "input_dim": lambda: compiled(keras.Sequential([keras.layers.Dense(2, input_dim=3)])),
+}
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rebuilt_model_takes_the_given_ones_step(name: str) -> None:
+    keras.utils.set_random_seed(1)
+    model = MODELS[name]()
+    trainer = Trainer(model, "downpour")
+    rebuilt = trainer.recipe.build(trainer.model_file, to_train=True)
+    x, y = np.random.default_rng(0).normal(size=(4, 3)), np.ones((4, 2))
+    before = model.get_weights()
+    results = [(one.train_on_batch(x, y, return_dict=True)["loss"], *one.get_weights()) for one in (model, rebuilt)]
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not np.array_equal(model.get_weights()[0], before[0])
+
+
+@pytest.mark.parametrize("name", ["a factor of a layer", "a table of a layer"])
+def test_predictors_have_the_attributes(name: str) -> None:
+    model = MODELS[name]()
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    expected = model.predict(x, verbose=0)
+    for copy in (ModelPredictor(keras_model=model).keras_model, KerasModel(model).keras_model):
+        np.testing.assert_allclose(copy.predict(x, verbose=0), expected, rtol=1e-6)
+
+
+def test_attributes_are_part_of_what_identifies_a_job() -> None:
+    keras.utils.set_random_seed(1)
+    plain, changed, again = (Trainer(scaled(factor=factor), "downpour") for factor in (1.0, 0.1, 0.1))
+    identities = [json.dumps(model_identity(trainer.model_file)) for trainer in (plain, changed, again)]
+    assert identities[0] != identities[1] == identities[2]
+    optimizers = [Trainer(excluding(var_names=[name]), "downpour") for name in ("kernel", "bias")]
+    models = [trainer.recipe.build(trainer.model_file) for trainer in optimizers]
+    described = [json.dumps(t.recipe.identity(m)) for t, m in zip(optimizers, models, strict=True)]
+    assert described[0] != described[1]
+    for trainer, model in zip(optimizers, models, strict=True):
+        assert fingerprint(trainer.recipe, archive.read_config(trainer.model_file), model) is None
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda parts: st.lists(parts) | st.tuples(parts, parts) | st.dictionaries(st.text(), parts),
+    max_leaves=5,
+)
+
+
+@drawn(PLAIN)
+def test_plain_values_arrive_as_they_were(value: Any) -> None:
+    loss, copy = Weighted(), Weighted()
+    loss.note = value
+    set_attributes(copy, json.loads(json.dumps(attributes_of(loss, copy))))
+    assert vars(copy)["note"] == value
+    assert type(vars(copy)["note"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.arange(6).reshape(2, 3), np.float32(0.1), np.bool_(True), {1, 2}, frozenset("ab"), re.compile("a", re.I)],
+)
+def test_other_values_arrive_as_they_were(value: Any) -> None:
+    loss, copy = Weighted(), Weighted()
+    loss.note = value
+    set_attributes(copy, json.loads(json.dumps(attributes_of(loss, copy))))
+    assert type(vars(copy)["note"]) is type(value)
+    np.testing.assert_array_equal(vars(copy)["note"], value)
+
+
+def test_a_model_without_the_owner_is_an_error() -> None:
+    model = scaled()
+    with pytest.raises(ConfigurationError, match="`model` must have the layer '/other'"):
+        set_attributes_of_model(model, [[["/other"], "factor", 1.0]])
+    with pytest.raises(ConfigurationError, match="`model` must have the attribute 'factor'"):
+        set_attributes_of_model(model, [[["", "missing"], "factor", 1.0]])
+    assert attributes_of_model(model, model) == []
