@@ -212,6 +212,7 @@ class Trainer(JobResults):
         self.settings = train_settings(arguments)
         self.worker_settings = component_settings(WorkerSettings, self.rule, self.settings, arguments)
         self.model_file = archive.to_bytes(model)
+        archive.require_inputs(model)
         self.recipe = recipe_of(
             model,
             self.model_file,

@@ -110,6 +110,23 @@ def require_model(value: Any, name: str = "model") -> None:
         raise ConfigurationError(f"`{name}` must be a keras.Model. Received: {name} of {type(value)}")
 
 
+def require_inputs(model: Any, name: str = "model") -> None:
+    """Raise ConfigurationError unless a model's inputs and outputs are known, to which columns are bound."""
+    require_model(model, name)
+    try:
+        known = bool(model.inputs and model.outputs)
+    except (
+        AttributeError,
+        ValueError,
+    ):  # a model of the user's own class has none, a Sequential none before it is built
+        known = False
+    if not known:
+        raise ConfigurationError(
+            f"`{name}` must have inputs and outputs: give it an Input, or build a model of your own class from its "
+            f"inputs and outputs, `Own(inputs, outputs)`. Received: {name}={model.name!r} of {type(model).__name__}"
+        )
+
+
 def from_bytes(
     data: bytes, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = False, trusted: str = ""
 ) -> keras.Model:

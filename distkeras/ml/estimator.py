@@ -436,6 +436,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         model = self.value("model")
         if model is None:
             raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
+        archive.require_inputs(model)
         ready, inputs = assembled(
             dataset, self.value("features_col"), [str(tensor.dtype) for tensor in model.inputs or ()]
         )

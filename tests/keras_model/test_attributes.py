@@ -185,3 +185,26 @@ def test_a_model_without_the_owner_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="`model` must have the attribute 'factor'"):
         set_attributes_of_model(model, [[["", "missing"], "factor", 1.0]])
     assert attributes_of_model(model, model) == []
+
+
+class Free(keras.Model):
+    """A model whose inputs are not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_model_without_known_inputs_is_refused_by_name() -> None:
+    model = Free()
+    model(np.zeros((1, 3)))
+    with pytest.raises(ConfigurationError, match=r"`model` must have inputs and outputs: .* of Free"):
+        Trainer(model, "downpour", worker_optimizer="sgd", loss="mse")
+    with pytest.raises(ConfigurationError, match=r"`model` must have inputs and outputs: .* of Sequential"):
+        archive.require_inputs(keras.Sequential([keras.layers.Dense(1)]))
