@@ -104,7 +104,7 @@ class Recipe:
         steps: the steps from which the schedule of the model's own optimizer counts, if it has no other state.
         settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
         trusted: of the archive whose lambdas may run, from `trusted_code`; "" for none.
-        undecayed: numbers of the weights that the optimizer was told to exclude from weight decay one by one.
+        undecayed: numbers of the weights that the optimizer excludes from weight decay one by one.
     """
 
     backend: str
