@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.world.places import is_uri
 
 if TYPE_CHECKING:
@@ -45,15 +45,16 @@ def hadoop_path(spark: SparkSession, place: str, argument: str) -> str:
 
 def _require_java_name(spark: SparkSession, path: str, argument: str, place: str) -> None:
     from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to the virtual machine
     try:
         jvm.java.io.File(path).toPath()
-    except Py4JJavaError as error:
+    except (Py4JJavaError, PySparkException) as error:  # PySpark turns some of Java's errors into its own
         raise ConfigurationError(
             f"`{argument}` must have a name that Spark's Java virtual machine can write under its locale "
             f"(`LC_ALL`, which must be one of UTF-8 when Spark starts). Received: {place!r}: "
-            f"{error.java_exception.getMessage()}"
+            f"{error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else headline(str(error))}"
         ) from error
 
 

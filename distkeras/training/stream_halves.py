@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
-from distkeras.ps.errors import DifferentJobError, SnapshotError
+from distkeras.ps.errors import DifferentJobError, SnapshotError, headline
 from distkeras.ps.server.start import ResumePoint
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class QueryState(NamedTuple):
 def query_state(spark: SparkSession, folder: str) -> QueryState:
     """Return what Spark has recorded in the ``folder`` of a query; SnapshotError if it cannot be read."""
     from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop's file systems
     root = jvm.org.apache.hadoop.fs.Path(folder)
@@ -59,8 +60,8 @@ def query_state(spark: SparkSession, folder: str) -> QueryState:
             finally:
                 opened.close()
         return QueryState(folder, stream, max(numbers("commits"), default=NO_MICRO_BATCH), numbers("offsets"))
-    except (Py4JJavaError, ValueError, LookupError, TypeError) as error:
-        reason = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+    except (Py4JJavaError, PySparkException, ValueError, LookupError, TypeError) as error:
+        reason = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else headline(str(error))
         raise SnapshotError(f"Spark's part of the checkpoint, {folder!r}, cannot be read: {reason}") from error
 
 
