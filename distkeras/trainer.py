@@ -30,9 +30,9 @@ from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.groups.job import GroupPlan, train_each_group
 from distkeras.groups.keys import key_names
-from distkeras.groups.pieces import TrainedGroup
-from distkeras.groups.replica import weights_of
 from distkeras.groups.results import GroupResults
+from distkeras.groups.store import TrainedGroup
+from distkeras.groups.weights import weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.carried import require_carried
@@ -446,18 +446,18 @@ class Trainer(JobResults):
         One task trains each group with the worker optimizer, starting from the trainer's model, as `keras.Model.fit`
         does on one machine; the rule and the parameter server are not used. A task trains one group after another, with
         the same compiled model, or `side_by_side` groups in one step. A group that cannot be trained, because of a null
-        or a loss that is not finite, gets a row in the table with its error. A task that Spark runs again continues
-        with the first group that was not saved; finished groups are saved about once a second, and later less often.
+        or a loss that is not finite, gets a row in the table with its error. Spark writes the groups of a task when the
+        task ends, and repeats a task that dies.
 
         Rows are ordered by a hash of their values; epoch ``e`` permutes them by
         ``numpy.random.default_rng((seed, 0, e))``. A null in a column of the key counts as a value.
 
         Args:
             df: the data.
-            by: the column or columns of the key: integers, strings, booleans, dates, timestamps or decimals.
+            by: the column or columns of the key, of types that Spark compares and sends to Python.
             path: folder or URI for the models, which the driver and every executor can reach. On a local master it may
                 be left out; the models are then kept until this process ends.
-            resume: continue the job in ``path``, which must be the same job.
+            resume: continue the job in ``path``, which must be the same job, with the same rows of all finished groups.
             rows_max: largest number of rows of a group that one task trains. A larger group is trained by `train`, with
                 all workers and under the trainer's rule. Default: as many as fit into `Executors.spool_bytes`.
             side_by_side: number of groups to train in one step, with stacked weights, instead of one after another.
@@ -472,8 +472,10 @@ class Trainer(JobResults):
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: A column or an argument is invalid;
                 raised before any work starts.
             EmptyDataError: ``df`` has no rows.
-            LedgerError: A task that ran again has read other rows of a group.
-            DeadlineError: No task has saved a group for `Deadlines.silence` seconds.
+            LedgerError: A group that is finished, or that is trained as a job, has other rows than before.
+            OwnershipLostError: Another driver has resumed the job meanwhile.
+            SnapshotError: ``path`` cannot be written to, or is damaged.
+            DeadlineError: The files of the job have not changed for `Deadlines.silence` seconds.
             DistkerasError: A task has failed.
         """
         require_dataframe("df", df, stream=False)
@@ -661,7 +663,7 @@ class Trainer(JobResults):
         last = history.filter(pc.equal(history["epoch"], pc.max(history["epoch"])))
         samples = last["samples"].to_numpy()
         loss, *others = ((name, float(np.average(last[name].to_numpy(), weights=samples))) for name in records.metrics)
-        return TrainedGroup((), int(samples.sum()), 0.0, loss[1], tuple(others), weights=weights_of(model))
+        return TrainedGroup(int(samples.sum()), 0.0, loss[1], tuple(others), weights=weights_of(model))
 
     def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
         """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""

@@ -59,7 +59,11 @@ class ModelsByKey(Protocol):
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The columns of a key as the user names them."""
+        """The columns of the rows that hold the key."""
+
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The columns of a key as the user names them, for error texts."""
 
     def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
         """Return for each row why there is no model for its key; None if there is one."""
@@ -283,7 +287,7 @@ def _predict_by_key(
     missing = next((reason for reason in no_model if reason is not None), None)
     if missing is not None and not plan.options.tolerant:
         with message_first():
-            raise BadValueError(missing, worker=worker, column=", ".join(models.key_names))
+            raise BadValueError(missing, worker=worker, column=", ".join(models.shown_names))
     all_reasons = [reason or other for reason, other in zip(why, no_model, strict=True)]
     usable = batch.filter(pa.array([reason is None for reason in all_reasons]))
     if not usable.num_rows:  # one row of the right type, for `spread`

@@ -44,6 +44,11 @@ class PublishedModels:
         """The same as `columns`."""
         return (NAME,)
 
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The same as `columns`."""
+        return (NAME,)
+
     def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
         """Return None for each row: every version has a model."""
         return [None] * batch.num_rows

@@ -9,7 +9,6 @@ import numpy as np
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.shuffling import EpochOrder
 from distkeras.data.spec import DataSpec
-from distkeras.groups.pieces import packed_weights
 from distkeras.keras_model.archive import read_config
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
@@ -112,10 +111,3 @@ def require_finite(losses: np.ndarray, epoch: int, first: int) -> None:
             f"the loss is {losses[bad[0]]} in epoch {epoch}. Lower the learning rate or clip gradients",
             step=first + int(bad[0]),
         )
-
-
-def weights_of(model: keras.Model) -> bytes:
-    """Return all weights of a model as one byte string, in the order of `keras.Model.weights`."""
-    import keras
-
-    return packed_weights([keras.ops.convert_to_numpy(weight) for weight in model.weights])

@@ -13,8 +13,8 @@ from distkeras.data.columns import ColumnArrays
 from distkeras.data.model_columns import example
 from distkeras.data.shuffling import row_order
 from distkeras.data.spec import DataSpec
-from distkeras.groups.pieces import packed_weights
 from distkeras.groups.replica import all_state_is_in_variables, new_replica, require_finite
+from distkeras.groups.weights import packed_weights, require_finite_weights
 from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.stacked_models import StackedModels
@@ -90,6 +90,11 @@ class GroupsSideBySide:
             sums = self._train_epoch(columns, orders, epoch, errors)
         arrays = self._models.weights()
         means = sums / counts[:, None]
+        for place in range(len(groups)):
+            try:
+                require_finite_weights([array[place] for array in arrays])
+            except NonFiniteError as error:
+                errors.setdefault(place, error)
         return [
             errors[place] if place in errors else (packed_weights([array[place] for array in arrays]), means[place])
             for place in range(len(groups))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,16 +13,16 @@ import pyarrow as pa
 
 from distkeras.data.batches import in_blocks
 from distkeras.data.columns import ColumnArrays
-from distkeras.data.ordering import RowChecksum
+from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import checked_columns
 from distkeras.data.spec import DataSpec
-from distkeras.groups.keys import Key, key_text, keyed_runs
-from distkeras.groups.pieces import MODEL, Pieces, TrainedGroup, folder, key_columns, piece_name, read_whole
-from distkeras.groups.replica import ReplicaOfGroups, weights_of
+from distkeras.groups.replica import ReplicaOfGroups
 from distkeras.groups.side_by_side import GroupsSideBySide
+from distkeras.groups.store import TrainedGroup
+from distkeras.groups.weights import weights_of
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
-from distkeras.ps.errors import ConfigurationError, DistkerasError, LedgerError, Origin, SnapshotError, sorted_error
+from distkeras.ps.errors import ConfigurationError, DistkerasError, Origin, sorted_error
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
@@ -29,12 +30,10 @@ from distkeras.training.task import prepare_process
 
 log = logging.getLogger(__name__)
 
-#: Finished groups are written again after this share of the task's run time, but not before `write_seconds`.
-_WRITE_SHARE = 0.01
-#: Bytes of pending weights from which groups are written at once.
-_WRITE_BYTES = 64 << 20
-#: More rows than any partition has.
-_ALL_ROWS = 1 << 62
+#: The column that is true in the first row of each group.
+FIRST = "distkeras_first"
+#: Bytes of weights from which trained groups are handed to Spark at once.
+_RESULT_BYTES = 16 << 20
 
 _Outcome = tuple[bytes, np.ndarray] | DistkerasError
 """The weights of a trained group, and loss and metrics; or its error."""
@@ -43,9 +42,9 @@ _Outcome = tuple[bytes, np.ndarray] | DistkerasError
 class _Models:
     """The models that groups are trained with, each built and traced on first use."""
 
-    def __init__(self, task: GroupTask, model_file: bytes) -> None:
-        self._task, self._model_file = task, model_file
-        self._alone = ReplicaOfGroups(task.recipe, model_file)
+    def __init__(self, task: GroupTask) -> None:
+        self._task, self._model_file = task, task.read_model()
+        self._alone = ReplicaOfGroups(task.recipe, self._model_file)
         self._side_by_side: GroupsSideBySide | None = None
 
     def train_alone(self, columns: ColumnArrays) -> _Outcome:
@@ -91,37 +90,35 @@ _MODELS: dict[str, _Models] = {}
 
 @dataclass(frozen=True)
 class GroupTask:
-    """Everything a task needs, in Spark's own task closure; the model is in the folder.
+    """Everything a task needs, in Spark's own task closure.
 
     Args:
-        run: a name for this run of the job, which is part of its pieces' names.
+        run: a name for this run of the job.
+        epoch: its number, which is part of the names of trained groups.
+        key_names: the columns of the key in the results, which are the first columns of the rows.
+        schema: of the other columns of the results.
+        read_model: returns the archive of the model that each group starts from.
         metrics: names of loss and metrics, loss first.
         rows_max: the most rows of a group that a task trains, and of all groups in one step; a larger group is left to
             the driver.
         side_by_side: the most groups that are trained in one step.
         threads: compute threads; None: the cores that Spark gives to a task.
-        write_seconds: the least seconds between two writes of finished groups.
     """
 
-    uri: str
-    schema: pa.Schema
     run: str
+    epoch: int
+    key_names: tuple[str, ...]
+    schema: pa.Schema
     spec: DataSpec
     recipe: Recipe
+    read_model: Callable[[], bytes]
     metrics: tuple[str, ...]
     rows_max: int
     side_by_side: int
     threads: int | None
-    write_seconds: float
-
-    @property
-    def result_schema(self) -> pa.Schema:
-        """The columns of `train_partition`'s results: the key of a group that is too large, or a piece's name."""
-        keys = list(self.schema)[: len(key_columns(self.schema))]
-        return pa.schema([*keys, pa.field("distkeras_piece", pa.string())])
 
     def train_partition(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Train a partition's rows, in the order of keys; yield pieces' names and large keys; for ``mapInArrow``."""
+        """Train a partition's rows, which are sorted by key; yield a row for each group; for ``mapInArrow``."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -129,113 +126,107 @@ class GroupTask:
             raise ConfigurationError("a task must run inside Spark. Received: no task context")
         gpus = context.resources().get("gpu")
         prepare_process(self.threads or context.cpus(), gpus.addresses if gpus else None)
-        partition = GroupPartition(self, context.partitionId(), context.taskAttemptId())
         try:
-            large = partition.train(RecordStream(records, connection_to_spark()))
+            yield from GroupPartition(self, context.partitionId()).train(RecordStream(records, connection_to_spark()))
         except DistkerasError as error:
             raise shortened(error) from error.__cause__
-        names, keys = partition.names, range(len(self.result_schema) - 1)
-        columns = [[*(key[number] for key in large), *(None for _ in names)] for number in keys]
-        columns.append([*(None for _ in large), *names])
-        arrays = [pa.array(values, part.type) for values, part in zip(columns, self.result_schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=self.result_schema)
 
 
 @dataclass
 class _GroupRows:
-    """The rows of one group that have arrived."""
+    """The rows of one group that have arrived; ``key`` has one row."""
 
-    key: Key
+    key: list[pa.Array]
     records: list[pa.RecordBatch] = field(default_factory=list)
-    checksum: RowChecksum = field(default_factory=lambda: RowChecksum(_ALL_ROWS))
+    rows_sum: int = 0
     rows: int = 0
 
 
 class GroupPartition:
     """One attempt at one partition."""
 
-    def __init__(self, task: GroupTask, number: int, attempt: int) -> None:
-        self._task, self._number, self._attempt = task, number, attempt
-        self._pieces = Pieces(task.uri, task.schema)
-        self.names, self._finished = self._pieces.finished(number)
-        #: Groups to train in the next step, and trained groups to write.
+    def __init__(self, task: GroupTask, number: int) -> None:
+        self._task, self._number = task, number
+        self._named = 0
+        #: Groups to train in the next step.
         self._waiting: list[_GroupRows] = []
-        self._pending: list[TrainedGroup] = []
-        self._began = self._written = time.monotonic()
+        #: Outcomes, and the keys of their groups, that Spark has not yet received.
+        self._done: list[tuple[list[pa.Array], TrainedGroup]] = []
 
-    def train(self, records: Iterator[pa.RecordBatch]) -> list[Key]:
-        """Train each group that no earlier attempt has finished; return the keys of those that are too large."""
-        large = []
+    def train(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Train each group, and yield the outcomes."""
         for group in self._groups(records):
-            if group.key in self._finished:
-                self._require_same_rows(group)
-            elif group.rows > self._task.rows_max:
-                large.append(group.key)
-            else:
-                if sum(waiting.rows for waiting in self._waiting) + group.rows > self._task.rows_max:
-                    self._train_waiting()
-                self._waiting.append(group)
-                if len(self._waiting) == self._task.side_by_side:
-                    self._train_waiting()
+            if group.rows > self._task.rows_max:
+                large = TrainedGroup(group.rows, rows_sum=group.rows_sum, large=True)
+                self._done.append((group.key, large))
+                continue
+            if sum(waiting.rows for waiting in self._waiting) + group.rows > self._task.rows_max:
+                self._train_waiting()
+            self._waiting.append(group)
+            if len(self._waiting) == self._task.side_by_side:
+                self._train_waiting()
+            if sum(len(done.weights or b"") for _, done in self._done) >= _RESULT_BYTES:
+                yield self._results()
         self._train_waiting()
-        self._write()
-        return large
+        if self._done:
+            yield self._results()
 
     def _groups(self, records: Iterator[pa.RecordBatch]) -> Iterator[_GroupRows]:
         group: _GroupRows | None = None
-        for key, record in keyed_runs(records, self._pieces.key_count):
-            if group is None or group.key != key:
-                if group is not None:
-                    yield group
-                group = _GroupRows(key)
-            group.rows += record.num_rows
-            group.checksum.update(record)
-            group.records.append(record)
-            if group.rows > self._task.rows_max or key in self._finished:
-                group.records.clear()  # only their number and checksum are needed
+        for record in records:
+            firsts = np.flatnonzero(record.column(FIRST).to_numpy(zero_copy_only=False))
+            bounds = [0, *firsts.tolist(), record.num_rows]
+            for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+                if number:
+                    if group is not None:
+                        yield group
+                    # Copied, so that the key does not keep the whole record batch in memory.
+                    group = _GroupRows([column.take([start]) for column in record.columns[: len(self._task.key_names)]])
+                if start == stop:
+                    continue
+                if group is None:
+                    raise ConfigurationError("the first row of a partition must begin a group. Received: another one")
+                self._add(group, record.slice(start, stop - start))
         if group is not None:
             yield group
 
-    def _require_same_rows(self, group: _GroupRows) -> None:
-        now, before = (group.rows, group.checksum.before(group.rows)), self._finished[group.key]
-        if now != before:
-            raise LedgerError(
-                f"the input has not returned the same rows as before: {now[0]} rows with checksum {now[1]:#018x} of "
-                f"group {key_text(group.key, key_columns(self._task.schema))}, which was trained with {before[0]} rows "
-                f"and checksum {before[1]:#018x}",
-                worker=self._number,
-            )
+    def _add(self, group: _GroupRows, rows: pa.RecordBatch) -> None:
+        group.rows += rows.num_rows
+        hashes = rows.column(ROW_HASH).to_numpy()
+        # Exact: a sum of 64-bit numbers overflows, and the sums of their halves do not.
+        group.rows_sum += (int((hashes >> 32).sum()) << 32) + int((hashes & 0xFFFFFFFF).sum())
+        group.records.append(rows)
+        if group.rows > self._task.rows_max:
+            group.records.clear()  # only their number and checksum are needed
 
     def _train_waiting(self) -> None:
-        """Train the waiting groups. They are written together, so that no later attempt trains a part of them."""
+        """Train the waiting groups."""
         if not self._waiting:
             return
         began = time.monotonic()
         groups, self._waiting = self._waiting, []
         columns: list[ColumnArrays] = []
-        errors: dict[Key, DistkerasError] = {}
-        for group in groups:
+        outcomes: dict[int, _Outcome] = {}
+        for place, group in enumerate(groups):
             try:
                 columns.append(self._columns(group))
             except Exception as error:
                 cause = _error_of_group(error)
                 if cause is None:
                     raise
-                errors[group.key] = cause
+                outcomes[place] = cause
         trained = iter(_models(self._task).train(columns) if columns else ())
-        outcomes = [errors[group.key] if group.key in errors else next(trained) for group in groups]
+        outcomes |= {place: next(trained) for place in range(len(groups)) if place not in outcomes}
         seconds = (time.monotonic() - began) / len(groups)
-        self._pending += [self._result(*pair, seconds) for pair in zip(groups, outcomes, strict=True)]
-        self._write_if_due()
+        self._done += [(group.key, self._outcome(group, outcomes[n], seconds)) for n, group in enumerate(groups)]
 
-    def _result(self, group: _GroupRows, outcome: _Outcome, seconds: float) -> TrainedGroup:
-        checksum = group.checksum.before(group.rows)
+    def _outcome(self, group: _GroupRows, outcome: _Outcome, seconds: float) -> TrainedGroup:
         if isinstance(outcome, DistkerasError):
             error = f"{type(outcome).__name__}: {outcome}"
-            return TrainedGroup(group.key, group.rows, seconds, error=error, checksum=checksum)
+            return TrainedGroup(group.rows, seconds, error=error, rows_sum=group.rows_sum)
         weights, means = outcome
         metrics = tuple(zip(self._task.metrics[1:], means[1:].tolist(), strict=True))
-        return TrainedGroup(group.key, group.rows, seconds, float(means[0]), metrics, None, checksum, weights)
+        return TrainedGroup(group.rows, seconds, float(means[0]), metrics, None, group.rows_sum, weights)
 
     def _columns(self, group: _GroupRows) -> ColumnArrays:
         """Return the group's rows as arrays, and discard its record batches, so that the rows are in memory once."""
@@ -248,19 +239,19 @@ class GroupPartition:
         group.records.clear()
         return next(in_blocks(parts, rows))
 
-    def _write_if_due(self) -> None:
-        now = time.monotonic()
-        wait = max(self._task.write_seconds, _WRITE_SHARE * (now - self._began))
-        if now - self._written >= wait or sum(len(group.weights or b"") for group in self._pending) >= _WRITE_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        if self._pending:
-            name = piece_name(self._number, self._task.run, self._attempt, len(self.names))
-            self._pieces.write(name, self._pending)
-            self.names.append(name)
-            self._pending = []
-        self._written = time.monotonic()
+    def _results(self) -> pa.RecordBatch:
+        """Return the outcomes that Spark has not received, as rows."""
+        done, self._done = self._done, []
+        task = self._task
+        rows = []
+        for _, outcome in done:
+            rows.append(outcome.values(f"{task.epoch}-{self._number}-{self._named}"))
+            self._named += 1
+        keys = [pa.concat_arrays([key[number] for key, _ in done]) for number in range(len(task.key_names))]
+        columns = [
+            pa.array(values, part.type) for values, part in zip(zip(*rows, strict=True), task.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays([*keys, *columns], names=[*task.key_names, *task.schema.names])
 
 
 def _models(task: GroupTask) -> _Models:
@@ -270,9 +261,6 @@ def _models(task: GroupTask) -> _Models:
         ensure_backend(task.recipe.backend)
         import_keras()
         task.recipe.begin_task()
-        model_file = read_whole(folder(task.uri), MODEL)
-        if model_file is None:
-            raise SnapshotError(f"{task.uri!r} must hold the model of the job. Received: no file {MODEL}")
         _MODELS.clear()
-        models = _MODELS[task.run] = _Models(task, model_file)
+        models = _MODELS[task.run] = _Models(task)
     return models

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from distkeras.groups.pieces import MANIFEST, Manifest, folder
-from distkeras.groups.results import GroupModels, GroupResults, GroupTable
+from distkeras.groups.results import GROUP, REASON, GroupModels, GroupResults, JoinedGroups, joined
+from distkeras.groups.store import MANIFEST, Manifest, copy_groups, folder
 from distkeras.keras_model.recipe import recipe_of
-from distkeras.ml.model import KerasModel
+from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.world.places import below, is_uri
 from distkeras.spark.cluster import SparkFacts
@@ -64,10 +64,15 @@ class KerasGroupModel(KerasModel):
             raise ConfigurationError("`groups` must be set. Received: KerasGroupModel without groups")
         return self._groups
 
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        stored = self.groups.stored
+        options = dataclasses.replace(super().prediction_options(), models=JoinedGroups(stored))
+        return with_predictions(joined(dataset, stored), self, options).drop(GROUP, REASON)
+
     def prediction_options(self) -> PredictionOptions:
-        """Return the options of predictions, with the models of the keys."""
-        table = self.groups.stored
-        return dataclasses.replace(super().prediction_options(), models=GroupModels(table, table.key_names))
+        """Return the options of predictions in a function of SQL, with the models of the keys."""
+        stored = self.groups.stored
+        return dataclasses.replace(super().prediction_options(), models=GroupModels(stored, stored.key_names))
 
     def predict(self, value: Any, key: Any) -> Any:  # type: ignore[override]  # of several models one must be chosen
         """Return the prediction for one row of a group, computed in this process.
@@ -113,10 +118,7 @@ class KerasGroupModel(KerasModel):
 
     def save_files(self, path: str) -> None:
         """Copy the pieces below ``path``; raise ConfigurationError if executors do not reach that."""
-        stored = self.groups.stored
-        source, target = folder(stored.uri), folder(_shared(self.groups.session, path))
-        for name in (*stored.names, MANIFEST):
-            target.write(name, source.read(name))
+        copy_groups(self.groups.stored, _shared(self.groups.session, path))
 
     def load_files(self, spark: SparkSession, path: str) -> None:
         """Take the pieces below ``path``, which must stay; raise ConfigurationError if executors do not reach that."""
@@ -126,7 +128,7 @@ class KerasGroupModel(KerasModel):
             raise ConfigurationError(f"{path} must hold the models of all groups. Received: no {MANIFEST} in {uri}")
         data = self.archive_to_save()
         recipe = recipe_of(self.keras_model, data, objects=self.value("custom_objects"), labels=False)
-        self._groups = GroupResults(spark, GroupTable.open(uri, manifest), recipe, data)
+        self._groups = GroupResults(spark, manifest.stored(uri), recipe, data)
 
 
 def _shared(spark: SparkSession, path: str) -> str:
@@ -136,4 +138,4 @@ def _shared(spark: SparkSession, path: str) -> str:
             "a model for each group must be saved at a URI that driver and executors reach, such as hdfs:// or s3://. "
             f"Received: path={path!r}"
         )
-    return below(arrow_uri(path).replace("s3a://", "s3://", 1), _FOLDER)
+    return below(arrow_uri(path), _FOLDER)

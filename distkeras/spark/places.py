@@ -66,6 +66,16 @@ def arrow_uri(path: str) -> str:
     return f"{parts[0]}{parts[1]}{quote(parts[2], safe='/:@')}"
 
 
+def require_no_pattern(path: str) -> str:
+    """Return the argument ``path``; raise ConfigurationError if Spark takes it as a pattern when it reads."""
+    if _PATTERN.search(path):
+        raise ConfigurationError(
+            "`path` must have none of the characters * ? [ { and \\, which Spark takes as a pattern of several paths "
+            f"when it loads. Received: path={path!r}"
+        )
+    return path
+
+
 def stage_path(spark: SparkSession, path: str) -> str:
     """Return the path of a stage that Spark writes or reads; a relative one of this machine is made absolute.
 
@@ -74,11 +84,7 @@ def stage_path(spark: SparkSession, path: str) -> str:
     """
     from distkeras.spark.cluster import context_of
 
-    if _PATTERN.search(path):
-        raise ConfigurationError(
-            "`path` must have none of the characters * ? [ { and \\, which Spark takes as a pattern of several paths "
-            f"when it loads. Received: path={path!r}"
-        )
+    require_no_pattern(path)
     context = context_of(spark)
     if is_uri(path) or context is None:
         return path

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -15,14 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from distkeras.data.columns import Column
+from distkeras.data.ordering import ROW_HASH
 from distkeras.data.spec import DataSpec
 from distkeras.groups import side_by_side
-from distkeras.groups.pieces import MODEL, WEIGHTS, Pieces, folder, piece_schema, write_whole
-from distkeras.groups.replica import ReplicaOfGroups, weights_of
+from distkeras.groups.replica import ReplicaOfGroups
 from distkeras.groups.side_by_side import GroupsSideBySide, common_steps
-from distkeras.groups.task import GroupPartition, GroupTask
+from distkeras.groups.store import WEIGHTS, table_schema
+from distkeras.groups.task import FIRST, GroupPartition, GroupTask
+from distkeras.groups.weights import weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ps.errors import ConfigurationError, NonFiniteError
@@ -203,29 +205,34 @@ def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 def trained_partition(
-    path: Path, optimizer: str, ids: Sequence[Sequence[int | None]], count: int
-) -> dict[str, tuple[Any, ...]]:
-    """Train a model with an embedding of ten ids on groups of these ids; return error, weights and piece by key."""
+    optimizer: str, ids: Sequence[Sequence[int | None]], count: int
+) -> dict[str, tuple[str | None, bytes | None]]:
+    """Train a model with an embedding of ten ids on groups of these ids; return error and weights by key."""
     keras.utils.set_random_seed(1)
     layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(10, 2), keras.layers.Flatten()]
     recipe, model_file = described(keras.Sequential([*layers, keras.layers.Dense(1)]), optimizer)
-    spec = replace(SPEC, features=(Column("id", (1,), "int32"),))
-    schema = piece_schema(pa.schema([("key", pa.string())]))
-    write_whole(folder(str(path)), MODEL, model_file)
-    task = GroupTask(str(path), schema, path.name, spec, recipe, ("loss", "mae"), 30, count, None, 0.0)
+    task = GroupTask(
+        run=f"{optimizer} {count}",
+        epoch=1,
+        key_names=("key",),
+        schema=to_arrow_schema(table_schema([])),
+        spec=replace(SPEC, features=(Column("id", (1,), "int32"),)),
+        recipe=recipe,
+        read_model=lambda: model_file,
+        metrics=("loss", "mae"),
+        rows_max=30,
+        side_by_side=count,
+        threads=None,
+    )
     keys = [f"g{number}" for number, group in enumerate(ids) for _ in group]
+    firsts = [place == 0 for group in ids for place in range(len(group))]
     values = pa.array([value for group in ids for value in group], pa.int32())
-    columns = [pa.array(keys), values, pa.array([1.0] * len(keys), pa.float32())]
-    partition = GroupPartition(task, 0, 0)
-    assert partition.train(iter([pa.RecordBatch.from_arrays(columns, ["key", "id", "y"])])) == []
-    pieces, result = Pieces(str(path), schema), {}
-    for name in partition.names:
-        table = pieces.table(name, ["error", WEIGHTS])
-        for key, error, weights in zip(
-            pieces.keys(table), *(table[n].to_pylist() for n in ("error", WEIGHTS)), strict=True
-        ):
-            result[key[0]] = error, weights, name
-    return result
+    others = [pa.array([1.0] * len(keys), pa.float32()), pa.array(range(len(keys)), pa.int64()), pa.array(firsts)]
+    record = pa.RecordBatch.from_arrays([pa.array(keys), values, *others], ["key", "id", "y", ROW_HASH, FIRST])
+    # Record batches end anywhere, also within a group.
+    rows = pa.Table.from_batches(GroupPartition(task, 0).train(iter([record[:7], record[7:8], record[8:]]))).to_pylist()
+    assert [row["rows"] for row in rows] == [len(group) for group in ids]
+    return {row["key"]: (row["error"], row[WEIGHTS]) for row in rows}
 
 
 # Adam squares each row of a table's gradient separately, even if an id occurs twice.
@@ -233,18 +240,15 @@ def trained_partition(
     "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "schedule"))]
 )
 def test_groups_that_cannot_be_trained_are_rows_with_their_errors(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: str
+    caplog: pytest.LogCaptureFixture, optimizer: str
 ) -> None:
     ids: list[list[int | None]] = [[1, 2, 3, 4, 5], [1, None], [7, 8, 9], [0, 10], [2] * 6, [3]]
-    alone = trained_partition(tmp_path / "alone", optimizer, ids, 1)
+    alone = trained_partition(optimizer, ids, 1)
     assert "have failed and are trained one after another" not in caplog.text
-    stacks = trained_partition(tmp_path / "stacks", optimizer, ids, 4)
+    stacks = trained_partition(optimizer, ids, 4)
     assert "3 groups side by side have failed and are trained one after another" in caplog.text
-    assert {key: error for key, (error, _, _) in stacks.items()} == {key: error for key, (error, _, _) in alone.items()}
-    assert [key for key, (error, _, _) in stacks.items() if error] == ["g1", "g3"]
+    assert {key: error for key, (error, _) in stacks.items()} == {key: error for key, (error, _) in alone.items()}
+    assert [key for key, (error, _) in stacks.items() if error] == ["g1", "g3"]
     for key in ("g0", "g2", "g4", "g5"):
-        ours, theirs = (np.frombuffer(each[key][1], np.float32) for each in (stacks, alone))
+        ours, theirs = (np.frombuffer(each[key][1] or b"", np.float32) for each in (stacks, alone))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-    names = [stacks[f"g{number}"][2] for number in range(6)]
-    assert len(set(names[:4])) == len(set(names[4:])) == 1, "each stack must be in one piece"
-    assert len(set(names)) == 2

@@ -21,9 +21,16 @@ from support.training.spark_jobs import assert_no_jobs
 from distkeras import Trainer, rules
 from distkeras.data.ordering import partitioned
 from distkeras.groups import job
-from distkeras.groups.pieces import Manifest, folder
+from distkeras.groups.results import GroupResults
 from distkeras.ml.groups import KerasGroupModel
-from distkeras.ps.errors import ConfigurationError, DeadlineError, DifferentJobError, EmptyDataError, LedgerError
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    DifferentJobError,
+    EmptyDataError,
+    LedgerError,
+    OwnershipLostError,
+)
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.deadlines import Deadlines
 
@@ -166,9 +173,9 @@ def test_an_invalid_group_is_a_row_with_its_error(spark: SparkSession) -> None:
     assert errors["s2"][0].startswith("NonFiniteError: the loss is inf in epoch 0")
     assert errors["s1"][1] is None
     assert errors["s2"][1] is None
-    with pytest.raises(ConfigurationError, match=r"shop='s1' was not trained: BadValueError"):
+    with pytest.raises(ConfigurationError, match=r"shop=s1 was not trained: BadValueError"):
         groups.model("s1")
-    with pytest.raises(ConfigurationError, match="there is no model for shop='s9'"):
+    with pytest.raises(ConfigurationError, match="there is no model for shop=s9"):
         groups.model("s9")
 
 
@@ -223,11 +230,9 @@ def killing(flag: Path) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("side_by_side", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_next_attempt_of_a_killed_task_continues(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side_by_side: int
+def test_a_killed_task_is_repeated_and_each_group_counts_once(
+    spark: SparkSession, tmp_path: Path, side_by_side: int
 ) -> None:
-    monkeypatch.setattr(job, "_WRITE_SECONDS", 0.0)
-    monkeypatch.setattr(job, "_PARTITIONS_A_SLOT", 1)
     number = F.regexp_replace("shop", "s", "").cast("float")
     df = rows_of(spark).withColumn("features", F.concat(F.array(number), "features"))
     flag = tmp_path / "killed"
@@ -238,17 +243,15 @@ def test_the_next_attempt_of_a_killed_task_continues(
     )
     assert flag.exists()
     assert [row["shop"] for row in groups.table.orderBy("shop").collect()] == sorted(f"s{n}" for n in range(SHOPS))
-    manifest = Manifest.load(folder(groups.path))
-    assert manifest is not None
-    assert manifest.pieces is not None
-    attempts = [name.split("-")[3] for name in manifest.pieces]
-    assert len(set(attempts)) == 2, "both attempts must have trained groups that count"
-    for shop in ("s0", "s6", "s9"):
-        for one, other in zip(undisturbed.model(shop).get_weights(), groups.model(shop).get_weights(), strict=True):
-            if side_by_side == 1:
-                np.testing.assert_array_equal(one, other)
-            else:
-                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    weights, expected = (
+        {row["shop"]: np.frombuffer(row["weights"], np.float32) for row in each.weights.collect()}
+        for each in (groups, undisturbed)
+    )
+    for shop, values in weights.items():
+        if side_by_side == 1:
+            np.testing.assert_array_equal(values, expected[shop])
+        else:
+            np.testing.assert_allclose(values, expected[shop], rtol=1e-4, atol=1e-6)
 
 
 def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
@@ -265,7 +268,7 @@ def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, t
     waiting = trainer(small_model(), num_workers=1, decode=decode, deadlines=Deadlines(silence=1.5))
     try:
         with pytest.raises(
-            DeadlineError, match=r"waited 1.5 s .*for a task to save another group .* 0 pieces are saved"
+            DeadlineError, match=r"waited 1.5 s .*for a task to save groups .* \d tasks have ended so far"
         ):
             waiting.train_groups(rows_of(spark, 1), by="shop")
         assert_no_jobs(spark)
@@ -273,19 +276,59 @@ def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, t
         released.touch()
 
 
+def files_below(path: Path) -> dict[str, int]:
+    return {str(file.relative_to(path)): file.stat().st_mtime_ns for file in path.rglob("part-*.parquet")}
+
+
 def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
-    df, path = rows_of(spark, 4), tmp_path / "models"
-    first = trainer(small_model()).train_groups(df.where("shop != 's9'"), by="shop", path=path)
-    before = {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")}
+    df, path = rows_of(spark, 4), tmp_path / "my models ä+#%20"
+    trainer(small_model()).train_groups(df.where("shop != 's3'"), by="shop", path=path)
+    before = files_below(path)
     with pytest.raises(ConfigurationError, match="`path` must be an empty folder"):
         trainer(small_model()).train_groups(df, by="shop", path=path)
     with pytest.raises(DifferentJobError, match="`num_epoch` must be 3"):
         trainer(small_model(), num_epoch=4).train_groups(df, by="shop", path=path, resume=True)
     again = trainer(small_model()).train_groups(df, by="shop", path=path, resume=True)
-    assert {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")} == before
-    assert again.table.count() == first.table.count() == 4
-    with pytest.raises(LedgerError, match="the input has not returned the same rows as before"):
+    assert before.items() < files_below(path).items()
+    assert sorted(row["shop"] for row in again.table.collect()) == ["s0", "s1", "s2", "s3"]
+    changed = "the input must have the same rows as before .* other rows of "
+    with pytest.raises(LedgerError, match=changed + r"shop=s1 \(11 rows before, \d now\)"):
         trainer(small_model()).train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
+    with pytest.raises(LedgerError, match=changed + r"shop=s2 \(12 rows before, 0 now\)"):
+        trainer(small_model()).train_groups(df.where("shop != 's2'"), by="shop", path=path, resume=True)
+
+
+def test_an_older_driver_neither_harms_its_successor_nor_succeeds(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df, path = rows_of(spark, 2), tmp_path / "models"
+    results: list[GroupResults] = []
+
+    def write_late(self: Any, groups: DataFrame, name: str) -> None:
+        monkeypatch.setattr(job.GroupJob, "write", write)
+        write(self, groups, name)
+        results.append(trainer(small_model()).train_groups(df, by="shop", path=path, resume=True))
+
+    write = job.GroupJob.write
+    monkeypatch.setattr(job.GroupJob, "write", write_late)
+    with pytest.raises(OwnershipLostError, match="continues the job"):
+        trainer(small_model()).train_groups(df, by="shop", path=path)
+    (successor,) = results
+    assert successor.table.count() == 2
+    assert successor.model("s1").get_weights()
+
+
+def test_weights_that_are_not_finite_are_an_error(spark: SparkSession) -> None:
+    """The loss of the last step is of the weights before it, so it is finite."""
+    df = rows_of(spark, 1)
+    layers = [keras.Input((2,)), keras.layers.Dense(1)]
+    huge = keras.optimizers.SGD(3e38)
+    mine = trainer(
+        keras.Sequential(layers), loss="mse", metrics=None, worker_optimizer=huge, batch_size=64, num_epoch=1
+    )
+    (row,) = mine.train_groups(df, by="shop").table.collect()
+    assert (row["error"] or "").startswith("NonFiniteError: the weights are not finite after the last step")
+    assert (row["rows"], row["loss"]) == (10, None)
 
 
 @pytest.mark.slow  # the test above has another number of epochs
@@ -319,5 +362,7 @@ def test_invalid_arguments_are_refused(spark: SparkSession) -> None:
     df = rows_of(spark, 1)
     with pytest.raises(EmptyDataError):
         trainer(small_model()).train_groups(df.where("false"), by="shop")
+    with pytest.raises(ConfigurationError, match="`path` must have none of the characters"):
+        trainer(small_model()).train_groups(df, by="shop", path="models[1]")
     with pytest.raises(ConfigurationError, match="`resume` needs `path`"):
         trainer(small_model()).train_groups(df, by="shop", resume=True)
