@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ class Recipe:
         import keras
 
         optimizer = _as_json(keras.saving.serialize_keras_object(model.optimizer))
-        optimizer["config"].pop("name", None)  # Keras numbers it
+        optimizer["config"].pop("name", None)
         given = self.arguments.get("optimizer")
         if isinstance(given, PackedObject) and given.attributes:
             optimizer["attributes"] = _as_json(given.attributes)
@@ -292,9 +293,27 @@ def _as_json(value: Any) -> Any:
         config = _as_json(value.config)
         return {"config": config, "attributes": _as_json(value.attributes)} if value.attributes else config
     if isinstance(value, Mapping):
-        return {str(key): _as_json(part) for key, part in value.items() if key not in ("module", "shared_object_id")}
+        numbered = _default_name(value)
+        return {
+            str(key): _without_name(part) if numbered and key == "config" else _as_json(part)
+            for key, part in value.items()
+            if key not in ("module", "shared_object_id")
+        }
     if isinstance(value, (list, tuple)):
         return [_as_json(part) for part in value]
     if value is None or isinstance(value, (str, int, float)):
         return value
     return f"function {getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _without_name(config: Mapping[str, Any]) -> Any:
+    return _as_json({key: value for key, value in config.items() if key != "name"})
+
+
+def _default_name(value: Mapping[str, Any]) -> bool:
+    """Return whether the configuration of an object has the name that Keras has given it, and numbers: "adam_1"."""
+    name, config = value.get("class_name"), value.get("config")
+    if not isinstance(name, str) or not isinstance(config, Mapping) or not isinstance(config.get("name"), str):
+        return False
+    default = re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))).lower()
+    return re.fullmatch(re.escape(default) + r"_\d+", config["name"]) is not None or config["name"] == default

@@ -69,6 +69,30 @@ def test_the_name_of_an_optimizer_means_its_defaults() -> None:
     assert identity(branched(), optimizer=keras.optimizers.Adam()) == usual()
 
 
+class OwnLoss(keras.losses.Loss):
+    """A loss of the user's own, which Keras names."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return own_loss(y_true, y_pred)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda: {"optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())},
+        lambda: {"loss": OwnLoss()},
+    ],
+)
+def test_names_that_keras_numbers_are_not_in_the_identity(part: Callable[[], dict[str, Any]]) -> None:
+    first, second = (identity(branched(), **part()) for _ in range(2))
+    assert first == second
+
+
+def test_a_name_of_the_users_own_is_in_the_identity() -> None:
+    other = identity(branched(), metrics=[keras.metrics.MeanSquaredError(name="own")])
+    assert other != identity(branched(), metrics=[keras.metrics.MeanSquaredError()])
+
+
 @pytest.mark.parametrize(
     ("other", "options", "path"),
     [
