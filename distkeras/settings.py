@@ -96,9 +96,10 @@ class Executors:
             and, with dynamic allocation, of its executors. Not on a local master. Default: as Spark's settings say.
         spool_bytes: bytes of memory for rows that a worker keeps for later epochs; further rows go to a file.
         keep_optimizer: keep the state of each worker's optimizer (momentum, moments, accumulators, the position in a
-            learning rate schedule) at the parameter server and in its checkpoint, so that the next attempt at the
-            partition begins with it. The time between two states is chosen so that sending them takes at most 2% of
-            the worker's time. The server needs memory or temporary disk space for n states, where n is the number of
+            learning rate schedule), and the vectors that its rule keeps at the worker (a momentum, the parameters of an
+            elastic worker), at the parameter server and in its checkpoint, so that the next attempt at the partition
+            begins with them. The time between two states is chosen so that sending them takes at most 2% of the
+            worker's time. The server needs memory or temporary disk space for n states, where n is the number of
             workers.
     """
 

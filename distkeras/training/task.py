@@ -48,7 +48,7 @@ from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
-from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
@@ -234,8 +234,8 @@ class _TaskAttempt:
         if isinstance(settings.rule, Daso):
             return self._begin_as_member(settings.rule, replica, source, welcome)
         keeper: OptimizerKeeper | None = None
-        if settings.keep_optimizer and not settings.rule.traits.gradient:  # with `gradient`, the server takes the steps
-            keeper = OptimizerKeeper(replica, self._optimizer_due, welcome, at_end=task.saved)
+        if settings.keep_optimizer and is_kept(settings.rule):
+            keeper = OptimizerKeeper(settings.rule, replica, self._optimizer_due, welcome, at_end=task.saved)
         tables = self._table_windows(source)
         return work(
             settings.rule,

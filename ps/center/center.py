@@ -318,11 +318,18 @@ class Center:
                 self._view_ahead.forget()  # `rule.leave` may change the vectors from which it was computed
                 lease.move(LeaseState.FINISHED)
                 self.ends += 1
-                self.rule.leave(self.model, lease.vectors)
+                self.rule.leave(self.model, lease.vectors, self.counters)
                 self.scheduler.finished(worker)
             self._end_round_if_complete()
             if len(self.leases) == self.workers and all(other.finished for other in self.leases.values()):
                 self._drain(self.workers)
+
+    def take_back(self) -> None:
+        """Let the rule count the workers of all partitions that have data left, after some had ended."""
+        self.rule.return_all(self.model, self.counters)
+        for lease in self.leases.values():
+            if lease.finished:
+                self.rule.leave(self.model, lease.vectors, self.counters)
 
     def end_early(self, reason: str) -> None:
         """End the job early: no worker waits for those that have not joined, and replies ask workers to leave."""

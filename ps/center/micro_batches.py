@@ -76,12 +76,12 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
     center.micro_batch = MicroBatch(stream, number, center.log.skipped)
     center.began = center.clock, 0
     center.scheduler = scheduler
-    for lease in center.leases.values():
+    for lease in center.leases.values():  # the rule's vectors of a worker continue, as its optimizer does
         lease.attempt, lease.epoch, lease.batch, lease.checksum, lease.passed = NO_ATTEMPT, 0, 0, -1, 0.0
         lease.skipped, lease.refusals, lease.speed, lease.steps = False, 0, None, 0
         lease.require_pull()
-        lease.vectors = center.leases.make_vectors()  # `Rule.leave` has consumed the previous ones
         lease.move(LeaseState.FREE)
+    center.take_back()
     return True
 
 

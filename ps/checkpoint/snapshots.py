@@ -166,18 +166,20 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         return False
     leases = {int(worker): values for worker, values in header["leases"].items()}
     began_clock, began_epoch = header["began"]
-    center.began = began_clock, began_epoch
+    center.began, returned = (began_clock, began_epoch), False
     for worker, values in leases.items():
         lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
         lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE  # its attempt is not connected
         for name in _KEPT:
             if name not in ("attempt", "finished"):
                 setattr(lease, name, values[name])
-        if lease.finished and epochs is not None and lease.epoch < epochs:
-            lease.move(LeaseState.FREE)  # its new vectors stay: `Rule.leave` has consumed the saved ones
-            continue
         for number, vector in enumerate(lease.vectors):
             vector[...] = arrays[f"worker/{worker}/{number}"]
+        if lease.finished and epochs is not None and lease.epoch < epochs:
+            lease.move(LeaseState.FREE)
+            returned = True
+    if returned:
+        center.take_back()
     active = {worker for worker, lease in center.leases.items() if not lease.finished}
     center.scheduler.restore(
         {int(worker): number for worker, number in header["progress"].items()},

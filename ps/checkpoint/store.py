@@ -28,7 +28,7 @@ from distkeras.ps.world.places import require_place
 from distkeras.ps.world.world import REAL, World
 
 #: The digit is the version of the format, including the content of the headers.
-_MAGIC = b"DKSTORE6"
+_MAGIC = b"DKSTORE7"
 _LENGTH = struct.Struct(">Q")
 _CHECKSUM = struct.Struct(">I")
 _SUFFIX, _DRAFT = ".dks", ".dks.part"

@@ -75,6 +75,8 @@ class Traits:
             `simulation.simulate` cannot run the rule.
         model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
+        history: names of the vectors in `WorkerState.vectors` that a window takes over from the one before it, and that
+            the server does not have. They travel with the state of the worker's optimizer.
     """
 
     parts: int = 1
@@ -98,6 +100,7 @@ class Traits:
     peers: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,7 @@ class WorkerState:
         window: steps of the present window, set by the server; 0: the rule's window.
         learning_rate: eta that the server last sent (gradient rules), else 0.
         previous_learning_rate: eta that the server sent before.
+        used_learning_rate: eta at the latest step, as the server had sent it.
         due_early: set by a rule that ends the window before it is full.
         occupied: whether the server was applying commits of others at the last probe (``Traits.probes``); True at the
             start of each window.
@@ -215,6 +219,7 @@ class WorkerState:
     window: int = 0
     learning_rate: float = 0.0
     previous_learning_rate: float = 0.0
+    used_learning_rate: float = 0.0
     due_early: bool = False
     occupied: bool = True
     scale: float = 1.0
@@ -304,6 +309,18 @@ class Rule(ABC):
         replica.load(sent)
         return WorkerState(sent=sent)
 
+    def continue_from(
+        self, replica: Replica, state: WorkerState, history: Sequence[Vector], learning_rate: float
+    ) -> None:
+        """Continue from the ``history`` of an earlier attempt, right after `start`; for ``Traits.history``.
+
+        Args:
+            history: the vectors that the trait names, in its order.
+            learning_rate: eta at the latest step of the earlier attempt, as the server had sent it.
+        """
+        state.vectors.update(zip(self.traits.history, history, strict=True))
+        state.previous_learning_rate = learning_rate
+
     def steps_until_due(self, state: WorkerState) -> int:
         """Return the number of steps that may be taken before `due` must be called again."""
         if self.window is None:
@@ -390,6 +407,10 @@ class Rule(ABC):
         """Apply one chunk of the step that ends a round, whose sum is in ``payload[0]``; for ``Traits.synchronous``."""
         raise NotImplementedError
 
+    def buffered(self, counters: dict[str, int]) -> int:
+        """Return the number of commits that the center does not contain yet; for ``Traits.drains``."""
+        return 0
+
     def begin_drain(self, workers: int, counters: dict[str, int]) -> Scalars | None:
         """Reset ``counters``, and return the scalars for `drain`; None: nothing is buffered; for ``Traits.drains``."""
         return None
@@ -398,8 +419,15 @@ class Rule(ABC):
         """Apply one chunk of the step with the buffered commits; there is no payload; for ``Traits.drains``."""
         raise NotImplementedError
 
-    def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...]) -> None:
-        """Remove the share of a worker that has left from the model's vectors; ``worker`` are its vectors."""
+    def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...], counters: dict[str, int]) -> None:
+        """Note in the model's vectors and ``counters`` that a worker has left; ``worker`` are its vectors.
+
+        It changes nothing that the rule needs if the worker returns, when its job is resumed with more epochs.
+        """
+        return
+
+    def return_all(self, model: tuple[Vector, ...], counters: dict[str, int]) -> None:
+        """Undo `leave` of all workers, to the bit."""
         return
 
     def config(self) -> dict[str, Any]:

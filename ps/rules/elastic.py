@@ -60,7 +60,13 @@ class AEASGD(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(pull_first=True, keeps_replica=True)
+        return Traits(pull_first=True, keeps_replica=True, history=("position",))
+
+    def continue_from(
+        self, replica: Replica, state: WorkerState, history: Sequence[Vector], learning_rate: float
+    ) -> None:
+        super().continue_from(replica, state, history, learning_rate)
+        replica.load(state.vectors["position"])
 
     def moving_rate(self, replica: Replica) -> float:
         """Return the moving rate, alpha = eta * rho; raise ConfigurationError if it is 1 or more."""
@@ -121,7 +127,8 @@ class EASGD(AEASGD):
 
     @property
     def traits(self) -> Traits:
-        return Traits(synchronous=True, keeps_replica=True, plain_sgd=self.early_stopping is not None)
+        early = self.early_stopping is not None
+        return Traits(synchronous=True, keeps_replica=True, plain_sgd=early, history=("position",))
 
     def steps_until_due(self, state: WorkerState) -> int:
         return 1 if self.early_stopping else super().steps_until_due(state)
@@ -191,7 +198,7 @@ class EAMSGD(AEASGD):
   year      = {2015},
 }""",
     )
-    traits = Traits(pull_first=True, keeps_replica=True, plain_sgd=True)
+    traits = Traits(pull_first=True, keeps_replica=True, plain_sgd=True, history=("position", "velocity"))
 
     momentum: float = fraction(0.9)
 

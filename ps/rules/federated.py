@@ -183,6 +183,9 @@ class FedBuff(Rule):
             chunk.out[...] = chunk.center
         return scale * delta.size
 
+    def buffered(self, counters: dict[str, int]) -> int:
+        return counters.get("count", 0)
+
     def begin_drain(self, workers: int, counters: dict[str, int]) -> Scalars | None:
         return (1 / (self.buffer or workers),) if counters.pop("count", 0) else None
 
@@ -290,6 +293,9 @@ class FADAS(Rule):
         else:
             chunk.out[...] = chunk.center
         return None
+
+    def buffered(self, counters: dict[str, int]) -> int:
+        return counters.get("count", 0)
 
     def begin_drain(self, workers: int, counters: dict[str, int]) -> Scalars | None:
         count, worst = counters.pop("count", 0), counters.pop("worst", 0)

@@ -306,7 +306,8 @@ class LocalMomentum(ASGD):
 
     momentum: float = fraction(0.9)
 
-    traits = Traits(gradient=True, overlaps=True)  # a worker's momentum moves every row
+    # A worker's momentum moves every row.
+    traits = Traits(gradient=True, overlaps=True, history=("momentum",))
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         state = super().start(replica, sent)
@@ -322,7 +323,7 @@ class ShiftedMomentum(LocalMomentum):
 
     Inferred from the paper's remark that it is OrMo's counterpart with local momentum. eta is the one that the server
     sent with the parameters; when it changes, :math:`u^k` is scaled by the ratio first. Equal to Multi-ASGD while eta
-    is constant. A worker that starts again starts with no momentum.
+    is constant. The next attempt at a partition continues from the latest momentum that a worker has sent.
 
     Args:
         momentum: beta, in [0, 1). Default 0.9.
@@ -485,8 +486,9 @@ class DanaZero(NagASGD):
               \hat\theta = \tilde\theta - \eta\gamma v^0
 
     :math:`v^0 = \sum_k v^k` is kept as a running sum, so that a commit costs the same for any n. Eq 11 is printed with
-    the previous momenta, Algorithm 4 with the updated ones, which are used here. When a worker has left, its momentum
-    is removed from the sum. With one worker it is Nesterov's method.
+    the previous momenta, Algorithm 4 with the updated ones, which are used here. The momentum of a worker that has left
+    does not count: the sum of those momenta is kept beside :math:`v^0`, and subtracted from it in the view. With one
+    worker it is Nesterov's method.
 
     Args:
         momentum: gamma, in [0, 1). Default 0.9.
@@ -501,22 +503,33 @@ class DanaZero(NagASGD):
         gradient=True,
         fixed_workers=True,
         view=True,
-        model_vectors=("velocity_sum",),
+        model_vectors=("velocity_sum", "left"),
         worker_vectors=("velocity",),
     )
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        (total,), (velocity,) = chunk.model, chunk.worker
+        total, (velocity,) = chunk.model[0], chunk.worker
         total -= velocity
         self._step(chunk, velocity, scalars)
         total += velocity
         return None
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
-        return (context.learning_rate * self.momentum,)
+        return context.learning_rate * self.momentum, counters.get("left", 0)
 
-    def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...]) -> None:
-        np.subtract(model[0], worker[0], out=model[0])
+    def view(self, chunk: Chunk, scalars: Scalars) -> None:
+        reach, left = scalars
+        total = np.subtract(chunk.model[0], chunk.model[1], out=chunk.scratch) if left else chunk.model[0]
+        ahead = np.multiply(total, reach, out=chunk.scratch)
+        np.subtract(chunk.center, ahead, out=chunk.out)
+
+    def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...], counters: dict[str, int]) -> None:
+        counters["left"] = counters.get("left", 0) + 1
+        model[1][...] += worker[0]
+
+    def return_all(self, model: tuple[Vector, ...], counters: dict[str, int]) -> None:
+        counters.pop("left", None)
+        model[1].fill(0)
 
 
 @dataclass(frozen=True)
@@ -653,7 +666,7 @@ class SSGDmLocal(ShiftedMomentum):
 
     name = "ssgdm_local"
     info = RuleInfo(title="SSGDm (local)", equations="Alg 4", sends="uᵏ", family="gradient", **ORMO)
-    traits = Traits(gradient=True, synchronous=True)
+    traits = Traits(gradient=True, synchronous=True, history=("momentum",))
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         np.subtract(chunk.center, chunk.payload[0], out=chunk.out)

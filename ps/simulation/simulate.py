@@ -159,6 +159,9 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
 
     All workers receive the center at clock 0. Under rules that step locally, workers take plain SGD steps.
 
+    The data of a worker never ends, so no worker leaves. Under rules with a buffer (fedbuff, fadas), the buffer is
+    therefore not drained at the end, as a job would do: `Trace.buffered` is the number of commits in it.
+
     If a rule asks whether the server is occupied (zealous DOWNPOUR), the question and its answer each take the latency
     of `communication`. The server is occupied while a commit that has arrived has not been applied yet; without
     ``service`` it never is.

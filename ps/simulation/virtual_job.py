@@ -28,7 +28,7 @@ class Trace:
     """The course of a simulation, with one entry for each commit, in clock order.
 
     Args:
-        theta: the center at the end.
+        theta: the center at the end. It does not contain the ``buffered`` commits.
         worker: the worker that committed.
         staleness: commits applied since the clock at which the worker's window began, tau.
         time: virtual time at which the commit was applied; under an explicit schedule, the commit's number.
@@ -38,6 +38,8 @@ class Trace:
         normalized_gap: gap over the norm of the payload; NaN unless measured.
         centers: the center after each commit, shape ``(commits, size)``, if kept.
         refused: commits that the rule refused, in the order of their arrival: int64 rows of worker, clock and tau.
+        buffered: number of the latest commits that are in the rule's buffer at the end (fedbuff, fadas). A job drains
+            the buffer when its last worker leaves; in a simulation no worker leaves, so it is not drained.
     """
 
     theta: Vector
@@ -50,6 +52,7 @@ class Trace:
     normalized_gap: np.ndarray
     centers: np.ndarray | None
     refused: np.ndarray
+    buffered: int = 0
 
     @property
     def clock(self) -> np.ndarray:
@@ -222,4 +225,5 @@ class VirtualJob:
             normalized_gap=normalized,
             centers=None if self._centers is None else np.array(self._centers),
             refused=np.array(self._refused, np.int64).reshape(-1, 3),
+            buffered=self.center.rule.buffered(self.center.counters),
         )

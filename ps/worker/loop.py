@@ -209,7 +209,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     state, begun = worker.state, keeper is None
     for group in _batch_groups(batches, lambda: worker.rule.steps_until_due(state)):
         if keeper is not None and not begun:
-            yield from keeper.begin(group[0])
+            yield from keeper.begin(group[0], state)
             begun = True
         yield Compute(len(group))
         worker.compute(group)
@@ -285,6 +285,7 @@ class _Worker:
         if self.traits.refuses:
             self._window += group
         metrics = self.rule.compute(self._replica, state, group)
+        state.used_learning_rate = state.learning_rate
         state.steps += len(group)
         if windows is not None:
             windows.computed(len(group))

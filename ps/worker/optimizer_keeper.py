@@ -1,15 +1,21 @@
 """The transfer of optimizer states: when a worker sends its state to the server, and how it takes over an earlier one.
 
+The rule's own vectors of a worker (`Traits.history`) travel with the state of its optimizer.
+
 The worker sends its state after an acknowledged commit, so the state contains only committed steps. A later attempt at
 the partition, or the same attempt after the server was restored from a snapshot, begins with it.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
+import zlib
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
+
+import numpy as np
 
 from distkeras.ps.protocol.messages import (
     FetchRequest,
@@ -20,7 +26,7 @@ from distkeras.ps.protocol.messages import (
     TakenRequest,
     Welcome,
 )
-from distkeras.ps.rules.base import Rule
+from distkeras.ps.rules.base import Replica, Rule, WorkerState
 
 #: The share of a worker's time that sending states may take.
 SHARE = 0.02
@@ -67,7 +73,7 @@ class SaveInterval:
         self._due = self.now() + self.seconds
 
 
-class StatefulReplica(Protocol):
+class StatefulReplica(Replica, Protocol):
     """A replica whose optimizer has a state."""
 
     def read_optimizer(self) -> OptimizerState | None:
@@ -86,21 +92,74 @@ class StatefulReplica(Protocol):
 
 
 _Steps = Generator[Request, Reply | None, None]
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+def is_kept(rule: Rule) -> bool:
+    """Return whether a worker under ``rule`` has a state of its own: with `gradient` alone, the server takes steps."""
+    return bool(rule.traits.history) or not rule.traits.gradient
+
+
+def with_history(rule: Rule, state: WorkerState, optimizer: OptimizerState | None) -> OptimizerState | None:
+    """Return the state of the optimizer with the rule's own vectors before it; None if there is neither."""
+    names = rule.traits.history
+    if not names:
+        return optimizer
+    vectors = [state.vectors[name] for name in names]
+    if not all(np.isfinite(vector).all() for vector in vectors):
+        return None
+    kinds = [[name, vector.dtype.str, vector.size] for name, vector in zip(names, vectors, strict=True)]
+    layout = json.dumps([kinds, state.used_learning_rate, optimizer and optimizer.layout])
+    bytes_of = [np.ascontiguousarray(vector).view(np.uint8) for vector in vectors]
+    content = np.concatenate([*bytes_of, _NO_BYTES if optimizer is None else optimizer.content])
+    return OptimizerState(layout, content, zlib.crc32(content.data))
+
+
+def load_history(
+    rule: Rule, replica: Replica, state: WorkerState, kept: OptimizerState
+) -> tuple[str, OptimizerState | None]:
+    """Let the rule continue from ``kept``, the result of `with_history`.
+
+    Returns:
+        Why it cannot, or "", and the state of the optimizer; None: it had none.
+    """
+    if kept.damaged:
+        return f"its {kept.content.nbytes} bytes have another checksum than {kept.checksum:#010x}", None
+    try:
+        kinds, rate, layout = json.loads(kept.layout)
+        rate = float(rate)
+    except (TypeError, ValueError):
+        return f"it must have the rule's vectors {list(rule.traits.history)}. Received: {kept.layout[:80]!r}", None
+    expected = [[name, state.sent.dtype.str, state.sent.size] for name in rule.traits.history]
+    of_history = sum(state.sent.nbytes for _ in expected)
+    if kinds != expected or kept.content.nbytes < of_history:
+        return f"its vectors must be {expected}. Received: {kinds}, and {kept.content.nbytes} bytes", None
+    # A copy, because the rule changes its vectors, and views need aligned memory.
+    own = np.frombuffer(kept.content[:of_history].tobytes(), state.sent.dtype)
+    history = [vector.copy() for vector in np.split(own, len(expected))]
+    rule.continue_from(replica, state, history, rate)
+    if layout is None:
+        return "", None
+    rest = kept.content[of_history:].copy()  # aligned
+    return "", OptimizerState(str(layout), rest, zlib.crc32(rest.data))
 
 
 class OptimizerKeeper:
-    """The part of the worker's loop that concerns its optimizer.
+    """The part of the worker's loop that concerns its optimizer, and what its rule takes from window to window.
 
     Args:
+        rule: of the worker.
         interval: decides when a state is due; one for all loops of an attempt.
         welcome: the partition's progress.
         at_end: also send the state at the end of the data, for the stream's next micro-batch.
     """
 
     def __init__(
-        self, replica: StatefulReplica, interval: SaveInterval, welcome: Welcome, *, at_end: bool = False
+        self, rule: Rule, replica: StatefulReplica, interval: SaveInterval, welcome: Welcome, *, at_end: bool = False
     ) -> None:
-        self._replica, self._interval, self._at_end = replica, interval, at_end
+        self._rule, self._replica, self._interval, self._at_end = rule, replica, interval, at_end
+        #: The state of the rule, which `begin` is given.
+        self._state: WorkerState | None = None
         #: The kept state is that of the previous micro-batch's last commit, so taking it over is not reported.
         self._usual = at_end and (welcome.epoch, welcome.batch) == (0, 0) and welcome.optimizer == welcome.sequence
         #: Whether a loop has trained this partition before, and whether the server has a state of its optimizer.
@@ -108,8 +167,13 @@ class OptimizerKeeper:
         self._captured: OptimizerState | None = None
         self._took = 0.0
 
-    def begin(self, example: Any) -> _Steps:
-        """Take over the state that an earlier loop has sent, before the first step; its mini-batch is ``example``."""
+    def begin(self, example: Any, own: WorkerState) -> _Steps:
+        """Take over the state that an earlier loop has sent, before the first step; its mini-batch is ``example``.
+
+        Args:
+            own: the state of the rule, right after `Rule.start`.
+        """
+        self._state = own
         if not self._continues:
             return
         state: OptimizerState | None = None
@@ -117,15 +181,31 @@ class OptimizerKeeper:
             reply = yield FetchRequest()
             assert reply is not None
             state = reply.optimizer
-        problem = self._replica.load_optimizer(state, example)
+        problem = self._load(state, example, own)
         if problem is not None and not (self._usual and not problem):
             yield TakenRequest(problem)
+
+    def _load(self, state: OptimizerState | None, example: Any, own: WorkerState) -> str | None:
+        """Load ``state``; return "" if that succeeded, the reason why it did not, or None if nothing is kept."""
+        if not self._rule.traits.history:
+            return self._replica.load_optimizer(state, example)
+        if state is None:
+            return "none is kept"
+        problem, optimizer = load_history(self._rule, self._replica, own, state)
+        if problem or self._rule.traits.gradient:
+            return problem
+        return self._replica.load_optimizer(optimizer, example) or ""
+
+    def _read(self) -> OptimizerState | None:
+        assert self._state is not None
+        optimizer = None if self._rule.traits.gradient else self._replica.read_optimizer()
+        return with_history(self._rule, self._state, optimizer)
 
     def capture(self) -> None:
         """Read the state, if it is due; the caller takes no step between this and the commit to which it belongs."""
         if self._interval.due():
             began = self._interval.now()
-            self._captured = self._replica.read_optimizer()
+            self._captured = self._read()
             self._took = self._interval.now() - began
             if self._captured is None:
                 self._interval.sent(self._took)
@@ -140,5 +220,5 @@ class OptimizerKeeper:
 
     def end(self) -> _Steps:
         """Send the state after the last commit, if the next micro-batch begins with it."""
-        if self._at_end and (state := self._replica.read_optimizer()) is not None:
+        if self._at_end and (state := self._read()) is not None:
             yield KeepRequest(state)

@@ -119,8 +119,10 @@ def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # n
 
     Args:
         was, now: the two states.
-        again: partitions that had ended and have more data now, so that the rule's state for them was discarded.
+        again: partitions that had ended and have more data now.
     """
+    if again:
+        was = _returned(was, now.finished)
     if was.finished - again != now.finished:
         return f"finished {sorted(now.finished)} for {sorted(was.finished - again)}"
     for name in ("numbers", "leases"):
@@ -134,11 +136,22 @@ def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # n
             return f"vector {number} of the rule, {now.model[number].tolist()} for {vector.tolist()}"
     for worker, vectors in was.workers.items():
         for number, vector in enumerate(vectors):
-            expected = np.zeros_like(vector) if worker in again else vector
-            if not np.array_equal(expected, now.workers[worker][number]):
+            if not np.array_equal(vector, now.workers[worker][number]):
                 found = now.workers[worker][number].tolist()
-                return f"vector {number} of partition {worker}, {found} for {expected.tolist()}"
+                return f"vector {number} of partition {worker}, {found} for {vector.tolist()}"
     return ""
+
+
+def _returned(was: Standing, finished: frozenset[int]) -> Standing:
+    """Return a standing in which only the partitions ``finished`` have ended, for the rule's own vectors."""
+    counters = dict(was.numbers["counters"])
+    if not counters.pop("left", 0):
+        return was
+    left = np.zeros_like(was.model[1])
+    for worker in sorted(finished):
+        counters["left"] = counters.get("left", 0) + 1
+        left += was.workers[worker][0] if worker in was.workers else 0
+    return was._replace(model=(was.model[0], left), numbers=was.numbers | {"counters": counters})
 
 
 def with_other_workers(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -194,9 +207,7 @@ class Formula:
         self._rate = None if plan.learning_rate is None else schedule_of(plan.learning_rate)
         self._center = center.current.array.astype(np.float64)
         self._velocities = {
-            worker: lease.vectors[0].astype(np.float64)
-            for worker, lease in center.leases.items()
-            if lease.vectors and not lease.finished
+            worker: lease.vectors[0].astype(np.float64) for worker, lease in center.leases.items() if lease.vectors
         }
         self._statistics = center.moving_statistics.astype(np.float64)
         self._steps = {worker: lease.steps for worker, lease in center.leases.items()}
@@ -217,7 +228,6 @@ class Formula:
             if lease.finished and worker not in self._gone:
                 self._gone.add(worker)
                 self._here.discard(worker)
-                self._velocities.pop(worker, None)
                 self._end_round(clock)
         if self._outer is not None and len(self._gone) == self._workers:
             self._center = self._outer.drain(self._center)
@@ -321,7 +331,8 @@ class Formula:
         """Return what a worker receives now, or None if it is not known."""
         if self._rule == "dana_zero":
             assert self._rate is not None
-            total = sum(self._velocities.values(), np.zeros_like(self._center))
+            here = [velocity for worker, velocity in self._velocities.items() if worker not in self._gone]
+            total = sum(here, np.zeros_like(self._center))
             return self._center - self._rate(max(0, clock - 1)) * self._momentum * total
         return None
 

@@ -40,7 +40,7 @@ from distkeras.ps.transport.relay import RelayLink
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
-from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.training import task
 from simulation.members import Member, loss_of
@@ -160,7 +160,8 @@ class WatchedClient(WorkerClient):
             self._watch.states.had(self._partition, content, self.sequence + 1)
             super().keep_optimizer(state, ahead=True)
             return
-        self._account_of_state.require_steps(int(state.content.view(np.int64)[-2]))
+        if self._keeps:  # else it is the rule's own
+            self._account_of_state.require_steps(_steps_in(state))
         self._watch.states.had(self._partition, content, self.sequence)
         super().keep_optimizer(state, ahead=ahead)
         # Otherwise, the server may have died before it was checked.
@@ -174,7 +175,7 @@ class WatchedClient(WorkerClient):
         state = super().fetch_optimizer()
         self._watch.states.check_fetched(self._life, before, self._partition, state, self._fetched, self.sequence)
         if self._keeps:
-            self._account_of_state.steps = 0 if state is None else int(state.content.view(np.int64)[-2])
+            self._account_of_state.steps = 0 if state is None else _steps_in(state)
         return state
 
     @property
@@ -261,6 +262,11 @@ class AccountedFormat(WorkerFormat):
         if self._codec is not None and self._codec.needs_error_feedback:
             for owed, part, read in zip(self._owed, parts, self.read, strict=True):
                 owed -= part.astype(np.float64) - read
+
+
+def _steps_in(state: OptimizerState) -> int:
+    """Return the steps of the optimizer in ``state``, behind the rule's own vectors."""
+    return int(np.frombuffer(state.content[-16:].tobytes(), np.int64)[0])
 
 
 class AccountOfState:
@@ -459,8 +465,8 @@ def run_attempt(
     def begin(welcome: Welcome) -> Loop:
         client.begin()
         replica = _replica(plan, layout, watch, world, client)
-        kept = settings.keep_optimizer and not rule.traits.gradient
-        keeper = OptimizerKeeper(replica, client.interval, welcome, at_end=bool(plan.stream)) if kept else None
+        kept = settings.keep_optimizer and is_kept(rule)
+        keeper = OptimizerKeeper(rule, replica, client.interval, welcome, at_end=bool(plan.stream)) if kept else None
         batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
         if member is not None:
             return member.begin(welcome, replica, batches)

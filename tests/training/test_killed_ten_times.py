@@ -83,8 +83,10 @@ def train(seed: int, batches: Sequence[Batch], kills: Sequence[int], *, keep: bo
             with cache.lent(recipe, file) as replica:
 
                 def begin(welcome: Welcome) -> Loop:
-                    keeper = OptimizerKeeper(replica, interval, welcome) if keep else None  # noqa: B023 - called at once
                     parts = rule.traits.parts
+                    keeper = None
+                    if keep:
+                        keeper = OptimizerKeeper(rule, replica, interval, welcome)  # noqa: B023 - called at once
                     payload = lambda: client.payload(parts)  # noqa: B023, E731 - called at once
                     return work(rule, replica, following(welcome), payload, keeper=keeper)
 

@@ -107,17 +107,19 @@ def test_moving_statistics_are_weighted_by_steps_after_a_restart(name: str) -> N
         np.testing.assert_array_equal(each.moving_statistics, [5, 10])
 
 
-def test_a_finished_partition_that_continues_begins_with_new_vectors_of_its_rule() -> None:
-    """Its vectors were subtracted from the sum when it left; the sum is still that of the other workers."""
+def test_a_finished_partition_that_continues_has_the_vectors_of_its_rule_and_counts_again() -> None:
     center, restored = (center_of("dana_zero", learning_rate=0.1) for _ in range(2))
     for worker in range(2):
         joined(center, worker)
         send(center, commit_of(worker, value=1.0 + worker, epoch_end=True))
+    before = center.model[0].copy()
     center.leave(0, 0)
+    np.testing.assert_array_equal(center.model[1], center.leases[0].vectors[0])
     assert restore(restored, saved_state(center), same_attempts=False, epochs=2)
     assert not restored.leases[0].finished
-    np.testing.assert_array_equal(restored.leases[0].vectors[0], [0, 0, 0])
-    np.testing.assert_array_equal(restored.model[0], [2, 2, 2])
+    np.testing.assert_array_equal(restored.leases[0].vectors[0], center.leases[0].vectors[0])
+    np.testing.assert_array_equal(restored.model, [before, np.zeros(3)])
+    assert restored.counters == {}
 
 
 def test_a_finished_partition_stays_finished() -> None:

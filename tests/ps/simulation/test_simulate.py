@@ -318,3 +318,17 @@ def test_a_start_that_is_not_a_vector_is_refused() -> None:
 def test_inconsistent_groups_are_refused(rule: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         simulate(rule, np.ones(2), quadratic_gradient, workers=2, learning_rate=0.1, **options)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fadas"])
+def test_the_trace_says_how_many_commits_a_buffer_holds_at_the_end(name: str) -> None:
+    """The center does not contain them: a simulation has no end of the data at which a job drains the buffer."""
+    rule = make(name, window=1, buffer=3)
+    full, partly = (
+        simulate(
+            rule, np.ones(2), lambda theta, worker: theta, workers=2, learning_rate=0.1, schedule=[0, 1] * 4, steps=n
+        )
+        for n in (6, 8)
+    )
+    assert (full.buffered, partly.buffered) == (0, 2)
+    np.testing.assert_array_equal(full.theta, partly.theta)

@@ -108,8 +108,8 @@ def train(
 ) -> tuple[list[Any], CountingReplica]:
     clock = ManualClock()
     replica = CountingReplica(clock, stateless=options.pop("stateless", False))
-    keeper = OptimizerKeeper(replica, SaveInterval(options.pop("share", 0.02), now=clock), at or welcome())
     rule = make(options.pop("rule", "downpour"), **options.pop("hyper", {"window": 2}))
+    keeper = OptimizerKeeper(rule, replica, SaveInterval(options.pop("share", 0.02), now=clock), at or welcome())
     loop = work(
         rule,
         replica,
@@ -134,7 +134,7 @@ def test_with_overlap_a_state_is_read_before_the_next_window_and_sent_after_the_
 
 
 def test_the_state_of_a_rule_that_pulls_first_follows_the_acknowledgement() -> None:
-    requests, _ = train(2, rule="aeasgd", hyper={"window": 1, "rho": 0.1})
+    requests, _ = train(2, rule="adag", hyper={"window": 1, "algorithm": 13})
     assert requests == ["pull", "pull", ("commit", 0), ("keep", 1), "pull", ("commit", 1), ("keep", 2)]
 
 
