@@ -166,7 +166,8 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         return False
     leases = {int(worker): values for worker, values in header["leases"].items()}
     began_clock, began_epoch = header["began"]
-    center.began, returned = (began_clock, began_epoch), False
+    center.began = began_clock, began_epoch
+    returned = False
     for worker, values in leases.items():
         lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
         lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE  # its attempt is not connected

@@ -487,7 +487,7 @@ class DanaZero(NagASGD):
 
     :math:`v^0 = \sum_k v^k` is kept as a running sum, so that a commit costs the same for any n. Eq 11 is printed with
     the previous momenta, Algorithm 4 with the updated ones, which are used here. The momentum of a worker that has left
-    does not count: the sum of those momenta is kept beside :math:`v^0`, and subtracted from it in the view. With one
+    does not count: the sum of those momenta is kept next to :math:`v^0`, and subtracted from it in the view. With one
     worker it is Nesterov's method.
 
     Args:

@@ -43,6 +43,22 @@ OPTIMIZERS = (
         ("tests/ps/worker/test_optimizer_keeper.py",),
     ),
     Mutant(
+        "a worker's momentum begins with zeros in a resumed job",
+        "ps/rules/base.py",
+        "        state.vectors.update(zip(self.traits.history, history, strict=True))\n",
+        "",
+        "a resumed job trains with other weights than an uninterrupted one",
+        ("tests/ps/checkpoint/test_resumed_rules.py",),
+    ),
+    Mutant(
+        "the rate in a saved momentum is forgotten",
+        "ps/rules/base.py",
+        "        state.previous_learning_rate = learning_rate\n",
+        "",
+        "a momentum is not corrected for a rate that a schedule has changed",
+        ("tests/ps/checkpoint/test_resumed_rules.py",),
+    ),
+    Mutant(
         "states are written with each snapshot",
         _FILES,
         "if new and (now or self._exact or began >= self._due):",

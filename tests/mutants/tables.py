@@ -160,8 +160,8 @@ TABLES = (
     Mutant(
         "a momentum at the workers goes with rows",
         "ps/rules/gradient.py",
-        "Traits(gradient=True, overlaps=True)",
-        "Traits(gradient=True, overlaps=True, rows=True)",
+        "Traits(gradient=True, overlaps=True, history",
+        "Traits(gradient=True, overlaps=True, rows=True, history",
         "a row inherits the momentum of another one",
         _RULES,
     ),
