@@ -73,22 +73,22 @@ def covered_by(point: ResumePoint | None) -> int:
 
 
 def require_same_halves(point: ResumePoint | None, query: QueryState, uri: str) -> None:
-    """Raise DifferentJobError unless the snapshots and Spark's records are of the same stream and of the same time.
+    """Raise DifferentJobError if the snapshots are of another stream, or have rows that Spark would send again.
+
+    That they have all rows which Spark has recorded as done is required of every server that is started: see `missing`.
 
     Args:
         point: the snapshot that the server has restored; None: there is none.
         query: what Spark has recorded.
         uri: the stream's checkpoint, for the error.
     """
-    covered, begun = covered_by(point), NO_MICRO_BATCH if point is None else point.micro_batch
+    begun = NO_MICRO_BATCH if point is None else point.micro_batch
     if point is not None and begun != NO_MICRO_BATCH and query.stream != point.stream:
         found = f"that of stream {query.stream!r}" if query.stream else "none"
         raise DifferentJobError(
             f"the stream must be the one that the checkpoint covers, {point.stream!r}, with Spark's part of it in "
             f"{query.folder!r}. Received: {found}. {_RESTORE}"
         )
-    if covered < query.done:
-        raise missing(covered, query, uri)
     if query.done + 1 < begun:
         raise DifferentJobError(
             f"`checkpoint` must have two parts of the same time. Received: {uri!r}, whose snapshots contain "

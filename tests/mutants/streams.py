@@ -39,14 +39,6 @@ STREAMS = (
         ("tests/spark/test_places.py",),
     ),
     Mutant(
-        "missing micro-batches are found with the next rows",
-        HALVES,
-        "    if covered < query.done:\n",
-        "    if False:\n",
-        "a stream whose last snapshot is damaged ends successfully, with a model that lacks rows",
-        (f"{_STREAM}::test_a_checkpoint_of_two_times_is_refused_at_the_start",),
-    ),
-    Mutant(
         "a restarted server may have an older snapshot",
         STREAM,
         "        if covered_by(self._process.resumed) < self._query_state.done:\n",
