@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.columns import Column
+from distkeras.data.dtypes import float_dtype
 from distkeras.data.label_columns import require_class_numbers
 from distkeras.data.model_columns import data_spec, example
 from distkeras.data.ordering import partitioned
@@ -36,6 +37,7 @@ from distkeras.groups.weights import weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.carried import require_carried
+from distkeras.keras_model.keras_config import applied
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -530,7 +532,7 @@ class Trainer(JobResults):
 
     def _checked_spec(self, df: DataFrame) -> DataSpec:
         require_dataframe("df", df)
-        return data_spec(self._build_replica().model, df.schema, rows=df, **self.settings.data_arguments)
+        return self._columns_of(df, self._build_replica())
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
@@ -624,15 +626,21 @@ class Trainer(JobResults):
     def _spec_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
         """Return the columns that are read of ``df``, with the weights by class."""
         require_exact_embeddings(replica.model)
-        settings, spec = self.settings, data_spec(replica.model, df.schema, rows=df, **self.settings.data_arguments)
+        settings, spec = self.settings, self._columns_of(df, replica)
         if not df.isStreaming:
             require_class_numbers(df, spec)
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
-            spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
+            with applied(self.recipe.settings):
+                spec = replace(spec, sample_weight=Column(CLASS_WEIGHT, dtype=float_dtype()))
         require_fit(replica, example(spec), spec.columns)
         self._require_same_step(replica, spec)
         return spec
+
+    def _columns_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
+        """Return the columns that the model reads of ``df``, under the settings of `keras.config` that travel with it."""
+        with applied(self.recipe.settings):
+            return data_spec(replica.model, df.schema, rows=df, **self.settings.data_arguments)
 
     def _require_same_step(self, replica: KerasReplica, spec: DataSpec) -> None:
         """Compare a step of the user's model with one of ``replica``'s, before the first job; see `same_step`."""
@@ -668,7 +676,7 @@ class Trainer(JobResults):
     def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
         """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""
         require_dataframe("df", df, stream=False)
-        spec = data_spec(plan.replica.model, df.schema, rows=df, **self.settings.data_arguments)
+        spec = self._columns_of(df, plan.replica)
         batch = validation_rows(df, spec, count_max)
         plan.note_evaluated(batch, spec)
         return batch

@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.columns import Part, innermost, user_names
-from distkeras.data.model_columns import dtype_of_input
+from distkeras.data.dtypes import dtype_of_input
 from distkeras.data.schema import (
     column_types,
     decoders,

@@ -9,6 +9,7 @@ import numpy as np
 
 from distkeras.data.batches import Batch, flat_weight
 from distkeras.data.binding import GivenColumns, GivenEntries
+from distkeras.data.dtypes import float_dtype
 from distkeras.data.model_columns import data_spec
 from distkeras.data.schema import require_dataframe
 from distkeras.data.source import collect
@@ -87,8 +88,8 @@ class KerasGradient:
     ) -> None:
         batch_size, workers = require_integer("batch_size", batch_size), require_integer("workers", workers)
         seed, split = require_integer("seed", seed, 0), require_boolean("split", split)
-        self.x, self.y = _as_float32(x), _as_float32(y)
-        self.sample_weight = None if sample_weight is None else np.asarray(sample_weight, np.float32)
+        self.x, self.y = _as_fit(x), _as_fit(y)
+        self.sample_weight = None if sample_weight is None else np.asarray(sample_weight, float_dtype())
         self.batch_size, self.workers, self.seed, self.split = batch_size, workers, seed, split
         self.rows = _count_rows(self.x, self.y, self.sample_weight)
         if split and workers > self.rows:
@@ -252,15 +253,10 @@ class KerasGradient:
         if x is None or y is None:
             x, y, sample_weight = self.x, self.y, self.sample_weight
         self._load(theta)
-        values = self._replica.model.evaluate(
-            _single_or_list(_as_float32(x)),
-            _single_or_list(_as_float32(y)),
-            sample_weight=sample_weight,
-            batch_size=_ROWS,
-            verbose=0,
-            return_dict=True,
-        )
-        return {name: float(value) for name, value in values.items()}
+        arrays = _as_fit(x), _as_fit(y)
+        weight = None if sample_weight is None else np.asarray(sample_weight, float_dtype())
+        _count_rows(*arrays, weight)
+        return self._replica.evaluate(Batch(0, 0, True, *arrays, weight), _ROWS)
 
     def _initial_state(self, number: int, variable: Any) -> np.ndarray:
         value = np.array(variable)
@@ -281,14 +277,10 @@ class KerasGradient:
         return -(-self._rows_of(worker) // self.batch_size)
 
 
-def _as_float32(arrays: ModelArrays) -> tuple[np.ndarray, ...]:
-    """Return a tuple, with doubles as float32, in which models compute."""
+def _as_fit(arrays: ModelArrays) -> tuple[np.ndarray, ...]:
+    """Return a tuple, with floats in the dtype of `float_dtype`."""
     several = (arrays,) if isinstance(arrays, np.ndarray) else tuple(map(np.asarray, arrays))
-    return tuple(array.astype(np.float32) if array.dtype == np.float64 else array for array in several)
-
-
-def _single_or_list(arrays: tuple[np.ndarray, ...]) -> Any:
-    return arrays[0] if len(arrays) == 1 else list(arrays)
+    return tuple(array.astype(float_dtype()) if array.dtype.kind == "f" else array for array in several)
 
 
 def _count_rows(x: Sequence[np.ndarray], y: Sequence[np.ndarray], weight: np.ndarray | None) -> int:

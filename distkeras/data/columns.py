@@ -88,6 +88,11 @@ class Column:
         return self.classes, self.ignored, self.probabilities, self.loss
 
     @property
+    def whole(self) -> bool:
+        """Return whether the values are integers, or booleans."""
+        return np.dtype(self.dtype).kind != "f"
+
+    @property
     def row_bytes(self) -> int:
         """Return the bytes of one row's value."""
         return self.size * np.dtype(self.dtype).itemsize

@@ -17,6 +17,7 @@ import numpy as np
 
 from distkeras.data.binding import Entry, outputs_of
 from distkeras.data.columns import Column, Part
+from distkeras.data.dtypes import float_dtype, label_dtype
 from distkeras.data.losses import LossKind, has_own_step, kind_of, loss_name, losses_of
 from distkeras.data.schema import flattened, is_scalar, is_vector, known_length, numbers_of, quoted
 from distkeras.data.spec import DataSpec
@@ -98,6 +99,8 @@ class TargetColumns:
             column = self._sequence_column(field, shape, kind, decode, first)
         elif not (scalar or kind.by_keras):
             column = _with_shape(column, first())
+        if not column.whole:  # class numbers are integers already
+            column = replace(column, dtype=float_dtype() if decode else label_dtype(field.dataType))
         return self._together(entry, column)
 
     def _sequence_column(
@@ -117,9 +120,9 @@ class TargetColumns:
     def _weight(self, entry: Entry, output: Any) -> Column:
         field, first, _ = self._source(entry)
         if is_scalar(field.dataType):
-            return Column(field.name)
+            return Column(field.name, dtype=float_dtype())
         of_steps = Column(field.name, fixed_shape(output, "output", field.name)[:-1])
-        return self._together(entry, _with_shape(of_steps, first()))
+        return self._together(entry, replace(_with_shape(of_steps, first()), dtype=float_dtype()))
 
     def _source(self, entry: Entry) -> tuple[StructField, _First, _Decoder | None]:
         """Return the field that holds values, a function that reads the first one's shape, and the decoder."""

@@ -6,7 +6,6 @@ Importing this module loads neither pyspark nor Keras.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from distkeras.data.batches import Batch, absent, as_weight
 from distkeras.data.binding import GivenColumns, GivenEntries, inputs_of, listed, outputs_of
 from distkeras.data.columns import Column
+from distkeras.data.dtypes import dtype_of_input
 from distkeras.data.label_columns import TargetColumns, fixed_shape
 from distkeras.data.schema import column_types, is_scalar, known_length, parts_of
 from distkeras.data.spec import DataSpec
@@ -97,20 +97,6 @@ def example(spec: DataSpec) -> Batch:
         y=tuple(absent((1,)) if label is None else zeros(label) for label in spec.labels),
         weight=as_weight([absent((1,)) if weight is None else zeros(weight) + 1 for weight in spec.weights]),
     )
-
-
-def held_dtype(dtype: str, backend: str, *, x64: bool) -> str:
-    """Return the dtype in which a backend holds an input of ``dtype``: JAX truncates integers without ``x64``."""
-    return dtype if backend != "jax" or x64 else {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
-
-
-def dtype_of_input(tensor: Any) -> str:
-    """Return the numpy name of the dtype in which the running backend holds a symbolic input."""
-    import keras
-
-    backend = keras.backend.backend()
-    x64 = backend != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
-    return held_dtype(str(tensor.dtype), backend, x64=x64)
 
 
 def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) -> Column:

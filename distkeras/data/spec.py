@@ -86,7 +86,7 @@ class DataSpec:
     @property
     def whole(self) -> frozenset[str]:
         """Return the names of the columns that the model expects as integers."""
-        return frozenset(column.name for column in self.columns if np.dtype(column.dtype).kind != "f")
+        return frozenset(column.name for column in self.columns if column.whole)
 
     @property
     def doubles(self) -> frozenset[str]:

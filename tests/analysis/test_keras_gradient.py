@@ -199,3 +199,18 @@ def test_invalid_calls_are_refused() -> None:
         function(function.theta0[1:], 0)
     with pytest.raises(ConfigurationError, match="`x` and `y`"):
         function.evaluate(function.theta0, data()[0])
+
+
+def test_losses_of_several_outputs_are_means_over_rows() -> None:
+    """`evaluate` takes 2000 rows at a time; the last row's loss must not count as much as those of all others."""
+    draw = np.random.default_rng(3)
+    x = draw.normal(size=(2001, 2)).astype(np.float32)
+    x[-1] = 10
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in "ab"])
+    model.compile("sgd", ["mse", "mae"])
+    function = KerasGradient(model, x, [x[:, :1], x[:, 1:]])
+    expected = model.evaluate(x, [x[:, :1], x[:, 1:]], batch_size=2001, verbose=0, return_dict=True)
+    found = function.evaluate(function.theta0)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert function.evaluate(function.theta0, x, [x[:, :1], x[:, 1:]]) == found

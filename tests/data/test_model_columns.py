@@ -14,7 +14,8 @@ from pyspark.sql import types as T
 
 from distkeras.data.binding import names_of
 from distkeras.data.columns import Column
-from distkeras.data.model_columns import data_spec, example, held_dtype
+from distkeras.data.dtypes import held_dtype
+from distkeras.data.model_columns import data_spec, example
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
@@ -147,7 +148,7 @@ class TestLabels:
             return keras.ops.mean(y_pred)
 
         found = spec(compiled(mine), frame(x=FLOATS, y=T.IntegerType()))
-        assert found.labels == (Column("y", (), "float32"),)
+        assert found.labels == (Column("y", (), "int32"),)
 
     def test_each_output_has_the_labels_of_its_loss(self) -> None:
         inputs = keras.Input((4,))

@@ -14,6 +14,7 @@ import pytest
 from support.patience import patience
 
 from distkeras.keras_model import archive
+from distkeras.ml.model import one_row
 from distkeras.ps.errors import BadValueError, ShapeError
 from distkeras.transformers import serving
 from distkeras.transformers.outputs import OutputColumn, nested_lists
@@ -118,6 +119,22 @@ def test_rows_are_counted_over_the_whole_partition() -> None:
     assert next(out).num_rows == 4
     with pytest.raises(BadValueError, match=r"row 9 \[worker/partition 3, column 'x'\]"):
         next(out)
+
+
+INPUT_DTYPES = ["bfloat16", "float16", "float32", "float64", "bool", "int8", "uint8", "int64"]
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+def test_inputs_of_every_dtype_are_those_of_keras(dtype: str) -> None:
+    inputs = keras.Input((2,), dtype=dtype)
+    model = keras.Model(inputs, keras.ops.cast(inputs, "float32") * 3)
+    packed = PackedModel(archive.to_bytes(model))
+    ((shape, kept),) = packed.inputs
+    values = np.array([[1.0, 0.0], [0.1, 3.1]] if "float" in dtype else [[1.0, 0.0], [0.0, 1.0]])
+    given = replace(plan(model, 4), inputs=(serving.ModelInput("x", shape, kept),))
+    (out,) = serving.predict(given, [pa.RecordBatch.from_pydict({"x": values.tolist()})], 0)
+    np.testing.assert_array_equal(out["y"].to_pylist(), model.predict(values, verbose=0))
+    assert one_row(values[0], shape, kept, "x").dtype == kept
 
 
 @pytest.mark.parametrize("handle_invalid", ["error", "skip", "keep"])
