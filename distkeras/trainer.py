@@ -77,6 +77,7 @@ from distkeras.training.callback_runner import (
 from distkeras.training.plan import (
     JobPlan,
     arrangement_of,
+    require_constant_rate,
     require_finite,
     require_fit,
     require_members,
@@ -239,6 +240,7 @@ class Trainer(JobResults):
         require_independent(replica.model.optimizer)
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
+            require_constant_rate(self.rule, replica.model.optimizer)
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = component_settings(ServerSettings, self.rule, self.settings, arguments)
         #: Callbacks of every job of this trainer, in addition to those of `train`.
@@ -684,7 +686,7 @@ class Trainer(JobResults):
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
         """Return a copy of the model, compiled like the workers'; ``to_train``: with its optimizer's state."""
         replica = KerasReplica(self.recipe.build(self.model_file, to_train=to_train))
-        require_optimizer(self.rule, replica.model.optimizer)
+        require_optimizer(self.rule, replica.model)
         return replica
 
     def __repr__(self) -> str:

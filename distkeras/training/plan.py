@@ -19,7 +19,7 @@ from distkeras.data.columns import user_names
 from distkeras.data.schema import CLASS_WEIGHT
 from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
-from distkeras.keras_model.optimizers import takes_plain_steps
+from distkeras.keras_model.optimizers import inner_optimizer, takes_plain_steps
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import SavedRows, load_rows, save_rows
@@ -50,6 +50,7 @@ from distkeras.training.server_task import ServerTask
 from distkeras.training.task import Task
 
 if TYPE_CHECKING:
+    import keras
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
@@ -334,15 +335,37 @@ def require_finite(replica: KerasReplica) -> None:
             )
 
 
-def require_optimizer(rule: Rule, optimizer: Any) -> None:
-    """Raise ConfigurationError unless the rule works with the workers' optimizer."""
-    traits = rule.traits
-    if (traits.plain_sgd or traits.gradient) and not takes_plain_steps(optimizer):
-        why = "takes its steps at the server" if traits.gradient else "needs the plain step"
+def require_optimizer(rule: Rule, model: keras.Model) -> None:
+    """Raise ConfigurationError unless the rule works with the workers' optimizer and with constraints of weights."""
+    traits, optimizer = rule.traits, model.optimizer
+    if not (traits.plain_sgd or traits.gradient):
+        return
+    why = "takes its steps at the server" if traits.gradient else "needs the plain step"
+    if not takes_plain_steps(optimizer):
         raise ConfigurationError(
             "`worker_optimizer` must be SGD without momentum, weight decay, accumulation or steps of its own: "
             f"rule {rule.name!r} {why}. "
             f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
+        )
+    bound = [variable for variable in model.trainable_variables if variable.constraint is not None]
+    if bound:
+        raise ConfigurationError(
+            f"`model` must have no constraints of trainable weights: rule {rule.name!r} {why}, after which nothing "
+            "applies them. Take a rule whose workers take steps of their optimizers, such as 'downpour' or 'dynsgd'. "
+            f"Received: {bound[0].path!r} with {type(bound[0].constraint).__name__}"
+        )
+
+
+def require_constant_rate(rule: Rule, optimizer: Any) -> None:
+    """Raise ConfigurationError if the server would take the rate of an optimizer with a schedule for a constant."""
+    import keras
+
+    rate = inner_optimizer(optimizer)._learning_rate  # noqa: SLF001 - the property evaluates it
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or callable(rate):
+        raise ConfigurationError(
+            f"`worker_optimizer` must have a number as its learning rate: rule {rule.name!r} takes its steps at the "
+            "server. Give `learning_rate` one of `distkeras.schedules`, which run over the server's commits. "
+            f"Received: learning_rate={type(rate).__name__}"
         )
 
 
