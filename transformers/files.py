@@ -23,6 +23,8 @@ from pyspark.ml.util import (
 )
 
 from distkeras.keras_model import archive
+from distkeras.keras_model.attributes import attributes_of, set_attributes
+from distkeras.keras_model.optimizers import UNDECAYED, inner_optimizer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
@@ -140,7 +142,13 @@ def to_json(value: Any, name: str) -> Any:
         return [to_json(part, name) for part in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
         return value.item()
-    return {_KIND: "keras", "config": config_of(value, name)}
+    config = config_of(value, name)
+    if getattr(inner_optimizer(value), UNDECAYED, None):
+        raise invalid(
+            name, value, "an optimizer that excludes weights from decay by `var_names`, to be saved: not `var_list`"
+        )
+    lacking = attributes_of(value, object_of(config, name)) if hasattr(value, "get_config") else []
+    return {_KIND: "keras", "config": config, **({"attributes": lacking} if lacking else {})}
 
 
 def from_json(value: Any, name: str) -> Any:
@@ -158,7 +166,9 @@ def from_json(value: Any, name: str) -> Any:
         return _SETTINGS[value[_KIND]](**value["fields"])
     if value[_KIND] == "mapping":
         return {from_json(key, name): from_json(part, name) for key, part in value["items"]}
-    return object_of(value["config"], name)
+    rebuilt = object_of(value["config"], name)
+    set_attributes(rebuilt, value.get("attributes", []))
+    return rebuilt
 
 
 class Saveable(Params, MLReadable[Any], MLWritable, ABC):
@@ -223,7 +233,7 @@ class KeptValue(Transformer, Saveable):
 
     def archive_to_save(self) -> bytes | None:
         """Return the archive of a model; None for other values."""
-        return archive.with_optimizer(self.value) if self._is_model() else None
+        return archive.to_save(self.value) if self._is_model() else None
 
     def extra_to_save(self) -> dict[str, Any]:
         """Return the description of a value that is not a model."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model import keras_config, trainable_flags
-from distkeras.keras_model.attributes import Attributes, set_attributes_of_model
+from distkeras.keras_model.attributes import Attributes, attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.keras_config import Settings
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.unsaved_values import set_values, split_values, with_unsaved_values
@@ -100,6 +100,12 @@ def with_optimizer(model: keras.Model, name: str = "model") -> bytes:
     if isinstance(model, keras.Model) and model.compiled and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return to_bytes(model, name)
+
+
+def to_save(model: keras.Model) -> bytes:
+    """Return a model as `with_optimizer` does, with the attributes that its configuration lacks."""
+    data = with_optimizer(model)
+    return with_attributes(data, attributes_of_model(model, from_bytes(data)))
 
 
 def require_model(value: Any, name: str = "model") -> None:

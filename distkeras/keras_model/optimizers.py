@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from distkeras.keras_model.attributes import attributes_of, set_attributes
 from distkeras.ps.errors import ConfigurationError
 
 #: Shapes of the weights for the trial of an optimizer: a bias, a kernel of a dense layer, one of a convolution.
@@ -42,6 +43,23 @@ def optimizer_of(given: Any) -> Any:
     config = {"config": {}} | dict(given)
     kind = LAZY.get(config["class_name"].lower())
     return keras.optimizers.get(config) if kind is None else kind.from_config(dict(config["config"]))
+
+
+#: Where Keras keeps the keys of variables that are excluded from weight decay; they differ in each process.
+UNDECAYED = "_exclude_from_weight_decay"
+
+
+def with_learning_rate(optimizer: Any, rate: float) -> Any:
+    """Return a new optimizer that differs from ``optimizer`` in its learning rate alone."""
+    config = optimizer.get_config()
+    inner = inner_optimizer(optimizer)
+    copied = type(optimizer).from_config(config if inner is not optimizer else {**config, "learning_rate": rate})
+    set_attributes(copied, attributes_of(optimizer, copied))
+    if inner is not optimizer:
+        copied.inner_optimizer = with_learning_rate(inner, rate)
+    elif UNDECAYED in vars(optimizer):
+        vars(copied)[UNDECAYED] = set(vars(optimizer)[UNDECAYED])
+    return copied
 
 
 def inner_optimizer(optimizer: Any) -> Any:

@@ -34,7 +34,7 @@ from distkeras.keras_model.compile_arguments import (
     with_attributes,
 )
 from distkeras.keras_model.keras_config import Settings, applied, settings_now, use
-from distkeras.keras_model.optimizers import inner_optimizer, optimizer_of
+from distkeras.keras_model.optimizers import UNDECAYED, inner_optimizer, optimizer_of
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
 
@@ -155,7 +155,7 @@ class Recipe:
             if self.undecayed:
                 inner = inner_optimizer(model.optimizer)
                 keys = _keys(inner, model)
-                vars(inner)[_UNDECAYED] = {keys[number] for number in self.undecayed}
+                vars(inner)[UNDECAYED] = {keys[number] for number in self.undecayed}
             if to_train and self.optimizer_state:
                 load_optimizer_state(model, model_file, self.optimizer_variables)
             elif to_train and self.steps:
@@ -251,14 +251,10 @@ def _first_step(model: keras.Model) -> int:
     return 0 if optimizer is None or optimizer.built else int(optimizer.iterations)
 
 
-#: Where Keras keeps the keys of variables that are excluded from weight decay; they differ in each process.
-_UNDECAYED = "_exclude_from_weight_decay"
-
-
 def _undecayed(model: keras.Model, optimizer: Any) -> tuple[int, ...]:
     """Return the numbers of a model's weights that an optimizer excludes from weight decay by their keys."""
     inner = inner_optimizer(optimizer)
-    excluded = getattr(inner, _UNDECAYED, None) or ()
+    excluded = getattr(inner, UNDECAYED, None) or ()
     return tuple(number for number, key in enumerate(_keys(inner, model) if excluded else ()) if key in excluded)
 
 

@@ -8,6 +8,7 @@ its variables here, so that every such layer is found, also one of the user.
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,17 @@ from distkeras.ps.errors import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
+#: The number at the end of a default name.
+_NUMBER = re.compile(r"_\d+$")
 #: The member of an archive with these values: an HDF5 file with an array of bytes for each.
 VALUES = "distkeras-values.h5"
 
 
 def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
-    """Return a model's layers at every depth by their paths, which a rebuilt copy shares; the model's own is empty."""
+    """Return a model's layers at every depth by their paths, which a rebuilt copy shares; the model's own is empty.
+
+    Keras numbers the default names of inner layers anew in each copy, so their numbers are replaced by their order.
+    """
     found: dict[str, keras.Layer] = {}
     seen: set[int] = set()
 
@@ -34,10 +40,11 @@ def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
         seen.add(id(layer))
         found[path] = layer
         for inner in layer._flatten_layers(include_self=False, recursive=False):  # noqa: SLF001 - there is no public list
-            name, number = f"{path}/{inner.name}", 1
+            stem = f"{path}/{_NUMBER.sub('', inner.name)}"
+            name, number = stem, 1
             while name in found and id(inner) not in seen:
                 number += 1
-                name = f"{path}/{inner.name}#{number}"
+                name = f"{stem}#{number}"
             visit(inner, name)
 
     visit(model, "")
@@ -45,8 +52,15 @@ def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
-    """Return the variables of a layer itself, without those of inner layers and of seed generators."""
-    return [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - the public lists have inner ones
+    """Return the variables of a layer itself, without those of inner layers: weights, then states of seeds."""
+    weights = [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - the public lists have inner ones
+    return weights + [generator.state for generator in layer._seed_generators]  # noqa: SLF001 - the same
+
+
+def _advanced_seeds(layer: keras.Layer) -> list[keras.Variable]:
+    """Return the states of a layer's given seeds from which numbers have been drawn: a copy would begin again."""
+    seeded = [one.state for one in layer._seed_generators if one._initial_seed is not None]  # noqa: SLF001 - as above
+    return [state for state in seeded if _value(state)[1]]
 
 
 def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
@@ -73,11 +87,12 @@ def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
 
 def _unsaved(layer: keras.Layer) -> list[tuple[int, keras.Variable]]:
     """Return the variables of a layer, by number, whose values are not among those that it saves."""
-    own = own_variables(layer)
+    own, seeds = own_variables(layer), {id(seed) for seed in _advanced_seeds(layer)}
+    others_seeds = {id(generator.state) for generator in layer._seed_generators} - seeds  # noqa: SLF001 - as above
     store: dict[str, Any] = {}
-    if own:
+    if len(own) > len(seeds | others_seeds):
         layer.save_own_variables(store)
-    as_they_are = {id(value) for value in store.values()}
+    as_they_are = {id(value) for value in store.values()} | others_seeds
     others = [_value(value) for value in store.values() if not any(value is variable for variable in own)]
     return [
         (number, variable)

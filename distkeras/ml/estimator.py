@@ -20,7 +20,7 @@ from distkeras.data.binding import entries_of, listed, names_of
 from distkeras.data.schema import quoted, require_dataframe
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
-from distkeras.keras_model.optimizers import optimizer_of
+from distkeras.keras_model.optimizers import optimizer_of, with_learning_rate
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
@@ -220,8 +220,7 @@ def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Opt
     optimizer, model = keywords["worker_optimizer"], keywords["model"]
     if optimizer is None:
         optimizer = model.optimizer if model.compiled else "sgd"
-    optimizer = optimizer_of(optimizer)
-    return type(optimizer).from_config({**optimizer.get_config(), "learning_rate": rate})
+    return with_learning_rate(optimizer_of(optimizer), rate)
 
 
 def _evaluate_on_executors(
@@ -449,7 +448,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
     def archive_to_save(self) -> bytes | None:
         """Return the archive of the model, as it is now."""
         model = self.value("model")
-        return None if model is None else archive.with_optimizer(model)
+        return None if model is None else archive.to_save(model)
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
         """Take back the model."""

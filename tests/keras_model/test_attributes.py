@@ -21,11 +21,13 @@ from distkeras.keras_model.attributes import (
     set_attributes,
     set_attributes_of_model,
 )
+from distkeras.keras_model.optimizers import inner_optimizer, with_learning_rate
 from distkeras.keras_model.recipe import model_identity
 from distkeras.keras_model.replica_cache import fingerprint
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import ModelPredictor
+from distkeras.transformers.files import from_json, to_json
 
 
 @keras.saving.register_keras_serializable("attributes")
@@ -185,6 +187,37 @@ def test_a_model_without_the_owner_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="`model` must have the attribute 'factor'"):
         set_attributes_of_model(model, [[["", "missing"], "factor", 1.0]])
     assert attributes_of_model(model, model) == []
+
+
+@pytest.mark.parametrize("scaled_loss", [False, True])
+def test_another_learning_rate_is_all_that_changes(scaled_loss: bool) -> None:
+    model = excluding(var_names=["kernel"])
+    given = model.optimizer
+    given = keras.optimizers.LossScaleOptimizer(given, initial_scale=8.0) if scaled_loss else given
+    copies = [with_learning_rate(given, rate) for rate in (0.01, 0.1)]
+    assert [float(inner_optimizer(copy).learning_rate) for copy in copies] == pytest.approx([0.01, 0.1])
+    x, y = np.random.default_rng(0).normal(size=(4, 3)), np.ones((4, 2))
+    results = []
+    for optimizer in (given, copies[1]):
+        keras.utils.set_random_seed(1)
+        model = scaled()
+        model.compile(optimizer, "mse")
+        model.train_on_batch(x, y)
+        results.append(model.get_weights())
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_optimizer_is_saved_with_its_attributes_or_refused() -> None:
+    by_name = excluding(var_names=["kernel"]).optimizer
+    saved = json.loads(json.dumps(to_json(by_name, "worker_optimizer")))
+    again = from_json(saved, "worker_optimizer")
+    pattern = "_exclude_from_weight_decay_pattern"
+    assert vars(again)[pattern] == vars(by_name)[pattern] == re.compile("kernel")
+    with pytest.raises(
+        ConfigurationError, match=r"`worker_optimizer` must be an optimizer that excludes .* `var_names`"
+    ):
+        to_json(excluding().optimizer, "worker_optimizer")
 
 
 class Free(keras.Model):

@@ -37,12 +37,18 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda job: job.rule in PLAIN and job.setting in ("weight_decay", "gradient_accumulation_steps"),
         "`worker_optimizer` must be SGD without momentum, weight decay, accumulation or steps of its own",
     ),
-    Refusal(lambda job: job.rule in PLAIN and is_constrained(job), "Weights have constraints, which act after a step"),
     Refusal(
         # Its kernel moves in each call, not by its gradient.
         lambda job: job.layer == "SpectralNormalization" and (job.rule in PLAIN or job.form == "frozen"),
         "`model` must be the same once it is rebuilt",
     ),
+    Refusal(
+        lambda job: steps_at_server(job) and is_scheduled(job),
+        "`worker_optimizer` must have a number as its learning rate",
+    ),
+    Refusal(lambda job: job.rule in PLAIN and is_constrained(job), "`model` must have no constraints of trainable"),
+    Refusal(lambda job: job.form == "own model", "`model` must have inputs and outputs"),
+    Refusal(lambda job: job.form == "tied by assignment", "once it is rebuilt"),
     Refusal(lambda job: job.layer == "Lambda", "whose `function` is a Python lambda"),
     Refusal(lambda job: job.argument == "unregistered activation", "or name them in `custom_objects`"),
     Refusal(lambda job: job.layer == "RandomShear", "`model` must consist of Keras' classes and of registered ones"),
@@ -65,21 +71,7 @@ def may_be_random(job: Job) -> bool:
 
 #: Jobs that are not compared yet, with what is wrong.
 OPEN: tuple[Refusal, ...] = (
-    Refusal(lambda job: steps_at_server(job) and is_scheduled(job), "a schedule stands still under a gradient rule"),
-    Refusal(
-        lambda job: job.form in ("trained before", "frozen once trained") and may_be_random(job),
-        "the calls that a seed has counted do not travel: random numbers begin again",
-    ),
-    Refusal(
-        lambda job: "mixed_float16" in (job.keras, job.argument) and job.given,
-        "a worker does not scale the loss, as the global policy says",
-    ),
-    Refusal(lambda job: job.form == "own model", "a bare AttributeError"),
-    Refusal(lambda job: job.form in ("input_shape", "input_dim", "Dense with input_shape"), "refused without need"),
-    Refusal(lambda job: job.form in ("with a setting", "tied by assignment"), "lost without a word"),
-    Refusal(lambda job: job.setting == "excluded", "refused without need"),
-    Refusal(lambda job: job.argument == "autocast", "refused without need"),
-    Refusal(lambda job: job.loss in ("Huber", "CategoricalGeneralizedCrossEntropy"), "refused without need"),
+    Refusal(lambda job: job.loss == "CategoricalGeneralizedCrossEntropy", "refused without need"),
 )
 
 
