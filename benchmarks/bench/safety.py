@@ -166,7 +166,7 @@ class Trainee:
         self._client = WorkerClient(address, worker=number, attempt=0, size=replica.size, metrics=metrics)
         with _tags(side != UNTAGGED):
             welcome = self._client.join()
-        keeper = OptimizerKeeper(replica, SaveInterval(), welcome) if side == "keeping" else None
+        keeper = OptimizerKeeper(RULE, replica, SaveInterval(), welcome) if side == "keeping" else None
         self._loop = work(RULE, replica, batches, lambda: self._client.payload(1), keeper=keeper)
         self._request = next(self._loop)
 

@@ -29,7 +29,7 @@ VALUES = "distkeras-values.h5"
 def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
     """Return a model's layers at every depth by their paths, which a rebuilt copy shares; the model's own is empty.
 
-    Keras numbers the default names of inner layers anew in each copy, so their numbers are replaced by their order.
+    Keras numbers the default names of inner layers again in each copy, so their numbers are replaced by their order.
     """
     found: dict[str, keras.Layer] = {}
     seen: set[int] = set()

@@ -191,7 +191,7 @@ class TestLabels:
     def test_labels_of_a_binary_cross_entropy_are_in_0_to_1(self) -> None:
         column = Column("y", (1,), probabilities=True, loss="bce")
         got = to_numpy(pa.array([0.0, 0.3, 1.0 + 1e-7]), column)
-        np.testing.assert_allclose(got, [[0], [0.3], [1]], rtol=1e-6)
+        np.testing.assert_allclose(got, np.array([[0], [0.3], [1]]), rtol=1e-6)
         with pytest.raises(BadValueError, match=r"-1 and 1 must be 0 and 1.*Received: -1.0 in row 1.*'bce'") as caught:
             to_numpy(pa.array([1, -1]), column)
         assert caught.value.column == "y"

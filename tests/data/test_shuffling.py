@@ -31,8 +31,8 @@ def require_stacks_hold(got: list[Batch]) -> None:
     for batch in got:
         if batch.stack is None:
             continue
-        assert batch.weight is not None
-        assert batch.stack.weight is not None
+        assert isinstance(batch.weight, np.ndarray)
+        assert isinstance(batch.stack.weight, np.ndarray)
         own = (*batch.x, *batch.y, batch.weight)
         for array, stacked in zip(own, (*batch.stack.x, *batch.stack.y, batch.stack.weight), strict=True):
             assert is_aligned(stacked)

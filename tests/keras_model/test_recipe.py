@@ -22,7 +22,8 @@ def network(*layers: Any) -> keras.Model:
 
 def rebuild(model: keras.Model, *, train: bool = False, **arguments: Any) -> keras.Model:
     """Return the compiled model that another process would rebuild; ``train`` rebuilds it for training."""
-    given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")) | arguments
+    names = ("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")
+    given: dict[str, Any] = dict.fromkeys(names) | arguments
     file = archive.to_bytes(model)
     recipe = recipe_of(model, file, **given)
     arrived = pickle.loads(cloudpickle.dumps(recipe))
@@ -70,8 +71,7 @@ class TestOptimizer:
             one.train_on_batch(x, np.eye(2)[[0, 1, 0, 1]])
         for theirs, mine in zip(rebuilt.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_allclose(theirs, mine, rtol=1e-6)
-        given = dict.fromkeys(("loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
-        assert not recipe_of(model, archive.to_bytes(model), optimizer="adam", **given).optimizer_state
+        assert not recipe_of(model, archive.to_bytes(model), optimizer="adam").optimizer_state
 
     def test_the_state_is_kept_if_some_of_its_variables_no_longer_train(self) -> None:
         model = network(keras.layers.Dense(4))
@@ -187,8 +187,7 @@ class TestCustomObjects:
         model = network()
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(Halving()))
         metrics = {"spread": [keras.metrics.MeanMetricWrapper(spread)]}
-        given = dict.fromkeys(("loss_weights", "weighted_metrics", "objects"))
-        recipe = recipe_of(model, archive.to_bytes(model), optimizer=optimizer, loss="mse", metrics=metrics, **given)
+        recipe = recipe_of(model, archive.to_bytes(model), optimizer=optimizer, loss="mse", metrics=metrics)
         assert recipe.objects == {"recipe>Halving": Halving, "recipe>spread": spread}
 
     def test_only_the_classes_of_the_model_are_sent(self) -> None:
@@ -197,14 +196,12 @@ class TestCustomObjects:
             pass
 
         file = archive.to_bytes(network())
-        given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
-        assert recipe_of(network(), file, loss="mse", **given).objects == {}
+        assert recipe_of(network(), file, loss="mse").objects == {}
 
 
 def test_a_backend_other_than_that_of_the_process_is_refused() -> None:
     file = archive.to_bytes(network())
-    given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
-    recipe = recipe_of(network(), file, loss="mse", **given)
+    recipe = recipe_of(network(), file, loss="mse")
     other = "jax" if recipe.backend != "jax" else "torch"
     with pytest.raises(ConfigurationError, match="Keras must run on the backend"):
         type(recipe)(other, recipe.objects, recipe.arguments).build(file)
@@ -212,8 +209,7 @@ def test_a_backend_other_than_that_of_the_process_is_refused() -> None:
 
 def test_the_weights_are_not_in_the_closure() -> None:
     model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
-    given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
-    recipe = recipe_of(model, archive.to_bytes(model), loss="mse", **given)
+    recipe = recipe_of(model, archive.to_bytes(model), loss="mse")
     assert len(cloudpickle.dumps(recipe)) < 20_000
 
 

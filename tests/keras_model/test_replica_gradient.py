@@ -93,8 +93,7 @@ def test_steps_and_gradients_have_the_clipping_of_the_worker_optimizer(
 
     model = classifier("sgd")
     archive = to_bytes(model)
-    missing = dict.fromkeys(("loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
-    recipe = recipe_of(model, archive, optimizer=keras.optimizers.SGD(1.0, **clipping), **missing)
+    recipe = recipe_of(model, archive, optimizer=keras.optimizers.SGD(1.0, **clipping))
     replica = KerasReplica(recipe.build(archive))
     start, out = weights(replica), replica.layout.empty()
     replica.gradient(batch, out)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.present import present
 from support.training.spark_jobs import batches_of
 
 from distkeras import Trainer
@@ -32,7 +33,7 @@ COLUMNS: dict[str, Any] = {
 def survival_loss() -> Any:
     """Return a loss that executors, which do not have this module, receive by value."""
 
-    @keras.saving.register_keras_serializable()
+    @keras.saving.register_keras_serializable()  # type: ignore[untyped-decorator]  # Keras has no types
     def survival(y_true: Any, y_pred: Any) -> Any:
         """Return the negative log-likelihood of an exponential distribution with censored times."""
         return keras.ops.exp(y_pred[:, 0]) * y_true[:, 0] - y_true[:, 1] * y_pred[:, 0]
@@ -98,7 +99,7 @@ def test_a_job_equals_keras_with_columns_together_labels_of_their_own_length_and
     job = trainer()
     trained = job.train(rows, callbacks=[EarlyStopping(rows, patience=3, every_epochs=1)])
     assert_equal(trained, rows)
-    history = job.outcome.records.history()
+    history = present(job.outcome.records).history()
     np.testing.assert_allclose(history["loss"].to_numpy(), expected(rows)[1], rtol=1e-6)
     assert history["samples"].to_pylist() == [8, 8, 4]
 

@@ -335,7 +335,7 @@ def batches_of(
             found.append(batch.placed_in(stack, place) if most > 1 else batch)
     last = found[-1]
     x, y = (tuple(a[: SIZE // 2] for a in side) for side in (last.x, last.y))
-    weight = None if last.weight is None else last.weight[: SIZE // 2]
+    weight = last.weight[: SIZE // 2] if isinstance(last.weight, np.ndarray) else None
     found[-1] = Batch(0, last.index, True, x, y, weight)
     return found
 
