@@ -640,7 +640,7 @@ class Trainer(JobResults):
         return spec
 
     def _columns_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
-        """Return the columns that the model reads of ``df``, under the settings of `keras.config` that travel with it."""
+        """Return the columns that the model reads of ``df``, under its settings of `keras.config`."""
         with applied(self.recipe.settings):
             return data_spec(replica.model, df.schema, rows=df, **self.settings.data_arguments)
 
