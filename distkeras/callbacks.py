@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from distkeras.keras_model.variables import has_rows_at_server
+from distkeras.metric_columns import in_columns, with_arrays
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import NO_ROWS, Records, Status
@@ -428,7 +429,8 @@ class EarlyStopping(Callback):
 
     Args:
         df: validation data, with the trainer's columns.
-        monitor: "loss", or a metric's name as in the history; a leading "val_" is dropped.
+        monitor: "loss", or a metric's name in Keras; a leading "val_" is dropped. "f1_score[2]" is the third number of
+            a metric of one number for each class.
         patience: evaluations without an improvement after which the job ends, at least 1; None: only the target counts.
         min_delta: least change that counts as an improvement, at least 0.
         mode: "min", "max", or "auto", which follows from the metric's name.
@@ -440,7 +442,8 @@ class EarlyStopping(Callback):
         max_rows: largest number of rows; of more, a sample is used, which is the same each time.
 
     Attributes:
-        evaluations: one dict per evaluation: clock, seconds since the beginning, loss and metrics.
+        evaluations: one dict per evaluation: clock, seconds since the beginning, loss and metrics, named as in the
+            history.
         best: the best value, NaN before the first evaluation; ``best_clock`` is its clock.
         validation_batch: the rows, once they have been read.
 
@@ -475,7 +478,8 @@ class EarlyStopping(Callback):
         self.max_rows = require_integer("max_rows", max_rows)
         self._df = df
         self.validation_batch: Batch | None = None
-        self.evaluations: list[dict[str, float]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self._value = math.nan
         self.best, self.best_clock = math.nan, -1
         self._best_center: CenterWeights | None = None
         self._latest, self._wait = b"", 0
@@ -504,8 +508,9 @@ class EarlyStopping(Callback):
         if self._latest == latest:
             return
         values = context.evaluate(self.validation_batch)
-        self.evaluations.append({"clock": context.clock, "seconds": context.seconds, **values})
-        self._compare_with_best(values[self.monitor], context)
+        self.evaluations.append({"clock": context.clock, "seconds": context.seconds, **in_columns(with_arrays(values))})
+        self._value = values[self.monitor]
+        self._compare_with_best(self._value, context)
 
     def _compare_with_best(self, value: float, context: CallbackContext) -> None:
         if self.sign * (self.best - value) > self.min_delta or (math.isnan(self.best) and not math.isnan(value)):
@@ -593,11 +598,10 @@ class Pruning(EarlyStopping):
         if step <= self._step or self.pruned:
             return
         self._step = step
-        value = self.evaluations[-1][self.monitor]
-        self.trial.report(value, step)
+        self.trial.report(self._value, step)
         self.pruned = bool(self.trial.should_prune())
         if self.pruned:
-            context.stop(f"the search has pruned the trial at step {step}, with {self.monitor} {value:.6g}")
+            context.stop(f"the search has pruned the trial at step {step}, with {self.monitor} {self._value:.6g}")
 
 
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.metric_columns import columns_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_boolean, require_integer, require_text
 
@@ -104,14 +105,13 @@ class MLflowLogger(Callback):
         self._parent = None if active is None else active.info.run_id
         self._validation = validation
         self._batch: Batch | None = None
-        self._metrics: tuple[str, ...] = ()
         self._client: Any = None
         self._own_run = self._stream = False
         self._clock, self._latest = -1, b""
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows, begin the run, and log the trainer's options."""
-        self._metrics, self._batch, self._own_run = setup.metrics, None, False
+        self._batch, self._own_run = None, False
         self._stream = setup.facts is not None and setup.facts.stream
         self._clock, self._latest = -1, b""
         if self._validation is not None:
@@ -161,11 +161,14 @@ class MLflowLogger(Callback):
         self._end("FINISHED")
 
     def _log_epochs(self, results: JobResults) -> None:
-        names, history = list(self._metrics), results.history.toPandas()
+        records = results.outcome.records
+        if records is None:
+            return
+        names, history = columns_of(records.metrics), records.history(elements=True).to_pandas()
         epochs = history.groupby("epoch")
-        totals = history[names].mul(history["samples"], axis=0).groupby(history["epoch"]).sum()
+        totals = history[list(names.values())].mul(history["samples"], axis=0).groupby(history["epoch"]).sum()
         for epoch, means in totals.div(epochs["samples"].sum(), axis=0).iterrows():
-            self._log({f"epoch_{name}": float(means[name]) for name in names}, int(epoch))
+            self._log({f"epoch_{name}": float(means[column]) for name, column in names.items()}, int(epoch))
 
     @contextlib.contextmanager
     def _active(self) -> Iterator[None]:

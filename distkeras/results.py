@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from distkeras.keras_model import archive
+from distkeras.metric_columns import arrays_of, in_columns
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError, LocalProtocolError
 from distkeras.ps.events import Event, Events
@@ -116,8 +117,13 @@ class JobRecords:
         table = self._table(_LEDGER, self.commits_array)
         return table.append_column("applied", pa.array(self.commits_array["skipped"] == 0))
 
-    def history(self) -> pa.Table:
-        """Return one row per mini-batch, by worker: worker, epoch, iteration, timestamp, loss, each metric, samples."""
+    def history(self, *, elements: bool = False) -> pa.Table:
+        """Return one row per mini-batch, by worker: worker, epoch, iteration, timestamp, loss, each metric, samples.
+
+        A metric of one number for each class is an array, or with ``elements`` a column for each number. `columns_of`
+        says which column a metric has.
+        """
+        places = {name: [place] for place, name in enumerate(self.metrics)} if elements else arrays_of(self.metrics)
         commits, steps = self.commits_array, self.steps_array
         counts = commits["steps"]
         starts = np.cumsum(counts) - counts
@@ -131,10 +137,12 @@ class JobRecords:
             "epoch": pa.array(epoch, pa.int32()),
             "iteration": pa.array(np.arange(len(worker)) - first_of_worker, pa.int64()),
             "timestamp": _timestamps(steps[:, 0]),
-            **{
-                name: pa.array(steps[:, number], pa.float64())
-                for number, name in enumerate(self.metrics, start=len(FIXED_HISTORY))
-            },
+            **in_columns(
+                {
+                    name: _metric(steps[:, len(FIXED_HISTORY) :][:, own], array=name not in self.metrics)
+                    for name, own in places.items()
+                }
+            ),
             "samples": pa.array(steps[:, 1].astype(np.int64)),
         }
         return pa.table(columns)
@@ -217,6 +225,12 @@ def _ranges(commits: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and the last mini-batch of each of a worker's commits in an epoch, in ascending order."""
     ranges = np.sort(commits[commits["epoch"] == epoch][["first_batch", "last_batch"]], order="first_batch")
     return ranges["first_batch"], ranges["last_batch"]
+
+
+def _metric(values: np.ndarray, *, array: bool) -> pa.Array:
+    """Return a metric's column from its numbers ``(rows, numbers)``: an ``array`` for each row, or the only number."""
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float64())
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1]).cast(pa.list_(pa.float64())) if array else flat
 
 
 def event_table(events: list[Event]) -> pa.Table:
@@ -347,7 +361,11 @@ class JobResults:
 
     @property
     def history(self) -> DataFrame:
-        """A row per mini-batch: worker, epoch, iteration (of the worker, from 0), timestamp, loss, metrics, samples."""
+        """A row per mini-batch: worker, epoch, iteration (of the worker, from 0), timestamp, loss, metrics, samples.
+
+        A metric of one number for each class is an array. A metric whose name is that of another column, without regard
+        to upper and lower case, has a number behind it: "worker_2"; see `distkeras.metric_columns.columns_of`.
+        """
         return self._table(self._require(self.outcome.records, "history").history())
 
     @property

@@ -45,6 +45,7 @@ from distkeras.keras_model.same_step import GivenModel, require_same_step, requi
 from distkeras.keras_model.stored_rows import require_folder
 from distkeras.keras_model.tables import CutModel, require_exact_embeddings
 from distkeras.keras_model.variables import has_rows_at_server
+from distkeras.metric_columns import columns_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, headline
@@ -669,11 +670,13 @@ class Trainer(JobResults):
     def _train_large_group(self, df: DataFrame) -> TrainedGroup:
         model = self.train(df)
         records = self._require(self.outcome.records, "history")
-        history = records.history()
+        history = records.history(elements=True)
         last = history.filter(pc.equal(history["epoch"], pc.max(history["epoch"])))
         samples = last["samples"].to_numpy()
-        loss, *others = ((name, float(np.average(last[name].to_numpy(), weights=samples))) for name in records.metrics)
-        return TrainedGroup(int(samples.sum()), 0.0, loss[1], tuple(others), weights=weights_of(model))
+        columns = columns_of(records.metrics)
+        means = [float(np.average(last[column].to_numpy(), weights=samples)) for column in columns.values()]
+        others = tuple(zip(records.metrics[1:], means[1:], strict=True))
+        return TrainedGroup(int(samples.sum()), 0.0, means[0], others, weights=weights_of(model))
 
     def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
         """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""

@@ -27,6 +27,7 @@ from distkeras.data.schema import field_of, quoted, require_dataframe
 from distkeras.keras_model import archive
 from distkeras.keras_model.archive import require_model
 from distkeras.keras_model.recipe import recipe_of
+from distkeras.metric_columns import columns_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import AUTO, BY_SPEED
@@ -173,8 +174,8 @@ class Trainer(Histories, distkeras.trainer.Trainer):
     def get_history(self) -> list[dict[str, Any]]:
         """See `Histories.get_history`."""
         records = self._require(self.outcome.records, "get_history")
-        table = records.history()
-        metrics = [table[name].to_numpy() for name in records.metrics]
+        table = records.history(elements=True)
+        metrics = [table[column].to_numpy() for column in columns_of(records.metrics).values()]
         seconds = table["timestamp"].cast(pa.int64()).to_numpy() / 1e6
         steps = zip(table["worker"].to_pylist(), table["iteration"].to_pylist(), seconds.tolist(), strict=True)
         values = np.column_stack(metrics).tolist()

@@ -21,24 +21,40 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from distkeras.metric_columns import elements_of
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
 from distkeras.ps.simulation.virtual_job import Trace
 
 
 def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
-    """Return a copy in pandas of a Spark or pandas DataFrame, or of the commits of a simulation's trace."""
+    """Return a copy in pandas of a Spark or pandas DataFrame, or of the commits of a simulation's trace.
+
+    It has a column for each number of an array.
+    """
     if isinstance(frame, Trace):
         names = ("clock", "worker", "staleness", "steps", "scale", "gap", "normalized_gap")
         frame = pd.DataFrame({name: getattr(frame, name) for name in names})
+    result = with_elements(frame if isinstance(frame, pd.DataFrame) else frame.toPandas())
     for column in columns:
-        if column not in frame.columns:
+        if column not in result.columns:
             raise MissingColumnError(
-                f"The DataFrame must have this column. Received: columns={list(frame.columns)}", column=column
+                f"The DataFrame must have this column. Received: columns={list(result.columns)}", column=column
             )
-    result = frame.copy() if isinstance(frame, pd.DataFrame) else frame.toPandas()
     if result.empty:
         raise EmptyDataError("The DataFrame must have a row. Received: none")
     return result
+
+
+def with_elements(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy of a table with a column for each number of its arrays: "f1_score[0]" and so on."""
+    columns: dict[Any, Any] = {}
+    for name, values in frame.items():
+        if len(values) and values.dtype == object and isinstance(values.iloc[0], np.ndarray | list):
+            numbers = np.stack(values.to_list())
+            columns |= dict(zip(elements_of(str(name), numbers.shape[1:]), numbers.T, strict=True))
+        else:
+            columns[name] = values
+    return pd.DataFrame(columns, index=frame.index)
 
 
 def seconds_since_first(timestamps: pd.Series) -> pd.Series:

@@ -144,9 +144,11 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
     """Write the model, the tables, a summary and the plots of a job into a new local folder."""
     import pandas as pd
 
+    from distkeras.analysis.metrics import with_elements
+
     folder.mkdir(parents=True, exist_ok=True)
     numbers = write_files(trainer, folder)
-    history = pd.read_parquet(folder / "history.parquet")
+    history = with_elements(pd.read_parquet(folder / "history.parquet"))
     summary = {
         "rule": trainer.rule.name,
         "hyper_parameters": trainer.rule.config(),

@@ -48,7 +48,8 @@ def with_reasons(df: DataFrame, spec: DataSpec, name: str) -> DataFrame:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
-    if name in df.columns:
+    exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    if name in df.columns or (not exact and name.casefold() in map(str.casefold, df.columns)):
         raise ConfigurationError(f"the reasons must have a new column. Received: {name!r}", column=name)
 
     def checked(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

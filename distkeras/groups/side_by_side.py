@@ -65,7 +65,7 @@ class GroupsSideBySide:
             raise ConfigurationError("`side_by_side` needs a compiled step. Received: a model with run_eagerly=True")
         require_small_stack(replica.nbytes, count)
         self._spec, self._count = spec, count
-        self._models = StackedModels(model, example(spec), replica.metric_names, count)
+        self._models = StackedModels(model, example(spec), replica.reported, len(replica.metric_names), count)
 
     def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
         """Train on the rows of some groups, each as `ReplicaOfGroups.train` does up to rounding.

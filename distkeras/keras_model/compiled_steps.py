@@ -128,6 +128,13 @@ def _structured(model: Any, side: str, arrays: Sequence[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else list(arrays)
 
 
+def row_of_logs(logs: Mapping[str, Any], metrics: Sequence[str]) -> tf.Tensor:
+    """Return the numbers of some metrics, in their order, as a float64 tensor of one axis."""
+    import tensorflow as tf
+
+    return tf.concat([tf.reshape(tf.cast(logs[name], tf.float64), [-1]) for name in metrics], 0)
+
+
 class CompiledSteps:
     """A compiled loop over ``model.train_step``.
 
@@ -146,23 +153,24 @@ class CompiledSteps:
         self._while_tracing = while_tracing
         self._loops: dict[Any, _CompiledLoop] = {}
 
-    def run(self, batches: Sequence[Batch], metrics: Sequence[str]) -> np.ndarray:
+    def run(self, batches: Sequence[Batch], metrics: Sequence[str], width: int) -> np.ndarray:
         """Take one step per mini-batch, in order.
 
         Args:
             batches: at least one.
             metrics: names of metrics that ``train_step`` returns, the same at every call.
+            width: how many numbers they have together, also the same.
 
         Returns:
-            float64 array of shape ``(len(batches), len(metrics))``, of each step alone.
+            float64 array of shape ``(len(batches), width)``, of each step alone.
 
         Raises:
             ConfigurationError: ``train_step`` does not return all ``metrics``.
         """
-        rows = [self._run_span(*span, metrics) for span in _spans(batches)]
+        rows = [self._run_span(*span, metrics, width) for span in _spans(batches)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str]) -> np.ndarray:
+    def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str], width: int) -> np.ndarray:
         if stack.tensors is None:
             arrays = arrays_of(stack)
             kinds = [(array.shape[2:], array.dtype) for array in arrays]
@@ -171,21 +179,21 @@ class CompiledSteps:
         loop = self._loops.get(kind)
         if loop is None:
             with self._while_tracing():
-                loop = self._loops[kind] = self._trace(stack, metrics)
+                loop = self._loops[kind] = self._trace(stack, metrics, width)
         rows: np.ndarray = loop(_bounds(first, steps), *tensors).numpy()
         return rows
 
-    def logs(self, batch: Batch) -> dict[str, int]:
-        """Return the names that ``train_step`` reports for such a mini-batch, and of each the number of axes.
+    def logs(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
+        """Return the names that ``train_step`` reports for such a mini-batch, and of each the shape.
 
         The step is traced, and not run; the optimizer need not be built, and stays unbuilt.
         """
         import tensorflow as tf
 
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int | None, ...]] = {}
 
         def step(*arrays: Any) -> None:
-            found.update((name, len(np.shape(value))) for name, value in self._step(batch, arrays).items())
+            found.update((name, tuple(np.shape(value))) for name, value in self._step(batch, arrays).items())
 
         specs = [tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in arrays_of(batch)]
         with without_updates(self._model.optimizer):
@@ -200,7 +208,7 @@ class CompiledSteps:
         x, y, weight = model_inputs(model, arrays[:inputs], y, weight)
         return flat_logs(model.train_step(as_fit_packs(x, y, weight)))
 
-    def _trace(self, stack: Stack, metrics: Sequence[str]) -> _CompiledLoop:
+    def _trace(self, stack: Stack, metrics: Sequence[str], width: int) -> _CompiledLoop:
         """Compile the loop for the dtypes and row shapes of ``stack``, for any number of steps and of rows."""
         import tensorflow as tf
 
@@ -216,14 +224,14 @@ class CompiledSteps:
             missing = [name for name in metrics if name not in logs]
             if missing:
                 raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
-            return tf.stack([tf.cast(logs[name], tf.float64) for name in metrics])
+            return row_of_logs(logs, metrics)
 
         compiled = tf.function(step, jit_compile=True, autograph=False) if model.jit_compile else step
 
         def loop(bounds: Any, *stacks: Any) -> Any:
             span = [array[bounds[0] : bounds[1]] for array in stacks]
             steps = bounds[1] - bounds[0]
-            rows = tf.TensorArray(tf.float64, size=steps, element_shape=(len(metrics),))
+            rows = tf.TensorArray(tf.float64, size=steps, element_shape=(width,))
             _, rows = tf.while_loop(
                 lambda i, _: i < steps,
                 lambda i, rows: (i + 1, rows.write(i, compiled(*(array[i] for array in span)))),

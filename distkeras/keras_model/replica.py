@@ -35,6 +35,7 @@ from distkeras.keras_model.variables import (
     select,
     trainable_variables,
 )
+from distkeras.metric_columns import elements_of
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.messages import NO_ROWS, OptimizerState
 
@@ -175,6 +176,8 @@ class KerasReplica:
         self._gradient_steps: CompiledSteps | None = None
         self._collecting: CollectingOptimizer | None = None  # created on first use: it takes a vector's memory
         self._metric_names: tuple[str, ...] | None = None  # set by `prepare`
+        #: What a step reports, of which `metric_names` names the numbers.
+        self.reported: tuple[str, ...] = ()
         self._prepared_for: Any = None
         self._next: keras.Model | None = None  # the first step takes over this model's state
         self._values = NO_ROWS  # what the driver has set
@@ -192,6 +195,8 @@ class KerasReplica:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Return the names of the loss and the metrics, in the order of the columns of `train`.
+
+        A metric of one number for each class has one for each: "f1_score[0]", "f1_score[1]" and so on.
 
         Raises:
             LocalProtocolError: nothing was trained yet and `prepare` was not called: Keras chooses the class of
@@ -222,7 +227,7 @@ class KerasReplica:
         # Saved because a recurrent layer draws dropout, and moves its state, in inference mode too.
         before = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in self._changed_by_prepare()]
         try:
-            axes = self._logs_of_own_step(batch) if is_own(self.model, "train_step") else self._logs(batch)
+            shapes = self._logs_of_own_step(batch) if is_own(self.model, "train_step") else self._logs(batch)
         except ValueError as error:
             raise ConfigurationError(
                 "`model` must have inputs, loss and metrics that fit the data. Received: "
@@ -231,27 +236,33 @@ class KerasReplica:
         self.model.reset_metrics()
         for variable, value in before:
             variable.assign(value)
-        vectors = [name for name, count in axes.items() if count]
-        if vectors:
-            raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")
-        self._metric_names = tuple(sorted(axes, key=lambda name: name != "loss"))  # Keras 3.11 lists it last
+        for name, shape in shapes.items():
+            if "\n" in name:
+                raise ConfigurationError(f"a metric's name must be one line. Received: {name!r}")
+            if len(shape) > 1 or None in shape or (shape and name == "loss"):
+                raise ConfigurationError(
+                    "`metrics` must be single numbers, or arrays of one axis and a fixed length. "
+                    f"Received: {name!r} of shape {shape}"
+                )
+        self.reported = tuple(sorted(shapes, key=lambda name: name != "loss"))  # Keras 3.11 lists it last
+        self._metric_names = tuple(part for name in self.reported for part in elements_of(name, shapes[name]))
         self._prepared_for = _kind(batch)
 
-    def _logs(self, batch: Batch) -> dict[str, int]:
-        """Return the names that Keras' own ``train_step`` reports, and of each the number of axes."""
+    def _logs(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
+        """Return the names that Keras' own ``train_step`` reports, and of each the shape."""
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         predicted = self.model(x, training=False)
         if getattr(self.model, "loss", None) is not None or not batch.y:
             self.model.compute_loss(x, y, predicted, weight)
         logs = self.model.compute_metrics(x, y, predicted, sample_weight=weight)
-        return {name: np.ndim(value) for name, value in logs.items()}
+        return {name: tuple(np.shape(value)) for name, value in logs.items()}
 
-    def _logs_of_own_step(self, batch: Batch) -> dict[str, int]:
+    def _logs_of_own_step(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
         """Return the same of the user's ``train_step``, which may report other names than the model's metrics have."""
         try:
             if self._compiles:
                 return self._training_steps.logs(batch)
-            return {name: np.ndim(value) for name, value in self._logs_on_batch(batch).items()}
+            return {name: tuple(np.shape(value)) for name, value in self._logs_on_batch(batch).items()}
         except (ValueError, ConfigurationError):
             raise
         except Exception as error:
@@ -321,13 +332,17 @@ class KerasReplica:
         self._build_optimizer()
         if not self._compiles:
             return np.stack([self._train_on_batch(batch) for batch in batches])
-        return self._training_steps.run(batches, self.metric_names)
+        return self._training_steps.run(batches, self.reported, len(self.metric_names))
 
     def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
-        """Return loss and metrics over ``batch`` in inference mode, by name; ``batch_size`` rows at a time."""
+        """Return loss and metrics in inference mode, named as in `metric_names`; ``batch_size`` rows at a time."""
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         results = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
-        values = {name: float(value) for name, value in results.items()}
+        values = {
+            part: float(number)
+            for name, value in results.items()
+            for part, number in zip(elements_of(name, np.shape(value)), np.ravel(value), strict=True)
+        }
         whole, rest = divmod(batch.size, batch_size)
         means = [mean for mean in losses_of_outputs(self.model) if float(mean.count) != batch.size]
         if not means or not whole or not rest:
@@ -366,7 +381,7 @@ class KerasReplica:
         collecting, steps = self._collecting, self._gradient_steps
         before = collecting.steps
         if self._compiles and steps is not None:
-            row: np.ndarray = steps.run([batch], self.metric_names)[0]
+            row: np.ndarray = steps.run([batch], self.reported, len(self.metric_names))[0]
         else:
             with collecting.installed():
                 row = self._train_on_batch(batch)
@@ -455,10 +470,10 @@ class KerasReplica:
 
     def _train_on_batch(self, batch: Batch) -> np.ndarray:
         logs = self._logs_on_batch(batch)
-        missing = [name for name in self.metric_names if name not in logs]
+        missing = [name for name in self.reported if name not in logs]
         if missing:
             raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
-        return np.array([logs[name] for name in self.metric_names], np.float64)
+        return np.concatenate([np.ravel(logs[name]) for name in self.reported], dtype=np.float64)
 
     def _logs_on_batch(self, batch: Batch) -> dict[str, Any]:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)

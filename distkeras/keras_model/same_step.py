@@ -21,6 +21,7 @@ from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.undo import undone
 from distkeras.keras_model.variables import layer_states, numpy_value, trainable_variables
+from distkeras.metric_columns import with_arrays
 from distkeras.ps.errors import ConfigurationError, headline
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _our_step(model: keras.Model, batch: Batch, *, gradient: bool) -> _Step:
         replica.load(moved)
     else:
         (row,) = replica.train([batch])
-    logs = dict(zip(replica.metric_names, row, strict=True))
+    logs = with_arrays(dict(zip(replica.metric_names, row, strict=True)))
     return _Step(outputs, logs, {weight.path: numpy_value(weight) for weight in model.weights} | staying)
 
 
@@ -299,7 +300,7 @@ def _drawn_labels(rng: np.random.Generator, column: Column, rows: int) -> np.nda
     shape, dtype = (rows, *column.shape), np.dtype(column.dtype)
     if column.classes is not None:
         return rng.integers(0, column.classes, shape).astype(dtype)
-    if column.size > 1 and dtype.kind == "f":
+    if column.size > 1:
         places = rng.integers(0, shape[-1], shape[:-1])
         return np.eye(shape[-1], dtype=dtype)[places]
     return rng.integers(0, 2, shape).astype(dtype)

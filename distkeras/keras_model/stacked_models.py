@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import as_weight
-from distkeras.keras_model.compiled_steps import arrays_of, model_inputs
+from distkeras.keras_model.compiled_steps import arrays_of, model_inputs, row_of_logs
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import distinct_variables, trainable_variables
 from distkeras.ps.errors import ConfigurationError, headline
@@ -33,17 +33,18 @@ class StackedModels:
         model: built and compiled, on TensorFlow, with a built optimizer. It must not be used for anything else.
         example: a mini-batch of the shapes and dtypes to come, for which loss and metrics are built.
         metrics: names of loss and metrics, loss first.
+        width: how many numbers they have together.
         count: the number of copies.
 
     Raises:
         ConfigurationError: the step cannot be vectorized; the text states TensorFlow's reason.
     """
 
-    def __init__(self, model: keras.Model, example: Batch, metrics: Sequence[str], count: int) -> None:
+    def __init__(self, model: keras.Model, example: Batch, metrics: Sequence[str], width: int, count: int) -> None:
         import keras
         import tensorflow as tf
 
-        self._model, self._metrics = model, tuple(metrics)
+        self._model, self._metrics, self._width = model, tuple(metrics), width
         _make_stateless(model.optimizer)
         self._variables = distinct_variables(model)
         self._initial = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]
@@ -73,7 +74,7 @@ class StackedModels:
                 ``(steps, copies, rows, *column.shape)``.
 
         Returns:
-            float64 ``(steps, copies, metrics)``: loss and metrics of each step alone.
+            float64 ``(steps, copies, width)``: loss and metrics of each step alone.
         """
         rows: np.ndarray = self._loop(places, *arrays).numpy()
         return rows
@@ -90,7 +91,7 @@ class StackedModels:
         def loop(places: Any, *stacks: Any) -> Any:
             values = [tf.gather(stacked, places) for stacked in self._stacked]
             steps = tf.shape(stacks[0])[0]
-            rows = tf.TensorArray(tf.float64, size=steps, element_shape=(None, len(self._metrics)))
+            rows = tf.TensorArray(tf.float64, size=steps, element_shape=(None, self._width))
 
             def body(step: Any, values: list[Any], rows: Any) -> tuple[Any, list[Any], Any]:
                 elements = values, [stack[step] for stack in stacks]
@@ -137,8 +138,7 @@ class StackedModels:
         after = {id(variable): scope.get_current_value(variable) for variable in self._variables}
         after.update((id(variable), value) for variable, value in zip(trainable, moved, strict=True))
         after.update((id(variable), value) for variable, value in zip(optimizer.variables, state, strict=True))
-        rows = tf.stack([tf.cast(logs[name], tf.float64) for name in self._metrics])
-        return [after[id(variable)] for variable in self._variables], rows
+        return [after[id(variable)] for variable in self._variables], row_of_logs(logs, self._metrics)
 
     def _require_no_other_state(self) -> None:
         """Raise ConfigurationError if the step uses state that is not stacked, which all copies would share."""

@@ -21,6 +21,7 @@ from distkeras.data.schema import quoted, require_dataframe
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.keras_model.optimizers import optimizer_of, with_learning_rate
+from distkeras.metric_columns import in_columns, with_arrays
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
@@ -107,12 +108,12 @@ class ValidationCurve(Callback):
 
     def __init__(self, df: DataFrame, max_rows: int, **every: Any) -> None:
         super().__init__(**every if any(value is not None for value in every.values()) else {"every_epochs": 1.0})
-        self.points: list[dict[str, float]] = []
+        self.points: list[dict[str, Any]] = []
         self.sampled = False
         self._df, self._max_rows = df, max_rows
         self._batch: Batch | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._waiting: list[Future[dict[str, float]]] = []
+        self._waiting: list[Future[dict[str, Any]]] = []
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Read the rows."""
@@ -139,11 +140,11 @@ class ValidationCurve(Callback):
         """Evaluate no more."""
         self._close()
 
-    def _evaluate(self, context: CallbackContext) -> dict[str, float]:
+    def _evaluate(self, context: CallbackContext) -> dict[str, Any]:
         assert self._batch is not None, "`on_begin` comes first"
         values = context.evaluate(self._batch)
         place = {"epoch": context.status.epochs, "clock": context.clock, "seconds": context.seconds}
-        return {**place, "rows": len(self._batch.x[0]), **values}
+        return {**place, "rows": len(self._batch.x[0]), **in_columns(with_arrays(values))}
 
     def _collect(self, most: int) -> None:
         """Take in evaluations until at most so many wait; raises what one raised."""
@@ -224,7 +225,7 @@ def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Opt
 
 
 def _evaluate_on_executors(
-    fitted: KerasModel, rows: DataFrame, points: Sequence[dict[str, float]], clock: int | None
+    fitted: KerasModel, rows: DataFrame, points: Sequence[dict[str, Any]], clock: int | None
 ) -> None:
     """Replace the values of the summary's point of ``clock``, which are of a sample, by those of all rows.
 
@@ -240,7 +241,7 @@ def _evaluate_on_executors(
     except ConfigurationError as error:
         log.warning("the last validation is of %d rows, a sample: %s", point["rows"], error.message)
         return
-    point.update(values, rows=rows.count())
+    point.update(in_columns(values), rows=rows.count())
 
 
 #: Keras makes a model from its archive under names that it counts globally: one thread at a time.

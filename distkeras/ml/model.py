@@ -282,7 +282,7 @@ class TrainingSummary(JobResults):
     def __init__(
         self,
         trainer: Trainer,
-        validation: Sequence[dict[str, float]],
+        validation: Sequence[dict[str, Any]],
         callbacks: Sequence[Callback],
         unchecked: DataFrame,
     ) -> None:

@@ -156,12 +156,12 @@ class KerasStreamModel(KerasModel):
         from pyspark.sql import functions as F
 
         column = self.value("version_col")
-        if column:
-            expressions.check_new_columns(dataset, column)
         if dataset.isStreaming:
             return self._transform_stream(dataset, column)
         version, fixed = self._fixed()
         out = fixed.transform(dataset)
+        if column:
+            expressions.check_new_columns(out, column)  # new next to the predictions, too
         return out.withColumn(column, F.lit(version.number).cast("long")) if column else out
 
     def _transform_stream(self, dataset: DataFrame, column: str) -> DataFrame:
@@ -174,6 +174,8 @@ class KerasStreamModel(KerasModel):
         rows = dataset.crossJoin(F.broadcast(version))
         options = dataclasses.replace(fixed.prediction_options(), models=PublishedModels(uri, self._model_key))
         out = with_predictions(rows, fixed, options)
+        if column:
+            expressions.check_new_columns(out, column)
         return (out.withColumn(column, F.col(NUMBER)) if column else out).drop(NAME, NUMBER)
 
     def extra_to_save(self) -> dict[str, Any]:

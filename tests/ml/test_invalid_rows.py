@@ -116,6 +116,8 @@ class TestTraining:
         trainer = Trainer(classifier(), "agn", features_col="a", num_workers=1)
         with pytest.raises(ConfigurationError, match="'key'"):
             trainer.invalid_rows(df.select("id", "key", F.array("a", "b").alias("a"), "label"), "key")
+        with pytest.raises(ConfigurationError, match="'LABEL'"):  # Spark could not tell them apart
+            trainer.invalid_rows(df.select("id", F.array("a", "b").alias("a"), "label"), "LABEL")
 
 
 class TestPrediction:
