@@ -1,4 +1,4 @@
-"""Every metric has a column of its own, in Spark too, whatever its name is; arrays are put together again."""
+"""Every metric has a column of its own, in Spark too, for any name; arrays are put together again."""
 
 from __future__ import annotations
 
