@@ -22,6 +22,7 @@ from distkeras.keras_model.compiled_steps import (
     model_inputs,
     packing_as_fit,
 )
+from distkeras.keras_model.keras_config import Settings, applied
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.settable import Settable, assign_rows, settable
 from distkeras.keras_model.variables import (
@@ -162,6 +163,8 @@ class KerasReplica:
 
         _check_ready(model)
         self.model, self._order = model, order
+        #: Those of ``keras.config`` that evaluations apply, on the driver; a task has set them for good.
+        self.settings: Settings = {}
         #: In the model's own order, in which an optimizer is built.
         self._trainable = trainable_variables(model)
         statistics = moving_statistics(model)
@@ -336,6 +339,10 @@ class KerasReplica:
 
     def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
         """Return loss and metrics in inference mode, named as in `metric_names`; ``batch_size`` rows at a time."""
+        with applied(self.settings):
+            return self._evaluate(batch, batch_size)
+
+    def _evaluate(self, batch: Batch, batch_size: int) -> dict[str, float]:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         results = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
         values = {

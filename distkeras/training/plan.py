@@ -146,6 +146,7 @@ class JobPlan:
     def build_evaluator(self) -> KerasReplica:
         """Return such a copy. Of a table at the server it has only the rows in `wants`, which are zeros at first."""
         replica = KerasReplica(self.recipe.build(self.model_file), self.cut.order)
+        replica.settings = self.recipe.settings
         for number, table in self.cut.partial:
             ids = self.evaluated.get(number, NO_IDS)
             replica.model.get_layer(table.name).lend(ids, np.zeros((len(ids), table.width), np.float32))
