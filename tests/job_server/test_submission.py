@@ -122,6 +122,20 @@ def test_every_option_arrives(service: JobService, rule: str, names: set[str]) -
             assert name in description.options.model_fields_set
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"label_col": {"a": ["b", "c"], "d": None}, "sample_weight_col": {"a": "w", "d": None}},
+        {"label_col": ["b", None], "sample_weight_col": [None, "w"]},
+        {"label_col": None, "loss": None},
+    ],
+)
+def test_labels_and_weights_of_outputs_arrive(service: JobService, columns: dict[str, Any]) -> None:
+    trainer = make_trainer(rule="downpour", **columns)
+    _, found, _ = submit_and_rebuild(service, trainer)
+    same_settings(trainer, found)
+
+
 def test_default_values_are_not_sent(service: JobService) -> None:
     trainer = make_trainer(rule="downpour", worker_optimizer="sgd")
     description, found, _ = submit_and_rebuild(service, trainer)

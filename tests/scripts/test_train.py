@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import keras
 import numpy as np
@@ -142,6 +143,23 @@ def test_optimizer_and_weights_are_passed_on(train: ModuleType, files: Path) -> 
     adam = keywords.pop("worker_optimizer")
     assert (float(adam.learning_rate), adam.beta_1) == (0.25, 0.5)
     assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--label", "a", "b", "--sample-weight", "w"], {"label_col": ["a", "b"], "sample_weight_col": "w"}),
+        (
+            ["--label", "kind=k", "spare=", "--sample-weight", "kind=w", "spare="],
+            {"label_col": {"kind": "k", "spare": None}, "sample_weight_col": {"kind": "w", "spare": None}},
+        ),
+        (["--label"], {"label_col": []}),
+    ],
+)
+def test_labels_and_weights_of_outputs_have_flags(
+    train: ModuleType, files: Path, flags: list[str], expected: dict[str, Any]
+) -> None:
+    assert trainer_keywords(train.parser().parse_with_file(needed(files, "--rule", "agn", *flags))) == expected
 
 
 def test_an_optimizer_of_this_package_can_be_named(train: ModuleType, files: Path) -> None:
