@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -147,7 +148,7 @@ def to_json(value: Any, name: str) -> Any:
         raise invalid(
             name, value, "an optimizer that excludes weights from decay by `var_names`, to be saved: not `var_list`"
         )
-    lacking = attributes_of(value, object_of(config, name)) if hasattr(value, "get_config") else []
+    lacking = attributes_of(value, object_of(copy.deepcopy(config), name)) if hasattr(value, "get_config") else []
     return {_KIND: "keras", "config": config, **({"attributes": lacking} if lacking else {})}
 
 

@@ -85,10 +85,18 @@ class TrainedGroup:
 
 def table_schema(keys: Sequence[StructField]) -> StructType:
     """Return the columns of trained groups as tasks return them."""
-    from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+    from pyspark.sql import types as T
 
-    own = [StructField(name, _parse_datatype_string(kind)) for name, kind in (*SHOWN, *_OWN)]
-    return StructType([*keys, *own])
+    kinds: dict[str, T.DataType] = {
+        "bigint": T.LongType(),
+        "double": T.DoubleType(),
+        "string": T.StringType(),
+        "boolean": T.BooleanType(),
+        "binary": T.BinaryType(),
+        "decimal(38,0)": T.DecimalType(38, 0),
+        "map<string,double>": T.MapType(T.StringType(), T.DoubleType()),
+    }
+    return T.StructType([*keys, *(T.StructField(name, kinds[kind]) for name, kind in (*SHOWN, *_OWN))])
 
 
 def _row_hash(keys: Sequence[str]) -> Column:

@@ -139,8 +139,8 @@ class TestBeforeAnyWork:
     @pytest.mark.parametrize(
         ("callbacks", "text"),
         [
-            ([keras.callbacks.LearningRateScheduler(lambda e: 0.1)], r"give `worker_optimizer` a schedule"),
-            ([keras.callbacks.ReduceLROnPlateau()], r"the workers have the optimizers"),
+            ([keras.callbacks.BackupAndRestore("backup")], r"the server saves the job"),
+            ([keras.callbacks.SwapEMAWeights()], r"the workers have the optimizers"),
             ([TimeBudget], r"made ones: not the class"),
             (TimeBudget(3), r"a list of"),
             (["progress"], r"Received: 'progress'"),

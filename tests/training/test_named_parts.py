@@ -91,7 +91,7 @@ def test_a_mapping_trains_each_part_on_its_own_column(rows: DataFrame, loss: Any
         ({"features_col": {"zz": "column_a", "aa": "column_b"}}, r"inputs \['item', 'user'\]"),
         ({"label_col": {**OUTPUTS, "more": "target_a"}}, r"outputs \['amount', 'price'\]"),
         ({"label_col": ["target_a"]}, r"2 outputs of the model, \['amount', 'price'\]"),
-        ({"label_col": {"price": "", "amount": "x"}}, "name of an input or output to column"),
+        ({"label_col": {"price": "", "amount": "x"}}, "a mapping: name of an output to its column"),
     ],
 )
 def test_a_name_that_the_model_does_not_have_is_refused_before_any_work(
