@@ -139,17 +139,3 @@ def _a_pace_goes_on_over_micro_batches() -> list[Patch]:
         return begin_micro_batch(center, stream, number, center.scheduler)
 
     return [(dispatcher, "begin_micro_batch", kept)]
-
-
-@mutation
-def _what_a_rule_kept_for_a_partition_stays() -> list[Patch]:
-    """A partition starts the next micro-batch with the momentum that was discarded when it ended the previous one."""
-
-    def kept(center: Center, *arguments: Any) -> bool:
-        vectors = {worker: lease.vectors for worker, lease in center.leases.items()}
-        began = begin_micro_batch(center, *arguments)
-        for worker, old in vectors.items() if began else ():
-            center.leases[worker].vectors = old
-        return began
-
-    return [(dispatcher, "begin_micro_batch", kept)]
