@@ -123,7 +123,7 @@ class _Search:
         )
         evaluation = EarlyStopping(self._validation, "accuracy", every_epochs=epochs)
         trainer.train(self._df, callbacks=[evaluation], **saving)
-        return evaluation.evaluations[-1]["accuracy"]
+        return float(evaluation.evaluations[-1]["accuracy"])
 
     def note(self) -> str:
         """Return the results of the searches, and the epochs and jobs that they took."""
