@@ -28,7 +28,6 @@ SOON = {
     "no-owner": 125,
     "a-server-outlives-its-driver": 8,
     "a-gap-in-the-mini-batches-is-taken": 5,
-    "a-file-that-is-no-snapshot-is-read": 16,
     "numbers-are-not-looked-at": 21,
     "a-skipped-commit-leaves-its-worker-where-it-was": 9,
     "other-partitions-go-on-where-these-were": 23,
