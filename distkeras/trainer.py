@@ -574,6 +574,7 @@ class Trainer(JobResults):
         cut = self._cut(replica, spec, None if checkpoint is None or not resume else checkpoint.uri, df.isStreaming)
         if cut.tables:
             replica = KerasReplica(replica.model, cut.order)
+            replica.settings = self.recipe.settings
             replica.prepare(example(spec))
         for _, table in cut.partial:
             require_folder(table.name, replica.model.get_layer(table.name).folder)
@@ -689,6 +690,7 @@ class Trainer(JobResults):
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
         """Return a copy of the model, compiled like the workers'; ``to_train``: with its optimizer's state."""
         replica = KerasReplica(self.recipe.build(self.model_file, to_train=to_train))
+        replica.settings = self.recipe.settings
         require_optimizer(self.rule, replica.model)
         return replica
 

@@ -39,6 +39,8 @@ from distkeras.keras_model import archive, keras_config, mapped_tables
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.mapped_tables import MappedModel, ModelParts
 from distkeras.keras_model.same_step import require_same_outputs
+from distkeras.keras_model.unsaved_values import named_layers
+from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
@@ -411,7 +413,7 @@ class PackedModel:
         digest = hashlib.sha256(self.data + repr(self.settings).encode())
         # Two notebook classes of one name may differ, although the archives are equal.
         self.key = digest.hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
-        self._maps = mapped_tables.has_wide_tables(model)
+        self._maps = mapped_tables.has_wide_tables(model) and not _has_lambda_only(model)
         self._maps_losses = self._maps and not mapped_tables.has_activity_losses(model)
         self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
@@ -438,7 +440,7 @@ class PackedModel:
         """Return a function that builds the model with wide tables in files in tasks of ``spark``."""
         sent = _MAPPED.setdefault(spark, {})
         if self.key not in sent:
-            parts, tables = mapped_tables.split_tables(archive.from_bytes(self.data, self.objects))
+            parts, tables = mapped_tables.split_tables(archive.from_bytes(self.data, self.objects), self.objects)
             # Executors may fetch a file until the session ends.
             folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -480,6 +482,14 @@ class PackedModel:
             options=options,
             map_tables=self._table_mapper(spark) if maps else None,
         )
+
+
+def _has_lambda_only(model: keras.Model) -> bool:
+    """Return whether a model has a `Lambda`, whose code is permitted in the whole model only, and can be sent whole."""
+    import keras
+
+    lambdas = any(isinstance(layer, keras.layers.Lambda) for layer in named_layers(model).values())
+    return lambdas and not has_rows_at_server(model)
 
 
 def _sent(spark: SparkSession, name: str, data: bytes) -> Callable[[], bytes]:

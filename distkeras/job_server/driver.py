@@ -30,6 +30,7 @@ from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLin
 from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
+from distkeras.keras_model.keras_config import applied
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
@@ -214,8 +215,9 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
     if isinstance(optimizer, Mapping):
         keywords["worker_optimizer"] = optimizer_of(optimizer)
     keywords["monitoring"] = replace(keywords.get("monitoring") or Monitoring(), progress=False)
-    model = archive.from_bytes(data, compiled=True)
-    return Trainer(model, description.build_rule(), **keywords)
+    with applied(archive.settings_of(data)):  # those of the submitting process, which the trainer keeps
+        model = archive.from_bytes(data, compiled=True)
+        return Trainer(model, description.build_rule(), **keywords)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_archive
 from distkeras.keras_model import archive
+from distkeras.keras_model.compile_arguments import PackedObject
+from distkeras.keras_model.keras_config import applied
 from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.transport.deadlines import Deadlines
@@ -61,13 +63,25 @@ def model_of(trainer: Trainer) -> bytes:
     if recipe.objects:
         names = ", ".join(sorted(recipe.objects))
         raise _refused("custom_objects", f"not be needed, because a job contains no code. Received: {names}")
+    if recipe.undecayed:
+        raise _refused(
+            "optimizer",
+            "be described by its configuration, which is what a job contains. Received: one that excludes "
+            f"{len(recipe.undecayed)} variables from weight decay",
+        )
     for name, value in recipe.arguments.items():
         for function in _functions(value):
             text = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
             raise _refused(
                 name, f"be Keras' own, by name or as an object, because a job contains no code. Received: {text}"
             )
-    data = archive.to_bytes(recipe.build(trainer.model_file, to_train=True))
+        for attribute in _attributes(value):
+            raise _refused(
+                name, f"be described by its configuration, which is what a job contains. Received: one with {attribute}"
+            )
+    with applied(recipe.settings):
+        data = archive.to_bytes(recipe.build(trainer.model_file, to_train=True))
+    data = archive.with_attributes(data, archive.attributes_in(trainer.model_file))
     require_archive(BytesIO(data))
     return data
 
@@ -104,6 +118,17 @@ def _functions(value: Any) -> Iterator[Any]:
             yield from _functions(part)
     elif callable(value) and str(getattr(value, "__module__", "")).partition(".")[0] != "keras":
         yield value
+
+
+def _attributes(value: Any) -> Iterator[str]:
+    """Yield the attributes that a job's archive does not carry: of the objects in an argument of ``compile``."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _attributes(part)
+    elif isinstance(value, PackedObject):
+        yield from (f"{name}={content!r}" for _, name, content in value.attributes)
 
 
 def _refused(name: str, expected: str) -> DescriptionError:

@@ -108,6 +108,16 @@ def to_save(model: keras.Model) -> bytes:
     return with_attributes(data, attributes_of_model(model, from_bytes(data)))
 
 
+def part_to_bytes(part: keras.Model, objects: Mapping[str, Any] | None = None) -> bytes:
+    """Return a model of another one's layers as `to_bytes` does, with the attributes that their configurations lack.
+
+    Args:
+        objects: custom objects of the model, by registered name.
+    """
+    data = to_bytes(part)
+    return with_attributes(data, attributes_of_model(part, from_bytes(data, objects)))
+
+
 def require_model(value: Any, name: str = "model") -> None:
     """Raise ConfigurationError unless ``value`` is a model of Keras 3, built or not."""
     import keras

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distkeras.keras_model.archive import CustomObjects, from_bytes, to_bytes
+from distkeras.keras_model.archive import CustomObjects, from_bytes, part_to_bytes
 from distkeras.keras_model.model_graph import functional_of, users_of
 from distkeras.keras_model.stored_rows import StoredRows, sorted_files
 from distkeras.ps.errors import BadValueError
@@ -83,11 +83,14 @@ def has_activity_losses(model: keras.Model) -> bool:
     return any(getattr(layer, name, None) is not None for layer in functional_of(model).layers for name in named)
 
 
-def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | WideEmbedding]]:
+def split_tables(
+    model: keras.Model, objects: CustomObjects | None = None
+) -> tuple[ModelParts, list[np.ndarray | WideEmbedding]]:
     """Return a model's parts and its wide tables: float32 ``(rows, width)``, or the layer of one that no process holds.
 
     Args:
         model: one that `has_wide_tables`. It must not be used afterwards: the parts share its layers.
+        objects: its custom objects.
     """
     import keras
 
@@ -111,10 +114,11 @@ def split_tables(model: keras.Model) -> tuple[ModelParts, list[np.ndarray | Wide
     shapes = tuple(layer.table() if _is_wide(layer) else None for layer in layers)
     ids = b""
     if computed:
-        ids = to_bytes(keras.Model(_unwrapped([functional.inputs[number] for number in of_ids]), computed))
+        numbered = keras.Model(_unwrapped([functional.inputs[number] for number in of_ids]), computed)
+        ids = part_to_bytes(numbered, objects)
     outputs = functional._outputs_struct  # noqa: SLF001 - the public list has no names of outputs
     rest = keras.Model(_unwrapped([*embedded, *(functional.inputs[number] for number in kept)]), outputs)
-    return ModelParts(to_bytes(rest), kept, ids, of_ids, table_calls, shapes), tables
+    return ModelParts(part_to_bytes(rest, objects), kept, ids, of_ids, table_calls, shapes), tables
 
 
 def save_tables(tables: Sequence[np.ndarray | WideEmbedding], folder: Path) -> list[Path]:

@@ -163,7 +163,7 @@ class KerasReplica:
 
         _check_ready(model)
         self.model, self._order = model, order
-        #: Those of ``keras.config`` that evaluations apply, on the driver; a task has set them for good.
+        #: Those of ``keras.config`` that `prepare` and evaluations apply, on the driver; a task has set them for good.
         self.settings: Settings = {}
         #: In the model's own order, in which an optimizer is built.
         self._trainable = trainable_variables(model)
@@ -230,7 +230,8 @@ class KerasReplica:
         # Saved because a recurrent layer draws dropout, and moves its state, in inference mode too.
         before = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in self._changed_by_prepare()]
         try:
-            shapes = self._logs_of_own_step(batch) if is_own(self.model, "train_step") else self._logs(batch)
+            with applied(self.settings):  # losses and metrics are created
+                shapes = self._logs_of_own_step(batch) if is_own(self.model, "train_step") else self._logs(batch)
         except ValueError as error:
             raise ConfigurationError(
                 "`model` must have inputs, loss and metrics that fit the data. Received: "

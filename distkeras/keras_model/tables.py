@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.keras_model.archive import CustomObjects, to_bytes
+from distkeras.keras_model.archive import CustomObjects, part_to_bytes
+from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.model_graph import (
     Given,
     ModelGraph,
@@ -450,7 +451,7 @@ class _Cutter:
             self._copy_optimizer(small)
         shapes = tuple(table.shape for table in self._tables)
         worker = RowModel(recipe, order, shapes, inputs, self._id_sources(), lookups, *self._ids_part())
-        return CutModel(self._kept, shapes, worker, to_bytes(small), whole)
+        return CutModel(self._kept, shapes, worker, part_to_bytes(small, recipe.objects), whole)
 
     def _lookups(self) -> tuple[Lookup, ...]:
         """Group tables that have the same number of rows and are looked up by the same tensors."""
@@ -503,7 +504,7 @@ class _Cutter:
         return type(self._model).from_config({**own, "layers": [first, *layers]})
 
     def _copy_layers(self, small: Any) -> None:
-        """Copy variables and assets of the original's layers to those of the small model."""
+        """Copy variables, attributes and assets of the original's layers to those of the small model."""
         tables = {table.layer.name for table in self._tables}
         for layer in small.layers:
             if layer.name in tables:
@@ -514,6 +515,7 @@ class _Cutter:
                 continue
             for variable, copy in zip(original.variables, layer.variables, strict=True):
                 copy.assign(variable)
+            set_attributes_of_model(layer, attributes_of_model(original, layer))
             for part, copy in zip(original._flatten_layers(), layer._flatten_layers(), strict=True):  # noqa: SLF001 - there is no public list
                 if hasattr(part, "save_assets"):
                     with tempfile.TemporaryDirectory(prefix="distkeras-") as folder:
@@ -578,7 +580,7 @@ class _Cutter:
             inputs if len(inputs) > 1 else inputs[0], [_tensor(self._functional, source) for source in computed]
         )
         keras_own = all(type(part).__module__.partition(".")[0] == "keras" for part in ids.operations)
-        return to_bytes(ids), tuple(numbers), keras_own
+        return part_to_bytes(ids, self._recipe.objects), tuple(numbers), keras_own
 
 
 def _embedding_in_place_of(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
 from distkeras.keras_model import archive
+from distkeras.keras_model.keras_config import applied
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.checkpoint.versions import VersionFolder, Versions
 from distkeras.ps.errors import (
@@ -68,6 +69,13 @@ log = logging.getLogger(__name__)
 _SHARED = ("model", "layout", "moving_statistics")
 
 
+def _to_publish(plan: JobPlan) -> bytes:
+    """Return the compiled model with its attributes, made under the settings with which workers compute."""
+    with applied(plan.recipe.settings):
+        data = archive.with_optimizer(plan.build_replica().model)
+    return archive.with_attributes(data, archive.attributes_in(plan.model_file))
+
+
 class Publisher:
     """Publishes versions of one stream.
 
@@ -84,9 +92,7 @@ class Publisher:
         self._versions = versions
         self._folder = VersionFolder(versions.uri)
         identity: dict[str, Any] = plan.identity()
-        self._folder.take(
-            {name: identity[name] for name in _SHARED}, lambda: archive.with_optimizer(plan.build_replica().model)
-        )
+        self._folder.take({name: identity[name] for name in _SHARED}, partial(_to_publish, plan))
         #: The current micro-batch and its stream, if it has ended without a version.
         self._ended: tuple[str, int] | None = None
         self._begun = False

@@ -20,7 +20,9 @@ from distkeras.job_server.description import JobDescription, TrainerOptions
 from distkeras.job_server.driver import trainer_of
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_weights
+from distkeras.job_server.submission import description_of, model_of
 from distkeras.keras_model import archive
+from distkeras.keras_model.keras_config import applied
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import grouped
 
@@ -272,6 +274,29 @@ def test_the_factors_of_lora_are_sent(service: JobService) -> None:
     require_weights(data)
     for given, sent in zip(model.get_weights(), archive.from_bytes(data).get_weights(), strict=True):
         np.testing.assert_array_equal(given, sent)
+
+
+def test_the_settings_of_keras_are_sent() -> None:
+    with applied({"dtype_policy": "mixed_float16", "epsilon": 1e-3}):
+        trainer = make_trainer()
+    sent = trainer_of(model_of(trainer), JobDescription.from_json({**description_of(trainer), "data": "/data/train"}))
+    assert sent.recipe.settings == trainer.recipe.settings
+    assert sent.recipe.settings["epsilon"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [({"var_names": ["kernel"]}, "_exclude_from_weight_decay_pattern"), ({"var_list": None}, "excludes 1 variables")],
+)
+def test_exclusions_from_weight_decay_are_refused(variables: dict[str, Any], named: str) -> None:
+    model, optimizer = dense(), keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    if "var_list" in variables:
+        variables = {"var_list": [model.layers[0].kernel]}
+    optimizer.exclude_from_weight_decay(**variables)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    with pytest.raises(DescriptionError, match=named) as caught:
+        model_of(Trainer(model, "downpour"))
+    assert caught.value.field == "optimizer"
 
 
 def test_an_invalid_url_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

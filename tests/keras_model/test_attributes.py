@@ -9,12 +9,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from support.draws.worker import plan_of
 
 from distkeras import Trainer
-from distkeras.keras_model import archive
+from distkeras.keras_model import archive, mapped_tables
+from distkeras.keras_model.archive import from_bytes
 from distkeras.keras_model.attributes import (
     attributes_of,
     attributes_of_model,
@@ -24,8 +27,10 @@ from distkeras.keras_model.attributes import (
 from distkeras.keras_model.optimizers import inner_optimizer, with_learning_rate
 from distkeras.keras_model.recipe import model_identity
 from distkeras.keras_model.replica_cache import fingerprint
+from distkeras.keras_model.tables import cut
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
+from distkeras.training.stream import _to_publish
 from distkeras.transformers import ModelPredictor
 from distkeras.transformers.files import from_json, to_json
 
@@ -137,6 +142,40 @@ def test_predictors_have_the_attributes(name: str) -> None:
     expected = model.predict(x, verbose=0)
     for copy in (ModelPredictor(keras_model=model).keras_model, KerasModel(model).keras_model):
         np.testing.assert_allclose(copy.predict(x, verbose=0), expected, rtol=1e-6)
+
+
+def looked_up() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((2,))
+    numbered = Scaled(name="numbered")
+    numbered.factor = 2.0
+    embedded = keras.layers.Embedding(300, 3, name="table")(numbered(ids))
+    layer = Scaled(name="scaled")
+    layer.factor = 0.1
+    return compiled(keras.Model(ids, keras.layers.Dense(1)(layer(keras.layers.Flatten()(embedded)))))
+
+
+def test_a_model_whose_tables_travel_by_rows_has_the_attributes() -> None:
+    trainer = Trainer(looked_up(), "downpour")
+    model = trainer.recipe.build(trainer.model_file)
+    worker = cut(model, trainer.recipe, window=2, batch_size=4, choose=["table"], shapes=[(2,)])
+    assert worker.worker is not None
+    assert from_bytes(worker.model_file).get_layer("scaled").factor == 0.1
+    assert from_bytes(worker.worker.ids_file).get_layer("numbered").factor == 2.0
+
+
+def test_a_model_whose_tables_are_in_files_has_the_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 1000)
+    packed = ModelPredictor(keras_model=looked_up()).packed_model
+    parts, _ = mapped_tables.split_tables(from_bytes(packed.data, packed.objects), packed.objects)
+    assert from_bytes(parts.rest).get_layer("scaled").factor == 0.1
+    assert from_bytes(parts.ids).get_layer("numbered").factor == 2.0
+
+
+def test_versions_of_a_stream_have_the_attributes() -> None:
+    trainer = Trainer(scaled(factor=0.1), "downpour", batch_size=2)
+    plan = plan_of(trainer, pa.table({"features": [[1.0, 2.0, 3.0]] * 2, "label": [[0.0, 1.0]] * 2}))
+    assert from_bytes(_to_publish(plan), compiled=True).layers[0].factor == 0.1
 
 
 def test_attributes_are_part_of_what_identifies_a_job() -> None:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from distkeras import Trainer
-from distkeras.keras_model import archive
+from distkeras.data.batches import Batch
+from distkeras.keras_model import archive, mapped_tables
 from distkeras.keras_model.keras_config import EXCUSED, applied, from_text, settings_now, to_text, use
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
+from distkeras.transformers import ModelPredictor
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +143,32 @@ def test_lambdas_need_the_users_permission() -> None:
     np.testing.assert_allclose(rebuilt.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6)
     with pytest.raises(ConfigurationError, match="enable_unsafe_deserialization"):
         archive.from_bytes(trainer.model_file)
+
+
+def test_the_drivers_replicas_make_losses_under_the_settings_of_the_model() -> None:
+    keras.config.set_epsilon(0.25)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="zeros")])
+    trainer = Trainer(model, "downpour", worker_optimizer="sgd", loss=keras.losses.MeanAbsolutePercentageError())
+    keras.config.set_epsilon(1e-7)
+    keras.config.set_floatx("float64")
+    replica = trainer._build_replica()  # noqa: SLF001 - every callback's copy is made so
+    x = (np.ones((4, 2), np.float32),)
+    assert replica.evaluate(Batch(0, 0, True, x, (np.zeros((4, 1), np.float32),), None))["loss"] == 200.0
+    assert replica.model._compile_loss.dtype == "float32"  # noqa: SLF001 - Keras has no public one
+
+
+def test_a_lambda_below_a_wide_table_is_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 1000)
+    ids = keras.Input((2,), dtype="int32")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(300, 3)(ids))
+    model = keras.Model(ids, keras.layers.Lambda(lambda x: 2 * x)(embedded))
+    keras.config.enable_unsafe_deserialization()
+    try:
+        packed = ModelPredictor(keras_model=model).packed_model
+    finally:
+        from keras.src.backend.common import global_state
+
+        global_state.set_global_attribute("safe_mode_saving", None)
+    assert mapped_tables.has_wide_tables(model)
+    assert not packed._maps  # noqa: SLF001 - the choice of the way
+    assert archive.from_bytes(packed.data, trusted=packed.trusted)
