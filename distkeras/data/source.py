@@ -332,7 +332,9 @@ class BatchSource:
             size = spec.batch_size
             arrow = (record.slice(start, size) for record in arrow for start in range(0, record.num_rows, size))
         self._arrow = arrow
-        self._ended = False
+        #: The rows that the partition is expected to have, 0 if unknown. The prefetch thread sets it in one assignment,
+        #: because another thread reads it: a row count and a share that are read apart do not belong together.
+        self._expected_rows = 0.0
         self._spec = spec
         self._worker = worker
         self._depth = depth
@@ -380,7 +382,7 @@ class BatchSource:
 
         In the first epoch it is estimated from the rows that came and their place in the order of hashes.
         """
-        rows = self.rows if self._ended else self.rows / self._checksum.share if self._checksum.share else 0.0
+        rows = self._expected_rows
         done = (batch.index + 1) * self._spec.batch_size
         return 1.0 if batch.last else min(1.0, done / rows) if rows else 0.0
 
@@ -454,7 +456,7 @@ class BatchSource:
         """Return the columns of the next record batch, checked and spooled; None at the end."""
         record = next(self._arrow, None)
         if record is None:
-            self._ended = True
+            self._expected_rows = self.rows
             return None
         step = self.rows // self._spec.batch_size
         rows = checked_columns(record, self._spec, worker=self._worker, step=step, first_row=self.rows)
@@ -462,6 +464,8 @@ class BatchSource:
         if self._spool is not None:
             rows = self._spool.append(rows)
         self.rows += record.num_rows
+        share = self._checksum.share
+        self._expected_rows = self.rows / share if share else 0.0
         return rows
 
     def _numbered_batches(
