@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.ml import Model
 
-from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, entries_of, listed, names_of
 from distkeras.data.columns import Part
 from distkeras.data.losses import kind_of, losses_of
-from distkeras.data.model_columns import data_spec, example
+from distkeras.data.model_columns import data_spec
 from distkeras.data.schema import (
     PARTS,
     decoders,
     field_of,
     is_scalar,
-    map_in_arrow,
     quoted,
-    ready_columns,
 )
-from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive, keras_config
-from distkeras.keras_model.compiled_steps import evaluate_batch, losses_of_outputs, model_inputs
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.keras_model.recipe import recipe_of
+from distkeras.ml.evaluation import evaluated
 from distkeras.ml.params import PredictionParams, with_accessors
-from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
+from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.results import JobResults
 from distkeras.spark.failures import short_errors
-from distkeras.transformers import expressions
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
 from distkeras.transformers.params import on_dataframe
@@ -178,72 +171,6 @@ def _meant(head: Head, kind: str, axes: int) -> Head:
             f"Received: output_kind={kind!r} for {axes} axes"
         )
     return Head(kind != "numbers", kind == "logits", head.size)
-
-
-def metric_states(model: keras.Model, batch: Batch, inputs: Sequence[np.ndarray] | None = None) -> np.ndarray:
-    """Return the states of a compiled model's loss and metrics over one mini-batch, float64, flat.
-
-    ``inputs`` replace those of the mini-batch, if they are given. The mean of the loss of one of several outputs counts
-    rows, so that states add up; in TensorFlow's graphs, it counts batches.
-    """
-    x, y, weight = model_inputs(model, batch.x if inputs is None else inputs, batch.y, batch.weight)
-    model.reset_metrics()
-    evaluate_batch(model, x, y, weight)
-    rows = {id(v): len(batch.x[0]) / float(mean.count) for mean in losses_of_outputs(model) for v in mean.variables}
-    states = [np.ravel(variable) * rows.get(id(variable), 1.0) for variable in _metric_variables(model)]
-    return np.concatenate(states, dtype=np.float64)
-
-
-def _metric_variables(model: keras.Model) -> list[Any]:
-    """Return the states of loss and metrics, in an order that is the same for each copy of the model."""
-    return [variable for metric in model.metrics for variable in metric.variables]
-
-
-def _require_additive(model: keras.Model) -> None:
-    """Raise unless the states of all metrics add up: those of Keras' own do, being sums and counts."""
-    for metric in _single_metrics(model.metrics):
-        if type(metric).__module__.split(".")[0] != "keras":
-            raise ConfigurationError(
-                "metrics must be Keras' own, or functions, to be evaluated on executors: the states of a class of your "
-                f"own may not add up. Received: {metric.name!r} of {type(metric)}"
-            )
-
-
-def _single_metrics(metrics: Any) -> Iterator[Any]:
-    for metric in metrics:
-        if isinstance(getattr(metric, "metrics", None), list):
-            yield from _single_metrics(metric.metrics)
-        else:
-            yield metric
-
-
-def _summed_states(df: DataFrame, spec: DataSpec, load: Callable[[], keras.Model | MappedModel]) -> np.ndarray:
-    """Return the states of loss and metrics over all rows, from one pass on executors, which ``load`` the model."""
-
-    def states_of(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the states of all metrics of one partition, one after the other; nothing for no rows."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        model: keras.Model | MappedModel | None = None
-        states = np.zeros(())
-        with BatchSource(records, spec, worker=context.partitionId() if context else 0) as source:
-            for batch in source:
-                if model is None:
-                    model = load()
-                if isinstance(model, MappedModel):
-                    states = states + metric_states(model.rest, batch, model.rest_inputs(batch.x))
-                else:
-                    states = states + metric_states(model, batch)
-        if model is not None:
-            yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
-
-    ready = df.select(*ready_columns(df.schema.fields, spec))
-    with expressions.typed_errors():
-        rows = map_in_arrow(ready, states_of, "states array<double>").collect()
-    if not rows:
-        raise EmptyDataError("`dataset` must have rows to evaluate on. Received: none")
-    return np.asarray(np.sum([row["states"] for row in rows], axis=0))
 
 
 def one_row(value: Any, shape: tuple[int | None, ...], dtype: str, name: str) -> np.ndarray:
@@ -490,7 +417,11 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @on_dataframe
     def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
-        """Return loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` does: in one pass, on executors.
+        """Return loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` does: on executors.
+
+        It takes one pass over the rows, and the partitions do not matter. For a loss that depends on which rows share a
+        mini-batch, such as one with ``reduction="sum"``, a mask or your own code, the mini-batches are cut from all
+        rows in their order; Spark caches the rows and moves them.
 
         A metric of each class, such as an ``F1Score`` without an average, is an array; all others are floats. The loss
         of one of several outputs is a mean over rows, also where Keras counts a shorter batch like the others.
@@ -502,8 +433,11 @@ class KerasModel(Model, PredictionParams, Saveable):
                 may not be additive over the executors.
             MissingColumnError, ShapeError, BadValueError, EmptyDataError: The data cannot be evaluated.
         """
-        packed = self.packed_model
-        labels = self.value("label_col")
+        with keras_config.applied(self.packed_model.settings):
+            return self._evaluated(dataset)
+
+    def _evaluated(self, dataset: DataFrame) -> dict[str, Any]:
+        packed, labels = self.packed_model, self.value("label_col")
         recipe = recipe_of(
             self.keras_model,
             packed.data,
@@ -525,15 +459,13 @@ class KerasModel(Model, PredictionParams, Saveable):
         )
         if self.value("handle_invalid") != "error":
             ready = valid_rows(ready, spec)
-        metric_states(model, example(spec))  # makes the metrics
-        _require_additive(model)
-        states = _summed_states(ready, spec, packed.loader(dataset.sparkSession, recipe, spec))
-        for variable in _metric_variables(model):
-            size = int(np.prod(variable.shape))
-            variable.assign(states[:size].reshape(variable.shape))
-            states = states[size:]
-        results = {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
-        return {name: value if value.ndim else float(value) for name, value in results.items()}
+        load = packed.loader(dataset.sparkSession, recipe, spec)
+
+        def load_in_task() -> keras.Model | MappedModel:
+            recipe.begin_task()
+            return load()
+
+        return evaluated(model, ready, spec, load_in_task)
 
     @property
     def packed_model(self) -> PackedModel:

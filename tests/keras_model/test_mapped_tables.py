@@ -17,7 +17,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model import mapped_tables
 from distkeras.keras_model.archive import CustomObjects, from_bytes, to_bytes
 from distkeras.keras_model.mapped_tables import MappedModel, has_wide_tables, split_tables
-from distkeras.ml.model import metric_states
+from distkeras.ml.evaluation import metric_states
 from distkeras.ps.errors import BadValueError
 
 ROWS = 300

@@ -13,7 +13,7 @@ from support.training.small_classifier import mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ml.model import metric_states
+from distkeras.ml.evaluation import metric_states
 from distkeras.ps.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="steps are written for TensorFlow")

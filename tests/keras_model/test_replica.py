@@ -14,7 +14,7 @@ from support.training.small_classifier import ROWS, batches, classifier, mini, w
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ml.model import metric_states
+from distkeras.ml.evaluation import metric_states
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 needs_compiled_steps = pytest.mark.skipif(

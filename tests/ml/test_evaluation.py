@@ -89,3 +89,75 @@ def test_every_metric_of_keras_agrees(df: DataFrame, data: dict[str, np.ndarray]
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == pytest.approx(np.asarray(value), rel=2e-5, abs=1e-6), name
+
+
+@keras.saving.register_keras_serializable("evaluation")
+def own(y_true: Any, y_pred: Any) -> Any:
+    """Return a loss of the whole mini-batch."""
+    return keras.ops.max(keras.ops.abs(y_true - y_pred))
+
+
+def masked(loss: Any) -> keras.Model:
+    """Return a model that leaves out the steps of a sequence that are 0."""
+    inputs = keras.Input((4,))
+    steps = keras.layers.Masking(0.0)(keras.layers.Reshape((4, 1))(keras.ops.maximum(inputs, 0.0)))
+    model = keras.Model(inputs, keras.layers.Dense(1, bias_initializer="ones")(steps))
+    model.compile("sgd", loss)
+    return model
+
+
+def plain(loss: Any, outputs: int = 1) -> keras.Model:
+    inputs = keras.Input((4,))
+    heads = [keras.layers.Dense(4, name=name)(inputs) for name in "ab"[:outputs]]
+    model = keras.Model(inputs, heads)
+    model.compile("sgd", loss, weighted_metrics=[["mae"] for _ in heads])
+    return model
+
+
+def reduced(reduction: str | None) -> keras.losses.Loss:
+    return keras.losses.MeanSquaredError(reduction=reduction)
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "sum": lambda: plain(reduced("sum")),
+    "mean_with_sample_weight": lambda: plain(reduced("mean_with_sample_weight")),
+    "none": lambda: plain(reduced("none")),
+    "own": lambda: plain(own),
+    "masked": lambda: masked("mse"),
+    "two outputs": lambda: plain(["mse", reduced("sum")], 2),
+    "mean": lambda: plain(reduced("mean")),
+    "sum_over_batch_size": lambda: plain(reduced("sum_over_batch_size"), 2),
+}
+
+
+#: Whose mini-batches matter in partitions of 11 or 12 rows.
+BY_DEFAULT = ("sum", "mean_with_sample_weight", "own", "masked", "two outputs")
+
+
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_a_loss_does_not_depend_on_partitions(
+    spark: SparkSession, data: dict[str, np.ndarray], name: str, partitions: int
+) -> None:
+    """Rows are in mini-batches of 32, of which the last one is of 26; partitions end within them."""
+    keras.utils.set_random_seed(3)
+    model = MODELS[name]()
+    count = len(model.outputs)
+    x, weight = data["features"], data["weight"]
+    rows = [(row.tolist(), float(one)) for row, one in zip(x, weight, strict=True)]
+    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), "features array<float>, weight float")
+    y = x[:, :, None] if name == "masked" else x
+    labels = ["features"] * count if count > 1 else "features"
+    model.run_eagerly = count > 1  # in graphs, Keras counts a short mini-batch of several outputs like the others
+    weights = None if name == "masked" else weight  # Keras cannot combine one for each row with a mask of steps
+    expected = model.evaluate(
+        x, [y] * count if count > 1 else y, sample_weight=weights, batch_size=32, verbose=0, return_dict=True
+    )
+    column = {} if weights is None else {"sample_weight_col": "weight"}
+    fitted = KerasModel(model, label_col=labels, prediction_batch_size=32, **column)
+    found = fitted.evaluate(df)
+    assert found.keys() == expected.keys()
+    for metric, value in expected.items():
+        assert found[metric] == pytest.approx(value, rel=2e-6), metric
