@@ -101,6 +101,7 @@ class KerasGradient:
         # Plain SGD: the rule, or the simulator, takes the steps.
         self._recipe = recipe_of(model, self._file, optimizer="sgd", loss=loss, metrics=metrics, objects=custom_objects)
         self._replica = KerasReplica(self._recipe.build(self._file))
+        self._replica.settings = self._recipe.settings
         self._vector = self._replica.layout.empty()
         self._gradient = self._replica.layout.empty()
         self.theta0 = self._replica.layout.empty()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from distkeras import Trainer
+from distkeras.analysis.keras_gradient import KerasGradient
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive, mapped_tables
 from distkeras.keras_model.keras_config import EXCUSED, applied, from_text, settings_now, to_text, use
@@ -155,6 +156,15 @@ def test_the_drivers_replicas_make_losses_under_the_settings_of_the_model() -> N
     x = (np.ones((4, 2), np.float32),)
     assert replica.evaluate(Batch(0, 0, True, x, (np.zeros((4, 1), np.float32),), None))["loss"] == 200.0
     assert replica.model._compile_loss.dtype == "float32"  # noqa: SLF001 - Keras has no public one
+
+
+def test_a_gradient_evaluates_under_the_settings_of_its_construction() -> None:
+    keras.config.set_epsilon(0.25)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
+    gradient = KerasGradient(model, x, y, loss="mean_absolute_percentage_error", batch_size=4)
+    keras.config.set_epsilon(1e-7)
+    assert gradient.evaluate(gradient.theta0)["loss"] == 800.0
 
 
 def test_a_lambda_below_a_wide_table_is_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
