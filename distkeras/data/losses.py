@@ -148,6 +148,7 @@ def _class_scores() -> dict[type, str]:
 
     return {
         losses.SparseCategoricalCrossentropy: "sparse",
+        losses.CategoricalGeneralizedCrossEntropy: "sparse",
         losses.CategoricalCrossentropy: "one-hot",
         losses.CategoricalFocalCrossentropy: "one-hot",
         losses.BinaryCrossentropy: "binary",
@@ -162,6 +163,7 @@ def _function_scores() -> dict[Any, str]:
 
     return {
         losses.sparse_categorical_crossentropy: "sparse",
+        losses.categorical_generalized_cross_entropy: "sparse",
         losses.categorical_crossentropy: "one-hot",
         losses.categorical_focal_crossentropy: "one-hot",
         losses.binary_crossentropy: "binary",

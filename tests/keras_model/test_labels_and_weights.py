@@ -92,7 +92,7 @@ def sequence(loss: Any, **options: Any) -> Callable[[], keras.Model]:
 def number(loss: Any, kind: type[keras.Model] = keras.Model, **options: Any) -> Callable[[], keras.Model]:
     def make() -> keras.Model:
         inputs = keras.Input((6,))
-        model = kind(inputs, layers.Dense(1)(inputs))
+        model = kind(inputs, layers.Dense(1, name="number")(inputs))
         model.compile("adam", loss, **options)
         return model
 
@@ -186,6 +186,7 @@ CASES = {
         {"a": NUMBERS, "c": CLASSES},
         {"a": NUMBERS, "b": None, "c": CLASSES},
     ),
+    "two losses of one output": Case(number(["mse", "mae"]), "y", {"y": WEIGHT}, WEIGHT),
     "add_loss": Case(adding, None, {}, None),
     "own step": Case(number(None, OwnStep), [], {}, None),
     "weights of steps": Case(
@@ -292,7 +293,7 @@ def test_an_evaluation_in_parts_equals_that_of_keras(name: str) -> None:
     [
         (
             Case(number("mse"), None, {}, None),
-            r"`label_col` must name a column for output 'dense.*', whose loss is 'mse'",
+            r"`label_col` must name a column for output 'number', whose loss is 'mse'",
         ),
         (
             Case(heads(["mse", None, None]), [None, "a", None], UNLABELED, None),

@@ -15,7 +15,7 @@ from distkeras.ps.rules import make
 from support.draws.jobs import Job, as_keras, configured, is_half, prepared
 from support.draws.models import ROWS, RULES, SETTINGS_OF_KERAS
 from support.draws.plain import Expected, assign, expected, vector
-from support.draws.refusals import REFUSALS, is_open, is_refused, refusal_of
+from support.draws.refusals import REFUSALS, is_refused, refusal_of
 from support.draws.worker import Result, plan_of, table_of, trained, trainer_of
 
 
@@ -128,9 +128,7 @@ def ends_finite(job: Job) -> bool:
 
 
 def outcome(job: Job) -> str:
-    """Return "" if the results of a job are equal, "refused as expected", "open", or else what is wrong."""
-    if is_open(job):
-        return "open"
+    """Return "" if the results of a job are equal, "refused as expected", or else what is wrong."""
     try:
         apart = compare(job)
     except NonFiniteError as error:

@@ -69,16 +69,6 @@ def may_be_random(job: Job) -> bool:
     return job.layer in ("Bidirectional", "Pipeline") or any(kind in job.layer for kind in kinds)
 
 
-#: Jobs that are not compared yet, with what is wrong.
-OPEN: tuple[Refusal, ...] = (
-    Refusal(lambda job: job.loss == "CategoricalGeneralizedCrossEntropy", "refused without need"),
-)
-
-
-def is_open(job: Job) -> bool:
-    return any(case.applies(job) for case in OPEN)
-
-
 def refusal_of(job: Job, error: str) -> bool:
     """Return whether ``error`` is a refusal that is expected of a job."""
     return any(refusal.applies(job) and re.search(re.escape(refusal.text), error) for refusal in REFUSALS)
