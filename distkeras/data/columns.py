@@ -45,6 +45,7 @@ class Column:
         ignored: a class number outside of them that is allowed, since the loss leaves it out; None for none.
         probabilities: a label must be in [0, 1].
         loss: name of a label's loss, for error texts; "" if it is unknown.
+        table: for ids that an Embedding looks up: its name and the rows of its table. Negative ids count from the end.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Column:
     ignored: int | None = field(default=None, compare=False)
     probabilities: bool = field(default=False, compare=False)
     loss: str = field(default="", compare=False)
+    table: tuple[str, int] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -84,8 +86,8 @@ class Column:
 
     @property
     def checks(self) -> tuple[object, ...]:
-        """Return what decides which labels are accepted. The equality of columns leaves it out."""
-        return self.classes, self.ignored, self.probabilities, self.loss
+        """Return what decides which values are accepted. The equality of columns leaves it out."""
+        return self.classes, self.ignored, self.probabilities, self.loss, self.table
 
     @property
     def whole(self) -> bool:
@@ -158,7 +160,7 @@ def to_numpy(
 
     def converted(raw: np.ndarray) -> np.ndarray:
         array = _convert(raw, column, fail).reshape(len(values), *column.shape)
-        _check_label(array, column, fail)
+        _check_range(array, column, fail)
         return array
 
     if column.decode is not None:
@@ -282,11 +284,24 @@ def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, column.dtype)
 
 
-def _check_label(values: np.ndarray, column: Column, fail: _Fail) -> None:
+def _check_range(values: np.ndarray, column: Column, fail: _Fail) -> None:
+    if column.table is not None:
+        _check_ids(values, *column.table, column, fail)
     if column.classes is not None:
         _check_classes(values, column, column.classes, fail)
     elif column.probabilities:
         _check_probabilities(values, column, fail)
+
+
+def _check_ids(values: np.ndarray, layer: str, rows: int, column: Column, fail: _Fail) -> None:
+    if not values.size or (values.min() >= -rows and values.max() < rows):
+        return
+    # The layer truncates ids that are not whole.
+    bad = (values <= -rows - 1) | (values >= rows) if values.dtype.kind == "f" else (values < -rows) | (values >= rows)
+    if bad.any():
+        position = int(np.argmax(bad))
+        text = f"ids of {layer!r} must be in [0, {rows}), its rows"
+        fail(BadValueError, position // column.size, text, values.flat[position].item(), position)
 
 
 def _check_classes(values: np.ndarray, column: Column, classes: int, fail: _Fail) -> None:

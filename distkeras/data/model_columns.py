@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def data_spec(
     targets = TargetColumns(model, schema, decode, rows)
     return DataSpec(
         features=tuple(
-            _feature_column(schema[name], tensor, decode.get(name))
+            replace(_feature_column(schema[name], tensor, decode.get(name)), table=_table_of(model, tensor))
             for name, tensor in zip(features, inputs, strict=True)
         ),
         labels=targets.labels(entries),
@@ -121,3 +122,17 @@ def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) ->
     # The model casts floats to its own precision, but not float64, integers and booleans.
     kept = "float" not in dtype or dtype == "float64"
     return Column(name, shape, dtype if kept else "float32", decode, parts_of(field))
+
+
+def _table_of(model: keras.Model, tensor: Any) -> tuple[str, int] | None:
+    """Return the name and the rows of the smallest table of an Embedding that looks up an input itself, or None."""
+    import keras
+
+    tables = [
+        (layer.input_dim, layer.name)
+        for layer in model.layers
+        if type(layer) is keras.layers.Embedding
+        for node in layer._inbound_nodes  # noqa: SLF001 - Keras has no public list
+        if node.input_tensors[0] is tensor
+    ]
+    return next(((name, rows) for rows, name in sorted(tables)), None)

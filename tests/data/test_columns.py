@@ -195,3 +195,23 @@ class TestLabels:
         with pytest.raises(BadValueError, match=r"-1 and 1 must be 0 and 1.*Received: -1.0 in row 1.*'bce'") as caught:
             to_numpy(pa.array([1, -1]), column)
         assert caught.value.column == "y"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad", "shown"),
+    [
+        ("int64", [-10, 9], 10, "10"),
+        ("int32", [0, -10], -11, "-11"),
+        ("float32", [9.9, -10.5], 10.0, "10.0"),
+        ("float32", [-0.5, 0.0], -11.0, "-11.0"),
+    ],
+)
+def test_ids_are_rows_of_their_table(dtype: str, good: list[float], bad: float, shown: str) -> None:
+    """Keras counts negative ids from the end, and truncates floating ones."""
+    column = Column("shops", (2,), dtype, table=("shop", 10))
+    rows = pa.array([good, [0, 1]], pa.list_(pa.float64()))
+    np.testing.assert_array_equal(to_numpy(rows, column), np.array([good, [0, 1]], dtype))
+    rows = pa.array([good, [0, bad]], pa.list_(pa.float64()))
+    with pytest.raises(BadValueError, match=rf"ids of 'shop' must be in \[0, 10\).*: {shown} in row 6") as caught:
+        to_numpy(rows, column, worker=3, first_row=5)
+    assert (caught.value.worker, caught.value.column) == (3, "shops")

@@ -276,3 +276,17 @@ def test_an_example_has_one_row_of_each_column() -> None:
     assert batch.weight is not None
     assert isinstance(batch.weight, np.ndarray)
     assert batch.weight.tolist() == [1.0]
+
+
+def test_ids_that_an_embedding_looks_up_must_be_its_rows() -> None:
+    ids, others, x = keras.Input((2,), dtype="int32"), keras.Input((1,)), keras.Input((2,))
+    small, large = keras.layers.Embedding(5, 2, name="small"), keras.layers.Embedding(9, 2)
+    unused = keras.layers.Embedding(3, 2)
+    unused(ids)
+    found = [layer(ids) for layer in (small, large)] + [small(others % 5)]
+    flat = [keras.layers.Flatten()(part) for part in found]
+    model = keras.Model([ids, others, x], keras.layers.Dense(1)(keras.layers.concatenate([*flat, x])))
+    model.compile("sgd", "mse")
+    df = frame(ids=T.ArrayType(T.IntegerType()), other=T.FloatType(), x=T.ArrayType(T.FloatType()), y=T.FloatType())
+    tables = [column.table for column in spec(model, df, ["ids", "other", "x"]).features]
+    assert tables == [("small", 5), None, None]
