@@ -27,6 +27,7 @@ SOON = {
     "no-heartbeats": 7,
     "no-owner": 125,
     "a-server-outlives-its-driver": 8,
+    "a-file-that-is-no-snapshot-is-read": 16,
     "a-gap-in-the-mini-batches-is-taken": 5,
     "numbers-are-not-looked-at": 21,
     "a-skipped-commit-leaves-its-worker-where-it-was": 9,

@@ -83,7 +83,7 @@ class Disk:
             share: the place in the file, in [0, 1).
         """
         whole = (name for name in self._entries if name.endswith(".dks"))
-        names = sorted(name for name in whole if name.partition("/")[2].startswith(kind))
+        names = sorted(name for name in whole if name.rpartition("/")[2].startswith(kind))
         if not names:
             return False
         draw = self.scheduler.random.random

@@ -36,6 +36,8 @@ from simulation.world import Surroundings, VirtualWorld
 
 #: Attempts of a partition that may fail.
 _MOST_FAILURES = 30
+#: The directory of the snapshots.
+DIRECTORY = "/job"
 #: Identifies the stream.
 _STREAM = "clicks"
 #: Seconds between two checks of the server by the driver; that it waits for news; and between two waits for news.
@@ -298,7 +300,7 @@ class Driver:
             learning_rate=None if plan.learning_rate is None else schedule_of(plan.learning_rate),
             host=self.process.host,
             deadlines=plan.deadlines,
-            checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
+            checkpoint=Checkpoint(DIRECTORY, plan.every, plan.keep) if plan.every else None,
             tables=self._shapes,
             relays=plan.relays or None,
         )

@@ -9,6 +9,8 @@ from unittest import mock
 
 import numpy as np
 
+from distkeras.ps.checkpoint.ownership import parsed
+from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import (
     DeadlineError,
     DistkerasError,
@@ -22,13 +24,13 @@ from distkeras.ps.errors import (
 from distkeras.ps.server.start import StartReport, StartRequest, serve
 from simulation import cluster
 from simulation.disk import Disk
-from simulation.driver import Driver
+from simulation.driver import DIRECTORY, Driver
 from simulation.faults import Striker
 from simulation.network import Network, VirtualStream
 from simulation.plan import KINDS, NEED_CHECKPOINT, PHASES, Fault, Plan
 from simulation.scheduler import Finding, Process, Scheduler, Task
-from simulation.watch import Watch
-from simulation.world import Surroundings, VirtualChild
+from simulation.watch import LOSSY_DISK, Watch
+from simulation.world import Surroundings, VirtualChild, VirtualWorld
 
 #: Seconds that a server may outlive its driver, to save a last snapshot and to make up for suspensions.
 _END_SECONDS = 130.0 + KINDS["stop server"][1]
@@ -110,7 +112,7 @@ class _Run:
         )
         self.disk.seconds = plan.disk
         if plan.stray:
-            self.disk.put("job/backup of snapshot.dks", b"his own")
+            self.disk.put(f"{DIRECTORY}/backup of snapshot.dks", b"his own")
         self.surroundings = Surroundings(scheduler, network, self.disk, _serve)
         self.surroundings.neighbors = plan.neighbors
         self.watch = Watch(plan, self.surroundings, self.tell, self._on_phase)
@@ -150,6 +152,7 @@ class _Run:
         winners = [driver for driver in ended if driver.error is None]
         for driver in winners:
             self._check_end(driver)
+            self._require_last_states(driver)
         owners = [driver for driver in ended if not isinstance(driver.error, OwnershipLostError)]
         for driver in ended:
             if driver.error is not None:
@@ -230,6 +233,26 @@ class _Run:
                 if not self._covers(covered, due):
                     raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
         self._check_result(driver, driver.center, rows)
+
+    def _require_last_states(self, driver: Driver) -> None:
+        """Check that a server that has ended by itself has left the last states of the workers' optimizers.
+
+        A job that continues with more epochs begins with what the last snapshot has.
+        """
+        last = next(child for child in reversed(self.surroundings.servers) if child.driver is driver.process)
+        center = None if last.server is None else last.server.center
+        lossy = self.watch.struck - {"disk slow", "store crawls"} & LOSSY_DISK or self.watch.damaged
+        if not self.plan.every or last.process.exit_code != 0 or center is None or lossy or len(self.drivers) > 1:
+            return
+        world = VirtualWorld(self.surroundings, self.scheduler.current.process, "job")
+        store = Store(DIRECTORY, world)
+        names = [name for name in map(parsed, store.names()) if name is not None and name.kind == "snapshot"]
+        files = store.header(str(max(names, key=lambda name: name.age)))["optimizer_files"]
+        for worker, kept in center.leases.states().items():
+            file = files.get(str(worker))
+            if file is None or not np.array_equal(store.load(file)[1]["content"], kept.state.content):
+                text = f"the state of partition {worker} after commit {kept.sequence} must be in the last snapshot"
+                raise Finding("last state", f"{text}. Received: {file}")
 
     def _covers(self, covered: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
         """Return whether the records of a partition are correct."""

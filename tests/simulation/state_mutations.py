@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import PartitionLease
+from distkeras.ps.center.leases import KeptState, PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
 from distkeras.ps.checkpoint import checkpointer, ownership, snapshots
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
@@ -370,3 +371,14 @@ def _a_state_is_that_of_a_later_commit() -> list[Patch]:
         return send(self)
 
     return [(OptimizerKeeper, "send", late)]
+
+
+@mutation
+def _the_last_snapshot_names_older_states() -> list[Patch]:
+    """A server that ends does not write the optimizers' states for which there was no time before."""
+    save = OptimizerFiles.save
+
+    def later(self: OptimizerFiles, states: Mapping[int, KeptState], *, now: bool) -> dict[int, str]:
+        return save(self, states, now=False)
+
+    return [(OptimizerFiles, "save", later), (OptimizerFiles, "behind", lambda self, states: False)]

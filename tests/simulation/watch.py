@@ -38,7 +38,7 @@ _QUIET = {
     "speculate",
 }
 #: Faults under which a checkpoint may lack states of optimizers that were kept.
-_BAD_DISK = {"disk full", "disk slow", "store crawls", "snapshot rot", "log rot"}
+LOSSY_DISK = {"disk full", "disk slow", "store crawls", "snapshot rot", "log rot"}
 #: Seconds until all workers must have learned that a job ends early; the second value is for a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
 #: Seconds from an attempt's check for another one to its own claim.
@@ -368,7 +368,7 @@ class Watch:
                 if same and now.numbers["round"][2] == began:
                     return  # With a new layout, they have nothing else in common.
             raise Finding("restored", f"a center must be restored as it was saved. Received: {now} for {stood}")
-        if not self.struck & _BAD_DISK:
+        if not self.struck & LOSSY_DISK:
             self.states.require_restored(center, (count, life.latest))
         differences = []
         for was in stood:
