@@ -90,7 +90,7 @@ class Publisher:
 
     def __init__(self, versions: Versions, plan: JobPlan) -> None:
         self._versions = versions
-        self._folder = VersionFolder(versions.uri)
+        self._folder = VersionFolder(versions.uri, create=True)
         identity: dict[str, Any] = plan.identity()
         self._folder.take({name: identity[name] for name in _SHARED}, partial(_to_publish, plan))
         #: The current micro-batch and its stream, if it has ended without a version.

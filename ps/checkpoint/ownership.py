@@ -259,7 +259,7 @@ class Owner:
 
 def owner_of(uri: str, world: World = REAL) -> Owner | None:
     """Return the owner of a checkpoint's directory, or None; raise SnapshotError if it cannot be read."""
-    store = Store(uri, world)
+    store = Store(uri, world, create=False)
     names = [name for name in map(parsed, store.names()) if name is not None]
     claim = _highest(names)
     if claim is None:

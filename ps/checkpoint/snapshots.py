@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,7 +33,6 @@ from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.protocol.tables import NO_IDS, Ids
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.deadlines import Backoff
-from distkeras.ps.world.places import is_uri
 from distkeras.ps.world.world import REAL, World
 
 #: Bits of the sum of hashes, and by how many bits each hash is shifted to the right for it.
@@ -265,9 +263,7 @@ NO_FILES: Mapping[int, str] = MappingProxyType({})
 
 def saved_job(uri: str) -> dict[str, Any] | None:
     """Return the description of the job in the latest snapshot of a directory; None if no snapshot can be read."""
-    if not is_uri(uri) and not Path(uri).exists():  # `Store` would create it
-        return None
-    store = Store(uri)
+    store = Store(uri, create=False)
     names = [name for name in map(parsed, retried(store.names)) if name is not None]
     for name in reversed(_snapshots(names)):
         try:

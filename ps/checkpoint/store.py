@@ -11,6 +11,7 @@ compares the job in a header with the present job.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
@@ -24,6 +25,7 @@ import numpy as np
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import check_field, invalid, require_integer
+from distkeras.ps.world.files import Files
 from distkeras.ps.world.places import require_place
 from distkeras.ps.world.world import REAL, World
 
@@ -107,25 +109,38 @@ class Store:
     """A directory of such files.
 
     Args:
-        uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
+        uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` ….
         record_activity: called after each piece that was read.
+        create: make the directory if it does not exist. Else, one that does not exist has no files.
 
     Raises:
         ConfigurationError: nothing opens this URI.
         SnapshotError: the directory cannot be made.
     """
 
-    def __init__(self, uri: str, world: World = REAL, record_activity: Callable[[], object] = lambda: None) -> None:
-        self.uri = uri
+    def __init__(
+        self,
+        uri: str,
+        world: World = REAL,
+        record_activity: Callable[[], object] = lambda: None,
+        *,
+        create: bool = True,
+    ) -> None:
+        self.uri, self._world, self._create = uri, world, create
         self._record_activity = record_activity
         #: Drafts that are being written, or that could not be removed after a failed write.
         self._stray: set[str] = set()
         try:
-            self._files = world.files(uri)
+            self._files  # noqa: B018 - opened now, so that a wrong URI is refused
         except OSError as error:
-            raise SnapshotError(
-                f"the directory {uri!r} cannot be opened: {error}. Check the URI and its permissions"
-            ) from error
+            if create or not isinstance(error, FileNotFoundError):
+                raise SnapshotError(
+                    f"the directory {uri!r} cannot be opened: {error}. Check the URI and its permissions"
+                ) from error
+
+    @functools.cached_property
+    def _files(self) -> Files:
+        return self._world.files(self.uri, create=self._create)
 
     def names(self) -> list[str]:
         """Return the names of the complete files, in alphabetical order."""
@@ -139,6 +154,8 @@ class Store:
         try:
             all_names = self._files.names()
         except OSError as error:
+            if not self._create and isinstance(error, FileNotFoundError):
+                return []
             raise SnapshotError(f"the directory {self.uri!r} cannot be read: {error}") from error
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 

@@ -123,16 +123,17 @@ class VersionFolder:
     """The versions in one directory.
 
     Args:
-        uri: of the directory; made if it is not there.
+        uri: of the directory.
+        create: make it if it does not exist, to publish. Else, one that does not exist has no versions.
 
     Raises:
         ConfigurationError: nothing opens this URI.
         SnapshotError: the directory cannot be opened or made.
     """
 
-    def __init__(self, uri: str, world: World = REAL) -> None:
+    def __init__(self, uri: str, world: World = REAL, *, create: bool = False) -> None:
         self.uri, self._world = uri, world
-        self._store = Store(uri, world)
+        self._store = Store(uri, world, create=create)
         self._key = ""
 
     def take(self, identity: Mapping[str, Any], archive: Callable[[], bytes]) -> None:

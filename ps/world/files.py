@@ -149,7 +149,7 @@ class ArrowFiles:
         from pyarrow import fs
 
         with _arrow_errors_as_os_errors():
-            entries = self._fs.get_file_info(fs.FileSelector(self._root))
+            entries = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         return [info.base_name for info in entries if info.type != fs.FileType.Directory]
 
     def read(self, name: str) -> Iterator[bytes]:

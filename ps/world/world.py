@@ -122,9 +122,9 @@ class World:
         """Return a listener at ``host`` and ``port``: see `TcpListener`."""
         return TcpListener(host, port)
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         """Return the files in the directory ``uri``: see `open_files`."""
-        return open_files(uri)
+        return open_files(uri, create=create)
 
     def scratch(self, size: int) -> memoryview:
         """Return ``size`` bytes of an unnamed file, which is freed with them; raise OSError if the disk is full."""

@@ -85,5 +85,5 @@ def _trouble() -> None:
 
 
 if __name__ == "__main__":
-    World.files = lambda self, uri: TroubledFiles(open_files(uri))  # type: ignore[method-assign]  # everything's own
+    World.files = lambda self, uri, create=True: TroubledFiles(open_files(uri, create=create))  # type: ignore[method-assign]  # everything's own
     sys.exit(main(sys.argv[2:]))

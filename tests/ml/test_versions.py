@@ -33,7 +33,7 @@ def regressor() -> keras.Model:
 
 
 def folder_at(path: Path, identity: Any = IDENTITY) -> VersionFolder:
-    folder = VersionFolder(str(path))
+    folder = VersionFolder(str(path), create=True)
     folder.take(identity, lambda: archive.with_optimizer(regressor()))
     return folder
 

@@ -130,7 +130,7 @@ class VirtualWorld(World):
         """See `World`."""
         return self.surroundings.network.listen(self.process, host, port)
 
-    def files(self, uri: str) -> VirtualFiles:
+    def files(self, uri: str, *, create: bool = True) -> VirtualFiles:
         """See `World`."""
         return self.surroundings.disk.files(uri)
 

@@ -368,7 +368,7 @@ class _Unreliable(World):
     def __init__(self, faults: dict[str, int]) -> None:
         self._faults = faults
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         return _Unreachable(Path(uri), self._faults)
 
 

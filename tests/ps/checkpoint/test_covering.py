@@ -25,7 +25,7 @@ class SlowDisk(World):
     def __init__(self) -> None:
         self.gate, self.writing = threading.Event(), threading.Event()
 
-    def files(self, uri: str) -> LocalFiles:
+    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
         world = self
 
         class Slow(LocalFiles):

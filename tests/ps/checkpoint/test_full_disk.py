@@ -36,7 +36,7 @@ class FullDisk(World):
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def files(self, uri: str) -> LocalFiles:
+    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
         world = self
 
         class Full(LocalFiles):

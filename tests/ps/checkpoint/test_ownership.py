@@ -25,7 +25,7 @@ class InterruptedClaim(World):
     def __init__(self, happens: Callable[[], object]) -> None:
         self.happens = happens
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         world = self
 
         class Claimed(LocalFiles):

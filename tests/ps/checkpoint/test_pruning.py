@@ -22,7 +22,7 @@ class BeforeReading(World):
     def __init__(self, happens: Callable[[], object], times: int) -> None:
         self.happens, self.left = happens, times
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         world = self
 
         class InterruptedFiles(LocalFiles):

@@ -158,7 +158,7 @@ def test_an_unknown_uri_scheme_is_refused() -> None:
 class TornOnce(World):
     """A world in which the first write fails half-way, and so does the removal of its draft."""
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         files = open_files(uri)
         write, delete, errors = files.write, files.delete, [OSError(5, "torn"), OSError(5, "torn")]
 

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distkeras.ps.checkpoint.ownership import owner_of
+from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.checkpoint.versions import HELD_SECONDS, Version, VersionFolder, Versions, model_key
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, NoVersionError, SnapshotError
 from distkeras.ps.world.files import Files, LocalFiles
@@ -25,7 +27,7 @@ def weights(number: int) -> np.ndarray:
 
 
 def folder_at(path: Path, world: World | None = None) -> VersionFolder:
-    folder = VersionFolder(str(path), world or World())
+    folder = VersionFolder(str(path), world or World(), create=True)
     folder.take(IDENTITY, lambda: b"archive")
     return folder
 
@@ -36,6 +38,19 @@ def publish(folder: VersionFolder, number: int) -> Version:
 
 def numbers(folder: VersionFolder) -> list[int]:
     return [version.number for version in folder.versions()]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_reading_makes_no_folder(tmp_path: Path, scheme: str) -> None:
+    uri = f"{scheme}{tmp_path}/above/versions"
+    reader = VersionFolder(uri)
+    with pytest.raises(NoVersionError):
+        reader.latest()
+    assert owner_of(uri) is None
+    assert saved_job(uri) is None
+    assert list(tmp_path.iterdir()) == []
+    publish(folder_at(tmp_path / "above" / "versions"), 1)
+    assert numbers(reader) == [1]
 
 
 def test_each_version_has_the_weights_of_its_micro_batch(tmp_path: Path) -> None:
@@ -149,7 +164,7 @@ class Interrupted(World):
     def __init__(self, happens: Callable[[], object]) -> None:
         self._happens = happens
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         happens = self._happens
 
         class Shared(LocalFiles):

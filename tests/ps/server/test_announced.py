@@ -59,7 +59,7 @@ class CallbackBeforeClaim(World):
     def __init__(self, happens: Callable[[], object]) -> None:
         self._happens = [happens]
 
-    def files(self, uri: str) -> Files:
+    def files(self, uri: str, *, create: bool = True) -> Files:
         world = self
 
         class Claimed(LocalFiles):

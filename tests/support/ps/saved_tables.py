@@ -59,7 +59,7 @@ class FullDisk(World):
     def __init__(self) -> None:
         self.room: int | None = None
 
-    def files(self, uri: str) -> LocalFiles:
+    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
         world = self
 
         class Full(LocalFiles):
