@@ -5,15 +5,17 @@ and its tasks commit one file each, when they end. The manifest names the files 
 deleted, so a driver that has lost the folder to another one harms neither result. In the folder are::
 
     owner-000001-0a1b2c3d.dks   the claim of a run; the highest one owns the folder: see `ps.checkpoint.ownership`
-    model.keras                 the model that each group starts from
+    model-0a1b2c3d.keras        the model that each group starts from; its name has the start of its SHA-256
     groups.json                 the manifest; the job has begun if it exists
     run-000001-0a1b2c3d/        the files of that run
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import uuid
 import zlib
 from collections.abc import Sequence
@@ -49,7 +51,9 @@ _OWN = ((ID, "string"), (LARGE, "boolean"), (ROWS_SUM, "decimal(38,0)"), (CRC, "
 RESERVED = tuple(name for name, _ in (*SHOWN, *_OWN, (HASH, "")))
 #: Bytes of a row group of a file, which is read to look up the weights of one group.
 _ROW_GROUP_BYTES = 1 << 20
-MANIFEST, MODEL = "groups.json", "model.keras"
+MANIFEST = "groups.json"
+#: Files of a run that died before it had begun its job.
+_UNFINISHED = re.compile(r"owner-.*|(model-[0-9a-f]{8}\.keras|groups\.json)(\..*)?")
 
 
 @dataclass(frozen=True)
@@ -197,13 +201,15 @@ def folder(uri: str) -> Files:
 
 def write_whole(files: Files, name: str, data: bytes) -> None:
     """Write a file atomically: it gets its name only when it is complete; raise SnapshotError if that fails."""
-    draft = f"{name}.draft"
+    draft = f"{name}.{uuid.uuid4().hex[:8]}.draft"  # two drivers may write at a time
     try:
         files.write(draft, [data])
         files.sync(draft)
         files.move(draft, name)
         files.sync()
     except OSError as error:
+        with contextlib.suppress(OSError):
+            files.delete(draft)
         raise SnapshotError(f"{name} cannot be written: {error}") from error
 
 
@@ -264,12 +270,18 @@ class Manifest:
         return StoredGroups(uri, self.keys, self.files, self.count)
 
 
+def model_name(manifest: Manifest) -> str:
+    """Return the name of the file with the model; that of another driver, whose bytes differ, has another name."""
+    return f"model-{manifest.model[:8]}.keras"
+
+
 def load_model_file(uri: str, manifest: Manifest) -> bytes:
     """Return the model that each group starts from; raise SnapshotError if its file is missing or damaged."""
-    data = read_whole(folder(uri), MODEL)
+    name = model_name(manifest)
+    data = read_whole(folder(uri), name)
     if data is None or hashlib.sha256(data).hexdigest() != manifest.model:
         received = "no such file" if data is None else "another content"
-        raise SnapshotError(f"{MODEL} in {uri!r} must be as it was written. Received: {received}")
+        raise SnapshotError(f"{name} in {uri!r} must be as it was written. Received: {received}")
     return data
 
 
@@ -306,6 +318,7 @@ class GroupFolder:
         Raises:
             ConfigurationError: there are files already.
             DifferentJobError: the folder holds another job.
+            OwnershipLostError: a later run has claimed the folder in the meantime.
             SnapshotError: it cannot be written to, or is damaged.
         """
         files = folder(self.uri)
@@ -320,7 +333,8 @@ class GroupFolder:
             raise ConfigurationError(f"`path` must be {needed}. Received: {self.uri!r} with {received}")
         self._ownership.write(claims)
         if saved is None:
-            write_whole(files, MODEL, model_file)
+            write_whole(files, model_name(manifest), model_file)
+            self._ownership.require(self._names())  # a later run may have begun, or ended, the job by now
             manifest.save(files)
             return manifest, StoredGroups(self.uri, manifest.keys, ())
         # Listed after the claim: what an earlier run that is still alive writes from now on does not count.
@@ -367,8 +381,10 @@ def _run(claim: Claim) -> str:
 
 def _others(files: Files) -> list[str]:
     """Return the files in a folder that are not those of a run that died before it had begun its job."""
-    own = (MODEL, f"{MODEL}.draft", f"{MANIFEST}.draft")
-    return [name for name in files.names() if name not in own and not name.startswith("owner-")]
+    try:
+        return [name for name in files.names() if not _UNFINISHED.fullmatch(name)]
+    except OSError as error:
+        raise SnapshotError(f"the folder of the groups cannot be read: {error}") from error
 
 
 def copy_groups(stored: StoredGroups, uri: str) -> None:

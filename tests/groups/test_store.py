@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
 from distkeras.groups.results import GroupResults, WeightsById
-from distkeras.groups.store import MANIFEST, MODEL, GroupFolder, Manifest, folder, load_model_file
+from distkeras.groups.store import MANIFEST, GroupFolder, Manifest, folder, load_model_file, model_name
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, OwnershipLostError, SnapshotError
 
 KEYS = '{"type":"struct","fields":[{"name":"shop","type":"string","nullable":true,"metadata":{}}]}'
@@ -57,10 +57,10 @@ def test_only_the_same_job_resumes_and_the_older_run_loses_the_folder(tmp_path: 
     with pytest.raises(OwnershipLostError):
         older.finish(job, ["late"], 1)
     assert newer.finish(job, ["part"], 1).files == ("part",)
-    (tmp_path / MODEL).write_bytes(b"other")
-    with pytest.raises(SnapshotError, match=r"model.keras in .* must be as it was written. Received: another content"):
+    (tmp_path / model_name(job)).write_bytes(b"other")
+    with pytest.raises(SnapshotError, match=r"model-9372c470.keras in .* Received: another content"):
         begun(tmp_path, resume=True, manifest=job)
-    (tmp_path / MODEL).unlink()
+    (tmp_path / model_name(job)).unlink()
     with pytest.raises(SnapshotError, match="Received: no such file"):
         load_model_file(str(tmp_path), job)
 

@@ -160,4 +160,20 @@ STREAMS = (
         "a folder remains that no model refers to",
         _ROWS,
     ),
+    Mutant(
+        "two drivers write one file of groups' models",
+        "distkeras/groups/store.py",
+        'f"model-{manifest.model[:8]}.keras"',
+        '"model-00000000.keras"',
+        "a driver that has lost the folder replaces its successor's model, and no run can resume the job",
+        ("tests/groups/test_store_faults.py",),
+    ),
+    Mutant(
+        "a folder of groups that cannot be listed has an untyped error",
+        "distkeras/groups/store.py",
+        '    except OSError as error:\n        raise SnapshotError(f"the folder of the groups',
+        '    except ZeroDivisionError as error:\n        raise SnapshotError(f"the folder of the groups',
+        "the error of a disk does not say which folder it is about",
+        ("tests/groups/test_store_faults.py",),
+    ),
 )
