@@ -84,6 +84,10 @@ def _trouble() -> None:
         raise OSError(errno.EIO, "the store is torn")
 
 
+def _files(self: World, uri: str, *, create: bool = True) -> Files:
+    return TroubledFiles(open_files(uri, create=create))
+
+
 if __name__ == "__main__":
-    World.files = lambda self, uri, create=True: TroubledFiles(open_files(uri, create=create))  # type: ignore[method-assign]  # everything's own
+    World.files = _files  # type: ignore[method-assign]  # everything's own
     sys.exit(main(sys.argv[2:]))

@@ -91,7 +91,7 @@ def test_every_metric_of_keras_agrees(df: DataFrame, data: dict[str, np.ndarray]
         assert found[name] == pytest.approx(np.asarray(value), rel=2e-5, abs=1e-6), name
 
 
-@keras.saving.register_keras_serializable("evaluation")
+@keras.saving.register_keras_serializable("evaluation")  # type: ignore[untyped-decorator]  # Keras has no types
 def own(y_true: Any, y_pred: Any) -> Any:
     """Return a loss of the whole mini-batch."""
     return keras.ops.max(keras.ops.abs(y_true - y_pred))
