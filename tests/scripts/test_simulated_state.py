@@ -28,6 +28,7 @@ SOON = {
     "the-first-state-is-kept": 0,
     "a-state-is-sent-once": 3,
     "a-state-is-that-of-a-later-commit": 24,
+    "the-last-snapshot-names-older-states": 193,
     "windows-follow-the-slowest": 9,
     "a-successor-has-its-predecessors-speed": 95,
     "a-speed-is-measured-from-the-first-center": 1,

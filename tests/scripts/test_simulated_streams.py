@@ -23,6 +23,7 @@ SOON = {
     "other-rows-are-taken-for-the-same": 821,
     "the-state-of-an-earlier-micro-batch-is-reused": 2586,
     "a-pace-goes-on-over-micro-batches": 691,
+    "what-a-rule-has-for-a-partition-is-lost": 297,
 }
 #: A stream with empty partitions, and with an empty micro-batch.
 STREAM = Plan(1, batches=(2, 0), stream=((2, 0), (1, 3), (0, 0), (1, 1)), every=2, compute=1.0)

@@ -139,3 +139,16 @@ def _a_pace_goes_on_over_micro_batches() -> list[Patch]:
         return begin_micro_batch(center, stream, number, center.scheduler)
 
     return [(dispatcher, "begin_micro_batch", kept)]
+
+
+@mutation
+def _what_a_rule_has_for_a_partition_is_lost() -> list[Patch]:
+    """A partition starts the next micro-batch without the momentum with which it ended the previous one."""
+
+    def lost(center: Center, *arguments: Any) -> bool:
+        began = begin_micro_batch(center, *arguments)
+        for lease in center.leases.values() if began else ():
+            lease.vectors = center.leases.make_vectors()
+        return began
+
+    return [(dispatcher, "begin_micro_batch", lost)]

@@ -60,8 +60,8 @@ class StreamWatch:
             raise Finding("clock", f"the clock must be {self._clock} at least. Received: {center.clock}")
 
     def check_begin(self, center: Center, before: Standing) -> None:
-        """Check that a micro-batch begins after the previous one has counted completely, and does not change the
-        center.
+        """Check that a micro-batch begins after the previous one has counted completely, and changes neither the center
+        nor the rule's state of a partition.
         """
         last = before.numbers["micro_batch"]
         number, due = number_of(center), 0 if last is None else last.number + 1
@@ -73,6 +73,11 @@ class StreamWatch:
         same = np.array_equal(before.center, center.current.array) and before.numbers["clock"] == center.clock
         if not (same and np.array_equal(before.statistics, center.moving_statistics)):
             raise Finding("micro-batch", f"the center must stay as micro-batch {number} begins. Received: another one")
+        for worker, vectors in before.workers.items():  # they continue, as a worker's optimizer does
+            now = center.leases[worker].vectors
+            if len(now) != len(vectors) or not all(map(np.array_equal, vectors, now)):
+                text = f"the rule's state of partition {worker} must continue in micro-batch {number}"
+                raise Finding("micro-batch", f"{text}. Received: another one")
         at = {worker: (lease.epoch, lease.batch) for worker, lease in center.leases.items()}
         if any(place != (0, 0) for place in at.values()):
             raise Finding("micro-batch", f"partitions must begin with their first rows. Received: {at}")
