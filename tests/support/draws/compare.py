@@ -67,6 +67,16 @@ def tolerance(job: Job) -> float:
     return 8 * _HALF if is_half(job.argument, job.keras) and name != "downpour" else _ENLARGED
 
 
+def limit_of(name: str, job: Job) -> float:
+    """Return the largest difference of one result that is rounding."""
+    limit = tolerance(job)
+    if name == "outputs":  # of two centers that may differ by the limit
+        return max(limit, _ENLARGED)
+    if name not in ("weights", "statistics", "loss") and is_half(job.argument, job.keras):
+        return max(limit, _HALF)  # a metric of outputs that were rounded twice
+    return limit
+
+
 def compare(job: Job) -> dict[str, float]:
     """Train a job with one worker and in plain Keras, and return the largest difference of each result.
 
@@ -139,7 +149,5 @@ def outcome(job: Job) -> str:
         return "".join(traceback.format_exception(error)[-3:])
     if is_refused(job):
         return "it must be refused: " + ", ".join(refusal.text for refusal in REFUSALS if refusal.applies(job))
-    limit = tolerance(job)
-    limits = {"outputs": max(limit, _ENLARGED)}  # those of two centers that may differ by the limit
-    wrong = {name: value for name, value in apart.items() if value > limits.get(name, limit)}
+    wrong = {name: value for name, value in apart.items() if value > limit_of(name, job)}
     return f"different: {wrong}" if wrong else ""

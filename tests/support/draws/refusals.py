@@ -34,7 +34,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(lambda job: job.optimizer == "MultiOptimizer", "`worker_optimizer` must have one learning rate"),
     Refusal(
-        lambda job: job.rule in PLAIN and job.setting in ("weight_decay", "gradient_accumulation_steps"),
+        lambda job: job.rule in PLAIN and job.setting in ("weight_decay", "excluded", "gradient_accumulation_steps"),
         "`worker_optimizer` must be SGD without momentum, weight decay, accumulation or steps of its own",
     ),
     Refusal(
@@ -57,7 +57,8 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def is_constrained(job: Job) -> bool:
-    return job.argument.startswith("constraint") or job.argument == "bias_constraint"
+    drawn = job.argument.startswith("constraint") or job.argument == "bias_constraint"
+    return drawn and job.form != "frozen once compiled"  # its layer is not trainable
 
 
 def is_scheduled(job: Job) -> bool:
