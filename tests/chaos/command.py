@@ -5,8 +5,8 @@ get a second attempt too) and drivers (killed, and two at once on one checkpoint
 off; the disk of the snapshots is full, their store slow or failing within an operation; and strangers connect to the
 port. Long tasks get second attempts by Spark's speculation.
 
-Some jobs are streams, some have relays, and in some the workers exchange with each other; their weights count how often
-each row moved the center.
+Some jobs are streams, which publish versions, some have relays, in some the workers exchange with each other, and some
+train a model for each group; their weights count how often each row moved the center.
 
 The program checks that every job succeeds, that every mini-batch counts once, that the accuracy is that of an
 undisturbed job, and that nothing is left behind. The seed determines the kinds and times of faults; targets are drawn
@@ -36,6 +36,7 @@ from chaos import leftovers, targets
 from chaos.cluster import SECOND_ATTEMPT, Cluster, stop_session
 from chaos.disk import Disk
 from chaos.drivers import Drivers
+from chaos.groups import groups_job
 from chaos.hosts import Hosts
 from chaos.injector import Injector, Scene
 from chaos.jobs import (
@@ -43,7 +44,6 @@ from chaos.jobs import (
     WORKERS,
     JobResult,
     JobSpec,
-    check,
     counting_job,
     deadlines,
     image_job,
@@ -52,7 +52,6 @@ from chaos.jobs import (
     relays_job,
     stream_job,
     table_job,
-    with_batches_counted,
 )
 from chaos.plan import KINDS, PlannedFault, plan
 from chaos.store import Store
@@ -75,12 +74,13 @@ class JobSizes:
     counted_epochs: int = 8
     stream_rows: int = 400
     micro_batches: int = 20
+    groups: int = 1500
 
 
 FULL = JobSizes()
-TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5)
+TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5, groups=20)
 #: The kinds of jobs.
-JOBS = ("images", "cluster", "table", "stream", "relays", "members", "counting")
+JOBS = ("images", "cluster", "table", "stream", "relays", "members", "groups", "counting")
 
 
 @dataclass
@@ -140,8 +140,8 @@ class JobRunner:
         try:
             with watched(), disturbing():
                 model = spec.train(self._spark, trainer, folder)
-            spec = spec if spec.batches or spec.micro_batches else with_batches_counted(spec, trainer)
-            outcome = check(spec, trainer, model)
+            spec = spec.with_batches_counted(trainer)
+            outcome = spec.check(trainer, model)
         except (DistkerasError, KeyboardInterrupt) as error:
             problem = f"{type(error).__name__}: {error}"
             outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(problem,))
@@ -205,7 +205,7 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
         if outcome.accuracy is not None:
             accuracy[spec.name] = outcome.accuracy
     number, with_drivers, turns = 0, False, itertools.cycle(known)
-    counted = [spec for spec in known if spec.rule == "downpour" and not spec.options]
+    counted = [spec for spec in known if spec.in_own_drivers]
     driven = itertools.cycle(counted)
     while not injector.done:
         number += 1
@@ -236,9 +236,8 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
 def describe(spec: JobSpec, outcome: JobResult) -> str:
     """Return one line about a job."""
     accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.2f} %"
-    what = "rows" if spec.micro_batches else "mini-batches"
     return (
-        f"{spec.name}: {outcome.committed} of {outcome.expected} {what}, {outcome.duplicated} duplicated, "
+        f"{spec.name}: {outcome.committed} of {outcome.expected} {spec.unit}, {outcome.duplicated} duplicated, "
         f"{outcome.lost} lost, {outcome.attempts} attempts, {outcome.incarnations} incarnations of the server, "
         f"{outcome.seconds:.0f} s{accuracy}{''.join('; ' + problem for problem in outcome.problems)}"
     )
@@ -256,7 +255,7 @@ def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> s
         f"snapshots that failed, and came later: {text.count(SNAPSHOT_FAILED)}",
         f"second attempts, by speculation: {text.count(SECOND_ATTEMPT)}",
         f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
-        f"mini-batches, and rows of streams, expected {sum(one.expected for one in findings.outcomes)}, "
+        f"mini-batches, and rows of streams and groups, expected {sum(one.expected for one in findings.outcomes)}, "
         f"committed {sum(one.committed for one in findings.outcomes)}, "
         f"duplicated {sum(one.duplicated for one in findings.outcomes)}, "
         f"lost {sum(one.lost for one in findings.outcomes)}",
@@ -341,5 +340,6 @@ def _specs(size: JobSizes, scratch: Path, options: argparse.Namespace) -> dict[s
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
         # Within one node, the workers share memory; the seed decides whether there is one node.
         "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),
+        "groups": groups_job(scratch / "groups", groups=size.groups, epochs=epochs),
         "counting": counting_job(scratch, rows=rows, epochs=epochs),
     }

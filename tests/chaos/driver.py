@@ -15,7 +15,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0:0] = [str(Path(__file__).resolve().parents[1])]
 
-from chaos.jobs import WORKERS, JobSpec, check, counting_job, deadlines, stream_job
+from chaos.jobs import WORKERS, JobSpec, counting_job, deadlines, stream_job
 from chaos.store import take_over_servers
 
 
@@ -39,7 +39,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     trainer = spec.trainer(deadlines=deadlines())
     try:
         model = spec.train(spark, trainer, Path(order["checkpoint"]), resume=True)
-        return {"result": asdict(check(spec, trainer, model))}
+        return {"result": asdict(spec.check(trainer, model))}
     except DistkerasError as error:
         return {"error": type(error).__name__, "text": f"{type(error).__name__}: {error}"}
     finally:

@@ -65,6 +65,16 @@ class JobSpec:
         """Return the number of mini-batches of the whole job; for a stream, of rows over all epochs."""
         return self.rows * self.epochs if self.micro_batches else sum(self.batches.values()) * self.epochs
 
+    @property
+    def unit(self) -> str:
+        """Return what `expected` counts."""
+        return "rows" if self.micro_batches else "mini-batches"
+
+    @property
+    def in_own_drivers(self) -> bool:
+        """Return whether drivers in processes of their own can run the job too."""
+        return self.rule == "downpour" and not self.options
+
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the job's rows."""
         return spark.read.parquet(self.folder)
@@ -96,14 +106,40 @@ class JobSpec:
         if not self.micro_batches:
             return trainer.train(rows, checkpoint=place, resume=resume)
         stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(self.folder)
-        training = trainer.train_stream(stream, checkpoint=place, trigger={"availableNow": True})
+        versions = str(Path(self.folder).parent / f"versions-{checkpoint.name}")
+        training = trainer.train_stream(stream, checkpoint=place, trigger={"availableNow": True}, publish=versions)
         try:
             training.awaitTermination()
         except KeyboardInterrupt:
             training.stop(_STOP)
             raise
         model: keras.Model = training.model()
+        self._require_last_version(versions, model)
         return model
+
+    def _require_last_version(self, uri: str, model: keras.Model) -> None:
+        """Raise LedgerError unless the last version is that of the last micro-batch, with the weights of ``model``."""
+        from distkeras.ps.checkpoint.versions import VersionFolder
+        from distkeras.ps.errors import LedgerError
+
+        folder = VersionFolder(uri)
+        version, due = folder.latest(), self.micro_batches - 1
+        center, _ = folder.load(version, folder.model()[1])
+        if version.number != due or not np.array_equal(center, model.get_weights()[0].ravel()):
+            raise LedgerError(f"version {due} must have the weights of the stream. Received: version {version.number}")
+
+    def with_batches_counted(self, trainer: Trainer) -> JobSpec:
+        """Return the job with its mini-batches, from an undisturbed job in which every row counted once."""
+        if self.batches or self.micro_batches:
+            return self
+        history: Any = trainer.history.toPandas()
+        first = history.query("epoch == 0")
+        assert first.samples.sum() == self.rows
+        return replace(self, batches=first.groupby("worker").size().to_dict())
+
+    def check(self, trainer: Trainer, model: keras.Model) -> JobResult:
+        """Compare the ledger's counts with the data's; this does not rely on the trainer's own check."""
+        return _check_stream(self, trainer, model) if self.micro_batches else _check(self, trainer, model)
 
 
 @dataclass(frozen=True)
@@ -128,10 +164,7 @@ def deadlines() -> Deadlines:
     return Deadlines(lease=30.0, standstill=_STANDSTILL)
 
 
-def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
-    """Compare the ledger's counts with the data's; this does not rely on the trainer's own check."""
-    if spec.micro_batches:
-        return _check_stream(spec, trainer, model)
+def _check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
     ledger: Any = trainer.ledger.toPandas()
     counted = Counter(
         (row.worker, row.epoch, batch)
@@ -184,14 +217,6 @@ def _check_stream(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobRes
     )
 
 
-def with_batches_counted(spec: JobSpec, trainer: Trainer) -> JobSpec:
-    """Return ``spec`` with its mini-batches, from an undisturbed job in which every row counted once."""
-    history: Any = trainer.history.toPandas()
-    first = history.query("epoch == 0")
-    assert first.samples.sum() == spec.rows
-    return replace(spec, batches=first.groupby("worker").size().to_dict())
-
-
 def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> JobSpec:
     """Return a job with a small perceptron on Fashion-MNIST: real training, with an accuracy to compare.
 
@@ -233,7 +258,7 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     from distkeras.data.datasets import write_parquet
 
     path = write_parquet(folder / "counting", np.eye(rows, dtype=np.float32), np.full(rows, -1e4), files=WORKERS)
-    build = _counting_model(rows)
+    build = counting_model(rows)
     return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, counts_of(rows, epochs))
 
 
@@ -268,7 +293,7 @@ def members_job(folder: Path, *, rows: int, epochs: int, nodes: int = WORKERS) -
     )
 
 
-def _counting_model(rows: int) -> Callable[[], keras.Model]:
+def counting_model(rows: int) -> Callable[[], keras.Model]:
     """Return a function that builds the model of `counting_job`."""
 
     def build() -> keras.Model:
@@ -297,7 +322,7 @@ def stream_job(folder: Path, *, rows: int, epochs: int, micro_batches: int) -> J
         2,
         "downpour",
         {},
-        _counting_model(rows),
+        counting_model(rows),
         counts_of(rows, epochs),
         micro_batches=micro_batches,
     )
