@@ -140,7 +140,7 @@ def _movement_without_gradient(kind: type, config: dict[str, Any]) -> str | None
 
     weights = _weights(1.0)
     optimizer = _built(kind, {**config, "learning_rate": _TINY_RATE}, weights)
-    gradients = [keras.ops.zeros(weight.shape) for weight in weights]
+    gradients = [keras.ops.zeros(weight.shape, weight.dtype) for weight in weights]
     for value in (1.0, 2.0):
         for weight in weights:
             weight.assign(keras.ops.full(weight.shape, value))
