@@ -56,7 +56,7 @@ _HALF = 2.0**-8
 
 
 #: Rounding of float32 that is enlarged: a gradient read off a step, a division by a root, a formula's own momentum.
-_ENLARGED = 1e-5
+_ENLARGED = 3e-5
 
 
 def tolerance(job: Job) -> float:
