@@ -27,7 +27,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
 
 #: Jobs in all parts without `--pairs`: by default, and in the slow tests.
-FEW, MANY = 12, 400
+FEW, MANY = 8, 400
 PARTS = 4
 #: Outcomes of a job that are right.
 EXPECTED = ("", "refused as expected")

@@ -216,6 +216,10 @@ CASES = {
 }  # fmt: skip
 
 
+#: Cases whose steps are traced by default; all others take a step eagerly.
+TRACED = ("None in a mapping", "weights of steps", "two losses of one output")
+
+
 def sliced(tree: Any, rows: slice) -> Any:
     return None if tree is None else keras.tree.map_structure(lambda a: None if a is None else a[rows], tree)
 
@@ -235,9 +239,9 @@ def of_keras(case: Case, names: Sequence[str] = ()) -> tuple[list[np.ndarray], n
 @pytest.mark.parametrize(
     ("name", "eager"),
     [
-        *((name, False) for name in CASES),
-        ("None in a mapping", True),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in CASES if name != "None in a mapping"),
+        *((name, True) for name in CASES),
+        *((name, False) for name in TRACED),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in CASES if name not in TRACED),
     ],
 )
 def test_steps_equal_those_of_keras(name: str, eager: bool) -> None:
@@ -257,7 +261,9 @@ def test_steps_equal_those_of_keras(name: str, eager: bool) -> None:
         np.testing.assert_allclose(found, value, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["None in a list", "weights of steps", "a weight for each output"])
+@pytest.mark.parametrize(
+    "name", ["None in a list", "weights of steps", pytest.param("a weight for each output", marks=pytest.mark.slow)]
+)
 def test_groups_side_by_side_take_the_same_steps(name: str) -> None:
     case = CASES[name]
     spec = case.spec()

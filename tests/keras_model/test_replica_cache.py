@@ -76,7 +76,10 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     ("optimizer", "run"),
     [
-        *(pytest.param(optimizer, trained, id=name) for name, optimizer in OPTIMIZERS.items()),
+        *(
+            pytest.param(optimizer, trained, id=name, marks=[pytest.mark.slow] * (name in ("momentum", "averaging")))
+            for name, optimizer in OPTIMIZERS.items()
+        ),
         *(
             pytest.param(optimizer, gradients, id=f"{name}, gradients", marks=[pytest.mark.slow] * (name != "adagrad"))
             for name, optimizer in OPTIMIZERS.items()

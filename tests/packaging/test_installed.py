@@ -131,7 +131,12 @@ def installed(
     return Installed(python, str(folder.resolve()))
 
 
-every_way = pytest.mark.parametrize("installed", ["wheel", "sdist", "editable", "zip"], indirect=True, scope="module")
+every_way = pytest.mark.parametrize(
+    "installed",
+    ["wheel", pytest.param("sdist", marks=pytest.mark.slow), "editable", "zip"],
+    indirect=True,
+    scope="module",
+)
 
 
 @every_way

@@ -184,8 +184,8 @@ def at_clock(job: Job, clock: int) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((rule, {}) for rule in ("downpour", "aeasgd", "dana_zero", "ssgd")),
-        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("ormo", "easgd")),
+        *((rule, {}) for rule in ("dana_zero", "ssgd")),
+        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("downpour", "aeasgd", "ormo", "easgd")),
         ("downpour", {"overlap": True}),
         pytest.param("asgd", {"overlap": True}, marks=pytest.mark.slow),
         # bfloat16 represents the whole numbers up to 256 exactly.
