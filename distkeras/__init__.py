@@ -10,11 +10,11 @@ folder imports only from those above it, and from ``ps``::
     layers       layers of this package
     optimizers   optimizers of this package
     settings     the options of a trainer: each declared and checked once
+    results      tables of history, commits and events
     callbacks    stop conditions and the user's own hooks
     keras_callbacks  Keras' own callbacks, called on the driver
     mlflow_logger  a job as a run of MLflow
     prometheus   a job's numbers for Prometheus
-    results      tables of history, commits and events
     dashboard    the live page of a job
     training     one training job on Spark
     groups       a model for each group of rows

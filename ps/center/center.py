@@ -26,8 +26,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
-from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
-from distkeras.ps.center.micro_batches import MicroBatch
+from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table, check_rows, row_not_finite
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError, ShapeError

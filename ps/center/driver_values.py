@@ -7,16 +7,14 @@ others. Replies carry the numbers to the workers, and snapshots have them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_ROWS
-from distkeras.ps.rules.schedules import Constant
-
-if TYPE_CHECKING:
-    from distkeras.ps.center.center import Center
+from distkeras.ps.rules.base import Rule
+from distkeras.ps.rules.schedules import Constant, Schedule
 
 #: The place of the learning rate: the worker optimizer's or, for gradient rules, the server's.
 RATE = 0
@@ -72,11 +70,13 @@ class DriverValues:
         self.current = Values(state["version"], np.array(state["rows"], np.float64).reshape(-1, 2))
 
 
-def set_values(center: Center, rows: np.ndarray) -> bool:
-    """Set numbers for all workers of ``center``; the caller holds the lock.
+def set_values(values: DriverValues, rows: np.ndarray, clock: int, rule: Rule, schedule: Schedule | None) -> bool:
+    """Set numbers for all workers of a job.
 
     Args:
         rows: float64 ``(numbers, 2)``: place and value.
+        clock: of the first commit that they apply to.
+        rule, schedule: of the job; ``schedule`` is that of the server's learning rate.
 
     Returns:
         Whether one has changed.
@@ -85,20 +85,19 @@ def set_values(center: Center, rows: np.ndarray) -> bool:
         ConfigurationError: the rule's workers step together without the server, or its learning rate is a schedule.
         RemoteProtocolError: ``rows`` are not places and finite values, or too many.
     """
-    known = {int(place) for place, _ in center.values.current.rows}
+    known = {int(place) for place, _ in values.current.rows}
     if rows.ndim != 2 or rows.shape[1:] != (2,) or not np.isfinite(rows).all():
         raise RemoteProtocolError(f"values must be rows of place and finite value. Received: shape {rows.shape}")
     places = rows[:, 0]
     if (places < 0).any() or (places != np.floor(places)).any() or len(known.union(map(int, places))) > VALUES_MAX:
         raise RemoteProtocolError(f"values must have at most {VALUES_MAX} places from 0 on. Received: {len(rows)} rows")
-    if center.traits.peers:
+    if rule.traits.peers:
         raise ConfigurationError(
-            f"the learning rate and variables of the model must not be set during a job of rule {center.rule.name!r}, "
+            f"the learning rate and variables of the model must not be set during a job of rule {rule.name!r}, "
             "whose workers step together without the server. Give `worker_optimizer` a schedule of Keras"
         )
-    if RATE in places and not isinstance(center.schedule, Constant | None):
+    if RATE in places and not isinstance(schedule, Constant | None):
         raise ConfigurationError(
-            f"the learning rate must not be set during a job whose `learning_rate` is a schedule. Received: "
-            f"{center.schedule}"
+            f"the learning rate must not be set during a job whose `learning_rate` is a schedule. Received: {schedule}"
         )
-    return center.values.set(rows, center.clock)
+    return values.set(rows, clock)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -264,6 +265,20 @@ class PartitionLease:
             if buffer is not None:
                 buffer.drop()
         self.sent = self.pulled = None
+
+
+class MicroBatch(NamedTuple):
+    """The micro-batch to which the leases belong.
+
+    Args:
+        stream: identifies the stream.
+        number: of the micro-batch, from 0.
+        skipped: number of commits that were skipped before it began.
+    """
+
+    stream: str
+    number: int
+    skipped: int
 
 
 class Leases(dict[int, PartitionLease]):

@@ -10,33 +10,15 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 import numpy as np
 
-from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState, MicroBatch
+from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.errors import DifferentJobError, LeaseLostError
-
-if TYPE_CHECKING:
-    from distkeras.ps.center.center import Center
-    from distkeras.ps.center.schedulers import Scheduler
 
 #: The micro-batch number of a job that trains no stream.
 NO_MICRO_BATCH = -1
-
-
-class MicroBatch(NamedTuple):
-    """The micro-batch to which the leases belong.
-
-    Args:
-        stream: identifies the stream.
-        number: of the micro-batch, from 0.
-        skipped: number of commits that were skipped before it began.
-    """
-
-    stream: str
-    number: int
-    skipped: int
 
 
 def is_complete(center: Center) -> bool:

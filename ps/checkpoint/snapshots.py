@@ -22,8 +22,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
-from distkeras.ps.center.leases import NO_ATTEMPT, KeptState, LeaseState
-from distkeras.ps.center.micro_batches import MicroBatch
+from distkeras.ps.center.leases import NO_ATTEMPT, KeptState, LeaseState, MicroBatch
 from distkeras.ps.center.table_changes import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError, Store, require_same_job, retried

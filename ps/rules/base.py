@@ -167,6 +167,30 @@ class Chunk:
     scratch: Vector
 
 
+class BatchLike(Protocol):
+    """A mini-batch, as the loop sees it; only the replica uses its arrays."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+
+    @property
+    def index(self) -> int:
+        """The position within the epoch."""
+
+    @property
+    def last(self) -> bool:
+        """Return whether it is the last mini-batch of the epoch."""
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+
+    @property
+    def checksum(self) -> int:
+        """The checksum over all rows up to the last one of this mini-batch."""
+
+
 class Replica(Protocol):
     """A model on a worker, seen as one flat vector of ``size`` elements."""
 

@@ -10,7 +10,7 @@ import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import (
@@ -26,10 +26,8 @@ from distkeras.ps.events import report
 from distkeras.ps.protocol.companions import Companion
 from distkeras.ps.protocol.messages import Fault, Hello
 from distkeras.ps.protocol.shared_slots import SharedSlots
+from distkeras.ps.server.peer_vectors import PeerVectors
 from distkeras.ps.world.world import REAL, World
-
-if TYPE_CHECKING:
-    from distkeras.ps.server.dispatcher import PeerVectors
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,8 @@ from distkeras.ps.protocol.framing import Connection, EndOfStream
 from distkeras.ps.protocol.messages import Fault, Goodbye, Message
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
-from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors
+from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.server.peer_vectors import PeerVectors
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.streams import Listener, Stream

@@ -24,18 +24,12 @@ has joined again, its movement at a former relay is refused. A sum is as stale a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from distkeras.ps.errors import RelayLostError
 from distkeras.ps.protocol.companions import is_finite, join
 from distkeras.ps.protocol.messages import Ack, Announce, CenterReply, Commit, Members
 from distkeras.ps.transport.relay import Relay, RelayLink
-
-#: What answers a commit.
-COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
-
-if TYPE_CHECKING:
-    from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.transport.worker_client import COMMITTED, WorkerClient
 
 
 class RelayGroup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -50,7 +50,6 @@ from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_b
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
-from distkeras.ps.transport.relay_group import COMMITTED, RelayGroup
 from distkeras.ps.transport.sharing import offer_slots
 from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import REAL, Lock, World
@@ -61,6 +60,8 @@ log = logging.getLogger(__name__)
 _SHARED_BYTES_MAX = 256 << 20
 #: How many heartbeats are sent during a lease, so that some of them may be late.
 HEARTBEATS_PER_LEASE = 4
+#: What answers a commit.
+COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
 
 
 class Heartbeats:
@@ -214,6 +215,19 @@ class _SpareBuffers(Generic[_T]):
         return self._buffers[-1]
 
 
+class CommitGroup(Protocol):
+    """Sends the commits of several workers as one: see `relay_group`."""
+
+    def require_place(self, client: WorkerClient) -> None:
+        """Connect to the worker that sends the group's commits, unless it is this one."""
+
+    def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
+        """Send a commit in the group's, and return the reply."""
+
+    def leave(self) -> None:
+        """Leave the group."""
+
+
 class WorkerClient(Client):
     """One worker's connection: it requests the lease of its partition, then pulls and commits.
 
@@ -255,7 +269,7 @@ class WorkerClient(Client):
         tables: Sequence[TableShape] = (),
         shared_parts: int = 0,
         micro_batch: int = -1,
-        group: RelayGroup | None = None,
+        group: CommitGroup | None = None,
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)

@@ -27,10 +27,10 @@ from distkeras.ps.protocol.messages import (
     OptimizerState,
     Welcome,
 )
-from distkeras.ps.rules.base import Vector, all_finite
+from distkeras.ps.rules.base import BatchLike, Vector, all_finite
 from distkeras.ps.rules.daso import CYCLING, Daso, Turn, Turns, local_step, merge
 from distkeras.ps.transport.members import MemberLinks
-from distkeras.ps.worker.loop import BatchLike, WorkerReplica, work
+from distkeras.ps.worker.loop import WorkerReplica, work
 from distkeras.ps.worker.optimizer_keeper import StatefulReplica
 
 

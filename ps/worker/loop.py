@@ -35,7 +35,7 @@ from distkeras.ps.protocol.messages import (
     TakenRequest,
     Welcome,
 )
-from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, Replica, Rule, Vector
+from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, BatchLike, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
@@ -114,30 +114,6 @@ class AutoWindow:
         self.rule, self.chosen = dataclasses.replace(self.rule, window=window), True
         text = "the communication window is %d: a step takes %.3g ms, an exchange %.3g ms"
         log.info(text, window, 1e3 * step, 1e3 * exchange)
-
-
-class BatchLike(Protocol):
-    """A mini-batch, as the loop sees it; only the replica uses its arrays."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch."""
-
-    @property
-    def index(self) -> int:
-        """The position within the epoch."""
-
-    @property
-    def last(self) -> bool:
-        """Return whether it is the last mini-batch of the epoch."""
-
-    @property
-    def size(self) -> int:
-        """The number of samples."""
-
-    @property
-    def checksum(self) -> int:
-        """The checksum over all rows up to the last one of this mini-batch."""
 
 
 class WorkerReplica(Replica, Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,7 @@ from distkeras.ps.errors import ConfigurationError, LocalProtocolError, RemotePr
 from distkeras.ps.protocol.messages import Reply
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, spans
 from distkeras.ps.protocol.touched_rows import put_rows
-from distkeras.ps.rules.base import Rule, Vector
-
-if TYPE_CHECKING:
-    from distkeras.ps.worker.loop import BatchLike
+from distkeras.ps.rules.base import BatchLike, Rule, Vector
 
 
 class Window(NamedTuple):

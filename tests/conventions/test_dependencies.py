@@ -52,7 +52,10 @@ def sources(folder: Path) -> list[Path]:
 
 @functools.cache
 def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
-    """Yield the full names that ``path`` imports; without ``everywhere``, only those that run when it is imported."""
+    """Return the full names that ``path`` imports, also for types alone.
+
+    Without ``everywhere``, only those that are imported with it.
+    """
 
     def walk(nodes: list[ast.stmt]) -> Iterator[str]:
         for node in nodes:
@@ -64,7 +67,7 @@ def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
                 yield node.module
                 # `from distkeras.ps import rules` imports a module, so that module is yielded.
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not everywhere:
                 continue
             elif everywhere or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 for name in ("body", "orelse", "finalbody"):
@@ -184,5 +187,5 @@ def test_imports_are_found_at_every_depth(tmp_path: Path) -> None:
         "try:\n    import d\nexcept ImportError:\n    import e\nclass F:\n    def f(self):\n        from g import h\n"
         "        importlib.import_module('i.j')\n"
     )
-    assert list(imports(path)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e", "g", "g.h", "i.j"]
+    assert list(imports(path)) == ["typing", "typing.TYPE_CHECKING", "a.b", "c", "d", "e", "g", "g.h", "i.j"]
     assert list(imports(path, everywhere=False)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from distkeras.ps.center import micro_batches
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.micro_batches import MicroBatch, begin_micro_batch, number_of
+from distkeras.ps.center.leases import MicroBatch
+from distkeras.ps.center.micro_batches import begin_micro_batch, number_of
 from distkeras.ps.checkpoint import checkpointer, snapshots
 from distkeras.ps.server import dispatcher
 from distkeras.ps.server.dispatcher import Dispatcher

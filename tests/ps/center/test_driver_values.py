@@ -8,11 +8,16 @@ from support.ps.center_commits import center_of, commit_of, joined, send
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.driver_values import RATE, VALUES_MAX, set_values
+from distkeras.ps.center.driver_values import RATE, VALUES_MAX
+from distkeras.ps.center.driver_values import set_values as set_checked
 from distkeras.ps.checkpoint.snapshots import capture, restore
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import StepDecay
+
+
+def set_values(center: Center, numbers: np.ndarray) -> bool:
+    return set_checked(center.values, numbers, center.clock, center.rule, center.schedule)
 
 
 def rows(**values: float) -> np.ndarray:

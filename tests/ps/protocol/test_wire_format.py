@@ -12,7 +12,7 @@ from distkeras.ps.center.buffers import Pool
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat
 from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply
-from distkeras.ps.server.dispatcher import PeerVectors
+from distkeras.ps.server.peer_vectors import PeerVectors
 
 SIZE = 7
 

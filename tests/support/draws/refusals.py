@@ -53,7 +53,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(lambda job: job.argument == "unregistered activation", "or name them in `custom_objects`"),
     Refusal(lambda job: job.layer == "RandomShear", "`model` must consist of Keras' classes and of registered ones"),
     Refusal(
-        # TensorFlow has this pooling in float16 only in XLA, and the check of the loss before a job takes an eager step.
+        # TensorFlow has this pooling in float16 only in XLA, and the check before a job takes an eager step.
         lambda job: job.layer == "AveragePooling3D" and "float16" in job.keras and job.option == "jit_compile",
         "NotFoundError",
     ),
