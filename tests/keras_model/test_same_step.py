@@ -189,6 +189,70 @@ def test_numbers_without_a_seed_are_not_a_difference(caplog: pytest.LogCaptureFi
     assert "two of its own differ" in caplog.text
 
 
+@keras.saving.register_keras_serializable("same_step")
+class OwnMean(keras.losses.Loss):
+    """A squared error, changed by an attribute that only an instance has."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return changed(self, keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1))
+
+
+@keras.saving.register_keras_serializable("same_step")
+class OwnLoss(keras.Model):
+    """A model that changes its loss by an attribute that only an instance has."""
+
+    def compute_loss(self, *args: Any, **keywords: Any) -> Any:
+        return changed(self, super().compute_loss(*args, **keywords))
+
+
+@keras.saving.register_keras_serializable("same_step")
+class OwnLayer(keras.layers.Layer):
+    """Changes its inputs by an attribute that only an instance has."""
+
+    def call(self, inputs: Any) -> Any:
+        return changed(self, inputs)
+
+
+def changed(owner: Any, value: Any) -> Any:
+    change = getattr(owner, "change", None)
+    if change is None:
+        return value
+    return change(value) if callable(change) else value * change
+
+
+def with_attribute(owner: str, change: Any, *, called: bool) -> keras.Model:
+    """Return a model of which one part has an attribute, set before or after the model is built and compiled."""
+    layer, loss = OwnLayer(), OwnMean()
+    owners: dict[str, Any] = {"layer": layer, "loss": loss}
+    if not called and owner != "model":
+        owners[owner].change = change
+    inputs = keras.Input((3,))
+    model = OwnLoss(inputs, keras.layers.Dense(2)(layer(inputs)))
+    owners["model"] = model
+    if not called and owner == "model":
+        model.change = change
+    model.compile("sgd", loss)
+    if called:
+        owners[owner].change = change
+    return model
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("owner", ["layer", "loss", "model"])
+@pytest.mark.parametrize("kind", ["tensor", "function"])
+def test_attributes_that_do_not_travel_are_refused_if_they_matter(kind: str, owner: str, called: bool) -> None:
+    """Neither a tensor nor a function is a plain value, and nothing in the class says that an instance may have it."""
+    changes: dict[str, tuple[Any, Any]] = {
+        "tensor": (keras.ops.convert_to_tensor(3.0), keras.ops.convert_to_tensor(1.0)),
+        "function": (lambda value: 3.0 * value, lambda value: value),
+    }
+    matters, harmless = changes[kind]
+    what = "output" if owner == "layer" else "loss"
+    with pytest.raises(ConfigurationError, match=rf"`model` must be the same .*{what} is .* once the model is rebuilt"):
+        compare(with_attribute(owner, matters, called=called))
+    compare(with_attribute(owner, harmless, called=called))
+
+
 @pytest.mark.parametrize("lost", ["layer", "loss", "optimizer", "value", "step"])
 def test_what_a_copy_lacks_is_found(lost: str) -> None:
     keras.utils.set_random_seed(1)
