@@ -89,7 +89,8 @@ class ValidationCurve(Callback):
     """Evaluates the center on rows of a DataFrame, on the driver, in a thread of its own.
 
     The center is fetched when a point is due, and evaluated as soon as the earlier ones are. So there is a point for
-    each epoch, even if an evaluation takes longer than an epoch, as long as no more than eight centers wait.
+    each epoch, even if an evaluation takes longer than an epoch, as long as no more than eight centers wait. Epochs
+    that end between two statuses of the server, which are at least 0.1 s apart (5 s in the cluster), share a point.
 
     Args:
         df: validation data, with the trainer's columns.
