@@ -72,8 +72,8 @@ def tolerance(job: Job) -> float:
 def limit_of(name: str, job: Job) -> float:
     """Return the largest difference of one result that is rounding."""
     limit = tolerance(job)
-    if name == "outputs":  # of two centers that may differ by the limit
-        return max(limit, _ENLARGED)
+    if name == "outputs":  # sums over weights of two centers, each of which may differ by the limit
+        return 2 * max(limit, _ENLARGED)
     return limit
 
 
