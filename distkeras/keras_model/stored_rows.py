@@ -33,6 +33,8 @@ Block = tuple[Ids, np.ndarray]
 
 #: The list of a folder's files, which Spark's readers leave out because of the first character.
 _LIST = "_rows.json"
+#: The list while rows are written; it stays so if the driver is killed then.
+_UNFINISHED = b"null"
 
 
 class SavedRows(NamedTuple):
@@ -72,6 +74,7 @@ def save_rows(folder: str, blocks: Iterable[Block]) -> SavedRows:
 def _write(place: str, blocks: Iterable[Block]) -> str:
     """Write files of rows and their list, and return the list's checksum."""
     files, listed = open_files(place), list[dict[str, Any]]()
+    files.write(_LIST, [_UNFINISHED])
     for number, (ids, rows) in enumerate(_gathered(blocks)):
         flat = pa.array(np.ascontiguousarray(rows, np.float32).reshape(-1))
         offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * rows.shape[1])
@@ -124,7 +127,8 @@ def load_rows(saved: SavedRows, shape: TableShape, *, vectors: bool = True) -> I
     """Yield the rows of `save_rows`, file by file; without vectors, of width 0.
 
     Raises:
-        ConfigurationError: a file is missing, cannot be read, or is not the one that was written.
+        ConfigurationError: a file is missing, cannot be read, or is not the one that was written; or the rows were not
+            written to their end.
     """
     columns = ["id", "vector"] if vectors else ["id"]
     try:
@@ -156,6 +160,8 @@ def _listed(files: Files, checksum: str | None) -> list[dict[str, Any]]:
     names = files.names()
     if _LIST in names:
         data = b"".join(files.read(_LIST))
+        if data == _UNFINISHED:
+            raise ValueError("rows that were not written to their end, as of a driver that was killed")
         if checksum is not None and _checksum(data) != checksum:
             raise ValueError("the rows of another model, or a damaged list of them")
         listed: list[dict[str, Any]] = json.loads(data)

@@ -225,3 +225,22 @@ def test_rows_that_were_not_written_to_their_end_leave_nothing(tmp_path: Path) -
     with pytest.raises(ServerLostError):
         save_rows(str(tmp_path), lost())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_a_driver_that_was_killed_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.keras_model.stored_rows.FILE_BYTES", 40)
+    blocks = [(np.arange(5 * number, 5 * number + 5), np.full((5, 3), number, np.float32)) for number in range(4)]
+    left = tmp_path / "left"
+
+    def written() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from blocks[:2]
+        (place,) = tmp_path.iterdir()
+        shutil.copytree(place, left)  # what a driver that is killed now leaves
+        yield from blocks[2:]
+
+    saved = save_rows(str(tmp_path), written())
+    assert len(list(left.glob("*.parquet"))) == 2
+    layer = wide(tmp_path, rows=str(left))  # without a checksum, as rows of an earlier version
+    with pytest.raises(ConfigurationError, match=r"rows of table 'table' must be in .*not written to their end"):
+        layer(np.array([3]))
+    assert sum(len(ids) for ids, _ in load_rows(saved, layer.table())) == 20

@@ -129,6 +129,14 @@ STREAMS = (
         _ROWS,
     ),
     Mutant(
+        "rows are not marked as unfinished",
+        ROWS,
+        "    files.write(_LIST, [_UNFINISHED])\n",
+        "    pass\n",
+        "a model predicts with a part of its rows",
+        _ROWS,
+    ),
+    Mutant(
         "the last snapshot may name older states",
         "ps/checkpoint/checkpointer.py",
         "not (closing and self._optimizer_files.behind(center.leases.states()))",
