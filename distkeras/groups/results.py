@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 
 from distkeras.data.schema import field_of, quoted
 from distkeras.groups.keys import key_as_text, key_row, plain_keys, require_plain, same_key
-from distkeras.groups.store import CRC, ID, LARGE, SHOWN, WEIGHTS, StoredGroups, folder
+from distkeras.groups.store import CRC, ID, LARGE, SHOWN, WEIGHTS, StoredGroups, read_pieces
 from distkeras.groups.weights import load_weights
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError
@@ -76,8 +76,7 @@ class WeightsById:
 
     def _file(self, name: str) -> pq.ParquetFile:
         if name not in self._files:
-            below, _, base = name.rpartition("/")
-            data = b"".join(folder(f"{self._stored.uri}/{below}" if below else self._stored.uri).read(base))
+            data = b"".join(read_pieces(f"{self._stored.uri}/{name}"))
             self._files[name] = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             if len(self._files) > _OPEN_MAX:
                 self._files.popitem(last=False)

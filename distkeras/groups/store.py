@@ -18,7 +18,7 @@ import json
 import re
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,10 +191,20 @@ def spark_path(session: SparkSession, uri: str) -> str:
     return uri if context_of(session) is None else hadoop_path(session, uri, "path")
 
 
+def _files(uri: str, *, create: bool) -> Files:
+    return open_files(uri.replace("s3a://", "s3://", 1), create=create)
+
+
+def read_pieces(path: str) -> Iterator[bytes]:
+    """Yield the bytes of a file, in pieces; raise OSError if that fails."""
+    uri, _, name = path.rpartition("/")
+    yield from _files(uri, create=False).read(name)
+
+
 def folder(uri: str) -> Files:
-    """Return the files of a folder, which is created if it does not exist; raise SnapshotError if that fails."""
+    """Return a folder to write to, which is created if it does not exist; raise SnapshotError if that fails."""
     try:
-        return open_files(uri.replace("s3a://", "s3://", 1))
+        return _files(uri, create=True)
     except OSError as error:
         raise SnapshotError(f"`path` must be a folder that can be written to. Received: {uri!r}: {error}") from error
 
@@ -213,9 +223,13 @@ def write_whole(files: Files, name: str, data: bytes) -> None:
         raise SnapshotError(f"{name} cannot be written: {error}") from error
 
 
-def read_whole(files: Files, name: str) -> bytes | None:
+def read_whole(uri: str, name: str) -> bytes | None:
     """Return the bytes of a file; None if it does not exist; raise SnapshotError if it cannot be read."""
     try:
+        try:
+            files = _files(uri, create=False)
+        except FileNotFoundError:
+            return None
         return b"".join(files.read(name)) if name in files.names() else None
     except OSError as error:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
@@ -246,9 +260,9 @@ class Manifest:
         write_whole(files, MANIFEST, text.encode())
 
     @classmethod
-    def load(cls, files: Files) -> Manifest | None:
-        """Return the manifest of the folder; None if there is none; raise SnapshotError if it is damaged."""
-        data = read_whole(files, MANIFEST)
+    def load(cls, uri: str) -> Manifest | None:
+        """Return the manifest of a folder; None if there is none; raise SnapshotError if it is damaged."""
+        data = read_whole(uri, MANIFEST)
         if data is None:
             return None
         try:
@@ -278,7 +292,7 @@ def model_name(manifest: Manifest) -> str:
 def load_model_file(uri: str, manifest: Manifest) -> bytes:
     """Return the model that each group starts from; raise SnapshotError if its file is missing or damaged."""
     name = model_name(manifest)
-    data = read_whole(folder(uri), name)
+    data = read_whole(uri, name)
     if data is None or hashlib.sha256(data).hexdigest() != manifest.model:
         received = "no such file" if data is None else "another content"
         raise SnapshotError(f"{name} in {uri!r} must be as it was written. Received: {received}")
@@ -322,7 +336,7 @@ class GroupFolder:
             SnapshotError: it cannot be written to, or is damaged.
         """
         files = folder(self.uri)
-        saved = Manifest.load(files)
+        saved = Manifest.load(self.uri)
         claims = self._names()
         if saved is not None and resume:
             require_same_job(manifest.identity, saved.identity, self.uri)
@@ -393,8 +407,7 @@ def copy_groups(stored: StoredGroups, uri: str) -> None:
     names = [f"groups-{number:06d}.parquet" for number in range(len(stored.files))]
     try:
         for name, to in zip(stored.files, names, strict=True):
-            below, _, base = name.rpartition("/")
-            target.write(to, folder(f"{stored.uri}/{below}" if below else stored.uri).read(base))
+            target.write(to, read_pieces(f"{stored.uri}/{name}"))
     except OSError as error:
         raise SnapshotError(f"the trained groups cannot be copied to {uri!r}: {error}") from error
     Manifest({}, stored.keys, "", tuple(names), stored.count).save(target)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from distkeras.groups.results import GROUP, REASON, GroupModels, GroupResults, JoinedGroups, joined
-from distkeras.groups.store import MANIFEST, Manifest, copy_groups, folder
+from distkeras.groups.store import MANIFEST, Manifest, copy_groups
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ps.errors import ConfigurationError
@@ -123,7 +123,7 @@ class KerasGroupModel(KerasModel):
     def load_files(self, spark: SparkSession, path: str) -> None:
         """Take the pieces below ``path``, which must stay; raise ConfigurationError if executors do not reach that."""
         uri = _shared(spark, path)
-        manifest = Manifest.load(folder(uri))
+        manifest = Manifest.load(uri)
         if manifest is None:
             raise ConfigurationError(f"{path} must hold the models of all groups. Received: no {MANIFEST} in {uri}")
         data = self.archive_to_save()

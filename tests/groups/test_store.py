@@ -15,7 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
 from distkeras.groups.results import GroupResults, WeightsById
-from distkeras.groups.store import MANIFEST, GroupFolder, Manifest, folder, load_model_file, model_name
+from distkeras.groups.store import (
+    MANIFEST,
+    GroupFolder,
+    Manifest,
+    StoredGroups,
+    copy_groups,
+    load_model_file,
+    model_name,
+)
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, OwnershipLostError, SnapshotError
 
 KEYS = '{"type":"struct","fields":[{"name":"shop","type":"string","nullable":true,"metadata":{}}]}'
@@ -34,7 +42,7 @@ def test_a_folder_that_is_not_whole_has_not_begun(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).unlink()
     (tmp_path / f"{MANIFEST}.draft").write_bytes(b"{")
     begun(tmp_path)
-    assert Manifest.load(folder(str(tmp_path))) == MANIFEST_OF_JOB
+    assert Manifest.load(str(tmp_path)) == MANIFEST_OF_JOB
     with pytest.raises(ConfigurationError, match=r"`path` must be an empty folder, .* Received: .* with a job"):
         begun(tmp_path)
     other = tmp_path / "other"
@@ -65,6 +73,20 @@ def test_only_the_same_job_resumes_and_the_older_run_loses_the_folder(tmp_path: 
         load_model_file(str(tmp_path), job)
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_reading_makes_no_folder(tmp_path: Path, scheme: str) -> None:
+    uri = f"{scheme}{tmp_path}/gone"
+    stored = StoredGroups(uri, KEYS, ("run-000001-0a1b2c3d/groups/part.parquet",), 1)
+    assert Manifest.load(uri) is None
+    with pytest.raises(SnapshotError, match="Received: no such file"):
+        load_model_file(uri, MANIFEST_OF_JOB)
+    with pytest.raises(SnapshotError, match="must be as they were written"):
+        WeightsById(stored)
+    with pytest.raises(SnapshotError, match="cannot be copied"):
+        copy_groups(stored, str(tmp_path / "copy"))
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
 def test_each_change_of_a_manifest_is_noticed(tmp_path: Path) -> None:
     begun(tmp_path)
     place = tmp_path / MANIFEST
@@ -74,11 +96,11 @@ def test_each_change_of_a_manifest_is_noticed(tmp_path: Path) -> None:
     for offset in range(len(sound)):
         place.write_bytes(sound[:offset] + bytes([sound[offset] ^ 1]) + sound[offset + 1 :])
         with contextlib.suppress(SnapshotError):
-            assert Manifest.load(folder(str(tmp_path))) == MANIFEST_OF_JOB, offset
+            assert Manifest.load(str(tmp_path)) == MANIFEST_OF_JOB, offset
     for damaged in (b"", b"[]", json.dumps({"identity": {}}).encode()):
         place.write_bytes(damaged)
         with pytest.raises(SnapshotError, match=r"groups.json must be as it was written"):
-            Manifest.load(folder(str(tmp_path)))
+            Manifest.load(str(tmp_path))
 
 
 def rows(spark: SparkSession) -> DataFrame:

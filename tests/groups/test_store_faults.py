@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distkeras.groups.store import GroupFolder, Manifest, folder, load_model_file
+from distkeras.groups.store import GroupFolder, Manifest, load_model_file
 from distkeras.ps.errors import DistkerasError, SnapshotError
 from distkeras.ps.world.files import LocalFiles
 
@@ -89,7 +89,7 @@ def run(uri: str, model: bytes, *, resume: bool) -> GroupFolder:
 
 def require_whole(uri: str) -> None:
     """Check that the folder holds a finished job whose files and model are there."""
-    manifest = Manifest.load(folder(uri))
+    manifest = Manifest.load(uri)
     assert manifest is not None
     assert manifest.files
     assert all(Path(uri, name).read_bytes() == b"group" for name in manifest.files)
@@ -148,7 +148,7 @@ def test_a_second_driver_at_any_operation_leaves_a_whole_folder(dies: bool, tmp_
             run(uri, b"of the first", resume=False)
         if disk.at == at:
             break
-        assert Manifest.load(folder(uri)) is not None
+        assert Manifest.load(uri) is not None
         struck += 1
         run(uri, b"of the third", resume=True)
         require_whole(uri)

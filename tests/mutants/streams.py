@@ -169,6 +169,14 @@ STREAMS = (
         _ROWS,
     ),
     Mutant(
+        "reading a job of groups makes its folder",
+        "distkeras/groups/store.py",
+        "            files = _files(uri, create=False)\n",
+        "            files = _files(uri, create=True)\n",
+        "a mistyped path leaves an empty folder",
+        ("tests/groups/test_store.py",),
+    ),
+    Mutant(
         "two drivers write one file of groups' models",
         "distkeras/groups/store.py",
         'f"model-{manifest.model[:8]}.keras"',
