@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,7 @@ FIRST = "distkeras_first"
 #: Bytes of weights from which trained groups are handed to Spark at once.
 _RESULT_BYTES = 16 << 20
 
+_T = TypeVar("_T")
 _Outcome = tuple[bytes, np.ndarray] | DistkerasError
 """The weights of a trained group, and loss and metrics; or its error."""
 
@@ -49,14 +52,12 @@ class _Models:
 
     def train_alone(self, columns: ColumnArrays) -> _Outcome:
         """Train on the rows of one group."""
-        try:
+
+        def trained() -> tuple[bytes, np.ndarray]:
             replica, means = self._alone.train(columns, self._task.spec)
             return weights_of(replica.model), means
-        except Exception as error:
-            cause = _error_of_group(error)
-            if cause is None:
-                raise
-            return cause
+
+        return _result_or_error(trained)
 
     def train(self, groups: Sequence[ColumnArrays]) -> Sequence[_Outcome]:
         """Train on the rows of some groups; return the outcome of each of them."""
@@ -65,23 +66,25 @@ class _Models:
             return [self.train_alone(columns) for columns in groups]
         if self._side_by_side is None:
             self._side_by_side = GroupsSideBySide(task.recipe, self._model_file, task.spec, task.side_by_side)
-        try:
-            return self._side_by_side.train(groups)
-        except Exception as error:
-            cause = _error_of_group(error)
-            if cause is None:
-                raise
-            log.warning("%d groups side by side have failed and are trained one after another: %s", len(groups), cause)
+        trained = _result_or_error(partial(self._side_by_side.train, groups))
+        if isinstance(trained, DistkerasError):
+            log.warning(
+                "%d groups side by side have failed and are trained one after another: %s", len(groups), trained
+            )
             return [self.train_alone(columns) for columns in groups]
+        return trained
 
 
-def _error_of_group(error: Exception) -> DistkerasError | None:
-    """Return the typed error if the group caused it; None for an error of the machine or the job."""
-    typed = sorted_error(error)
-    if typed.origin is not Origin.USER:
-        return None
-    typed.worker = None  # the group's key identifies the rows
-    return typed
+def _result_or_error(call: Callable[[], _T]) -> _T | DistkerasError:
+    """Return the result, or the typed error if the group caused it; raise an error of the machine or the job."""
+    try:
+        return call()
+    except Exception as error:
+        typed = sorted_error(error)
+        if typed.origin is not Origin.USER:
+            raise
+        typed.worker = None  # the group's key identifies the rows
+        return typed
 
 
 #: The models of the latest job in this process, in which Spark runs one task after another.
@@ -205,20 +208,13 @@ class GroupPartition:
             return
         began = time.monotonic()
         groups, self._waiting = self._waiting, []
-        columns: list[ColumnArrays] = []
-        outcomes: dict[int, _Outcome] = {}
-        for place, group in enumerate(groups):
-            try:
-                columns.append(self._columns(group))
-            except Exception as error:
-                cause = _error_of_group(error)
-                if cause is None:
-                    raise
-                outcomes[place] = cause
+        read = [_result_or_error(partial(self._columns, group)) for group in groups]
+        columns = [each for each in read if not isinstance(each, DistkerasError)]
         trained = iter(_models(self._task).train(columns) if columns else ())
-        outcomes |= {place: next(trained) for place in range(len(groups)) if place not in outcomes}
+        outcomes = [each if isinstance(each, DistkerasError) else next(trained) for each in read]
         seconds = (time.monotonic() - began) / len(groups)
-        self._done += [(group.key, self._outcome(group, outcomes[n], seconds)) for n, group in enumerate(groups)]
+        for group, outcome in zip(groups, outcomes, strict=True):
+            self._done.append((group.key, self._outcome(group, outcome, seconds)))
 
     def _outcome(self, group: _GroupRows, outcome: _Outcome, seconds: float) -> TrainedGroup:
         if isinstance(outcome, DistkerasError):
