@@ -145,10 +145,16 @@ def _has_own_variables(layer: Any) -> bool:
 
 
 def _is_state(value: Any) -> bool:
-    """Return whether a value is a variable or a list of them, which an object creates when it is first used."""
+    """Return whether a value is a variable or a list of them, which an object creates when it is first used.
+
+    An optimizer may have None in the place of a weight for which it has no state.
+    """
     import keras
 
-    return isinstance(value, keras.Variable) or (_is_list(value) and all(map(_is_state, value)))
+    if _is_list(value):
+        parts = [part for part in value if part is not None]
+        return bool(parts or not value) and all(map(_is_state, parts))
+    return isinstance(value, keras.Variable)
 
 
 def _is_list(value: Any) -> bool:

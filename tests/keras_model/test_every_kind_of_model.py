@@ -118,6 +118,7 @@ FOUND = (
     Job(form="frozen state"),
     Job(optimizer="Adam", rate="own class", given=True),
     Job(loss="CategoricalGeneralizedCrossEntropy"),
+    Job(layer="MaxPooling3D", form="frozen once trained", optimizer="Muon"),
     Job(optimizer="SGD with momentum", setting="gradient_accumulation_steps", keras="floatx"),
 )
 
