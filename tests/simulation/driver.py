@@ -167,6 +167,8 @@ class Driver:
         surroundings.layouts[process] = self.layout
         watch.epochs[process] = self.epochs
         self._clock = -1
+        #: Whether a number for the workers is being set.
+        self._sets = False
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
         #: The micro-batch that the server is to train; None if it has none yet or the job trains no stream.
@@ -372,11 +374,15 @@ class Driver:
             self._world.sleep(max(_STATUS, supervisor.status_seconds))
 
     def _set_value(self, observer: DriverClient) -> None:
-        rows = self._watch.values.next()
+        if self._sets:  # The observer of an earlier micro-batch does; callbacks take turns, so that numbers rise.
+            return
+        rows, self._sets = self._watch.values.next(), True
         try:
             answer = observer.request(SetValues(rows), Ack)
         except JobStoppedError:
             return  # The next status has the error.
+        finally:
+            self._sets = False
         self._watch.note_value(self.process, answer.incarnation, answer.clock, value_in(rows))
 
     def _check_table(self, table: np.ndarray) -> None:
