@@ -1,8 +1,6 @@
 """``python -m distkeras``: the command ``distkeras``."""
 
-import sys
-
-from distkeras.commands.main import main
+import runpy
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runpy.run_module("distkeras.commands.main", run_name="__main__")

@@ -103,7 +103,6 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-    from distkeras.dashboard.dashboard import Dashboard
     from distkeras.data.batches import Batch
 
 
@@ -247,29 +246,6 @@ class Trainer(JobResults):
         #: Callbacks of every job of this trainer, in addition to those of `train`.
         self.observers: list[Callback] = []
         self._training = threading.Lock()
-
-    def dashboard(self, *others: Trainer, port: int = 0) -> Dashboard:
-        """Return a live page of this trainer's jobs, for a browser on this machine or for a notebook.
-
-        ::
-
-            trainer.dashboard()                       # in a notebook; elsewhere, open its `url`
-            trainer.train(df)
-            trainer.dashboard().save("job.html")      # one file that needs nothing else
-
-        It shows the jobs that are trained after the first call; a job that had ended is shown from its records. It is
-        served as long as this trainer exists, or until its `close`. Anyone who has the link may read the page.
-
-        Args:
-            others: trainers whose jobs are shown next to this trainer's.
-            port: port of loopback to listen at; 0 for any free port.
-
-        Raises:
-            ConfigurationError: The port is not free.
-        """
-        from distkeras.dashboard.dashboard import dashboard_of
-
-        return dashboard_of([self, *others], port)
 
     @short_errors
     def train(

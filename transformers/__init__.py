@@ -7,20 +7,17 @@ pyspark, and neither Keras nor a backend.
 if __name__ != "distkeras.transformers":
     raise ImportError(f"this folder imports as 'distkeras.transformers'. Received: import of {__name__!r}")
 
-from typing import TYPE_CHECKING, Any
-
 from distkeras.transformers.evaluators import AccuracyEvaluator, LossEvaluator
 from distkeras.transformers.predictor import ModelPredictor as ModelPredictor
-from distkeras.transformers.scaling import MinMaxTransformer, StandardScaleTransformer
+from distkeras.transformers.scaling import MinMaxTransformer, StandardScaleTransformer, StandardTransformer
 from distkeras.transformers.shaping import (
+    BinaryLabelTransformer,
     DenseTransformer,
     LabelIndexTransformer,
     OneHotTransformer,
     ReshapeTransformer,
+    Transformer,
 )
-
-if TYPE_CHECKING:
-    from distkeras.compat.stages import BinaryLabelTransformer, StandardTransformer, Transformer
 
 __all__ = [
     "AccuracyEvaluator",
@@ -36,12 +33,3 @@ __all__ = [
     "StandardTransformer",
     "Transformer",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return one of dist-keras' names from `distkeras.compat`."""
-    if name not in __all__:
-        raise AttributeError(f"module 'distkeras.transformers' has no attribute {name!r}")
-    import distkeras.compat.stages as compat
-
-    return getattr(compat, name)

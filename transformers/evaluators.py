@@ -10,10 +10,10 @@ from pyspark.ml.evaluation import Evaluator, MulticlassClassificationEvaluator, 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+import distkeras.transformers.expressions as expressions
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.ps.validate import require_choice
 from distkeras.spark.failures import short_errors
-from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, error_expression, null_or_nan, typed_errors
 from distkeras.transformers.params import HasActivationThreshold, StageEvaluator, param
 

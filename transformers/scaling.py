@@ -11,9 +11,10 @@ from pyspark.ml.stat import Summarizer
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
+import distkeras.transformers.expressions as expressions
+from distkeras.data.schema import quoted
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.spark.failures import short_errors
-from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, error_expression, typed_errors
 from distkeras.transformers.params import (
     BOOLEAN,
@@ -220,3 +221,19 @@ def _standardize(source: NumericColumn, mean: list[float], deviation: list[float
         ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column)
     )
     return F.when(column.isNotNull() & (F.size(column) != len(mean)), wrong_length).otherwise(result)
+
+
+class StandardTransformer(StandardScaleTransformer):
+    """`StandardScaleTransformer` with the deviation of a whole population, divisor n, as dist-keras took it."""
+
+    def fit(self, dataset: DataFrame) -> StandardTransformer:
+        """Return a copy that standardizes by the moments of ``dataset``; this runs two jobs."""
+        fitted = super().fit(dataset)
+        names = self._required("columns")
+        counts = dataset.agg(*(F.count(F.col(quoted(name))) for name in names)).first()
+        assert counts is not None
+        stddevs = [
+            [value * math.sqrt((count - 1) / count) for value in column]
+            for column, count in zip(fitted.getOrDefault("stddevs"), counts, strict=True)
+        ]
+        return self.copy({self.means: fitted.getOrDefault("means"), self.stddevs: stddevs})

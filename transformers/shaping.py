@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.data.schema import quoted
+from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.spark.failures import short_errors
-from distkeras.transformers.expressions import NumericColumn, class_of_scores, error_expression, vector_of
+from distkeras.transformers.expressions import (
+    NumericColumn,
+    check_new_columns,
+    class_of_scores,
+    error_expression,
+    vector_of,
+)
 from distkeras.transformers.params import (
     ColumnTransformer,
     HasActivationThreshold,
     HasOutputDim,
     HasOutputType,
+    StageTransformer,
+    column_name,
     integer_from,
     param,
 )
@@ -229,3 +239,56 @@ class DenseTransformer(ColumnTransformer):
         if not source.vector:
             raise ConfigurationError("`input_col` must hold vectors. Received: numbers or arrays", column=source.name)
         return vector_of(source.column)
+
+
+def _label(value: Any) -> Any:
+    if not isinstance(value, str | numbers.Number):
+        raise TypeError
+    return value
+
+
+class BinaryLabelTransformer(StageTransformer):
+    """Turns a column into the vector [1, 0] where it is ``label``, else into [0, 1]; also where it is null.
+
+    Args:
+        input_column: any column that can be compared with ``label``.
+        output_column: new column of dense vectors.
+        label: a string or a number.
+
+    Raises:
+        MissingColumnError: no such column.
+        ConfigurationError: ``output_column`` is there already.
+    """
+
+    input_column = param("input_column", "column to read", column_name, "the name of a column")
+    output_column = param("output_column", "new column to write", column_name, "the name of a new column")
+    label = param("label", "the value of [1, 0]", _label, "a string or a number")
+
+    @short_errors
+    def __init__(
+        self, input_column: str | None = None, output_column: str | None = None, label: Any | None = None
+    ) -> None:
+        super().__init__()
+        self._set_given(input_column=input_column, output_column=output_column, label=label)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        name, new = self._required("input_column"), self._required("output_column")
+        if name not in dataset.columns:
+            raise MissingColumnError(
+                f"the DataFrame must have the column {name!r}. Received: columns={dataset.columns}", column=name
+            )
+        check_new_columns(dataset, new)
+        hit = F.col(quoted(name)).eqNullSafe(F.lit(self._required("label")))
+        yes, no = (F.array(F.lit(first), F.lit(1.0 - first)) for first in (1.0, 0.0))
+        return dataset.withColumn(new, vector_of(F.when(hit, yes).otherwise(no)))
+
+
+class Transformer:
+    """The base of dist-keras' transformers, whose subclasses override `transform`. New ones extend Spark's own."""
+
+    def transform(self, dataframe: DataFrame) -> DataFrame:
+        """Written by subclasses."""
+        raise ConfigurationError(
+            f"`{type(self).__name__}.transform` must be written, or the class extend `pyspark.ml.Transformer`. "
+            "Received: a call of the base"
+        )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measure import Case, Factory
 from bench.workload import PATIENCE, WORKERS, answer, bare_loop, build, fit_rate, rows, session, steady_rate
-from distkeras import Monitoring, Trainer
+from distkeras import Dashboard, Monitoring, Trainer
 from distkeras.ps import rules
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _trainer(job: Job) -> Trainer:
 def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
     """Return the `steady_rate` of one training."""
     trainer = _trainer(job)
-    with trainer.dashboard() if watched else nullcontext():
+    with Dashboard.of(trainer) if watched else nullcontext():
         trainer.train(frame)
     return steady_rate(trainer)
 

@@ -98,3 +98,7 @@ def _completion(shell: str) -> int:
                 pending += action.choices.values()
     sys.stdout.write(shtab.complete(main, shell=shell))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,9 @@
 """dist-keras 0.2.1's names, where they are not this project's own: its scripts run, or fail with a named replacement.
 
-The modules at dist-keras' old paths import from here, and ``distkeras.transformers`` for the names that it lacks::
+The modules at dist-keras' old paths import from here::
 
     trainers  histories as lists and arrays, the text of `help`, refusals
-    stages    its transformers, its predictor and its evaluator; its job server and client, which are refused
+    stages    its predictor and its evaluator; its job server and client, which are refused
 
 No code of dist-keras is in it.
 """

@@ -179,6 +179,24 @@ class Dashboard(Callback):
         )
         self._thread.start()
 
+    @classmethod
+    def of(cls, trainer: Observed, *others: Observed, port: int = 0) -> Dashboard:
+        """Return the page of all later jobs of these trainers, next to each other; the same page for the same trainers.
+
+        A job that has ended is shown from its records. The page is closed when the first trainer is deleted.
+
+        Raises:
+            ConfigurationError: The port is not free.
+        """
+        watches = [watch_of(each) for each in (trainer, *others)]
+        page = _PAGES.get(trainer)
+        if page is None or page.closed or page.watches != watches:
+            if page is not None:
+                page.close()
+            page = _PAGES[trainer] = cls(watches, port)
+            finalize(trainer, page.close)
+        return page
+
     def on_begin(self, setup: TrainingSetup) -> None:
         """See `JobWatch`."""
         self.watches[0].on_begin(setup)
@@ -249,22 +267,6 @@ class Dashboard(Callback):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else self.url})"
-
-
-def dashboard_of(trainers: Sequence[Observed], port: int = 0) -> Dashboard:
-    """Return the page of these trainers' jobs, which ends with the first one; the same page for the same trainers.
-
-    Raises:
-        ConfigurationError: the port is taken.
-    """
-    watches, first = [watch_of(trainer) for trainer in trainers], trainers[0]
-    page = _PAGES.get(first)
-    if page is None or page.closed or page.watches != watches:
-        if page is not None:
-            page.close()
-        page = _PAGES[first] = Dashboard(watches, port)
-        finalize(first, page.close)
-    return page
 
 
 def watch_of(trainer: Observed) -> JobWatch:

@@ -33,6 +33,13 @@ OF_TRANSFORMERS = {
     "distkeras.job_server.description",
     "distkeras.job_server.driver",
 }
+#: What stands on the core: a reader of the core needs none of it, and it imports the core's public names alone.
+FACES = (
+    *(f"distkeras.{name}" for name in ("analysis", "commands", "compat", "dashboard", "job_server")),
+    *(f"distkeras.{name}" for name in ("evaluators", "job_deployment", "predictors", "trainers", "utils")),
+    "distkeras.ps.simulation",
+    "distkeras.__main__",
+)
 #: State machines, whose caller has the sockets, the threads and the clock.
 SANS_IO = [
     *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
@@ -80,9 +87,9 @@ def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
 
 
 def imported_by_call(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that ``importlib.import_module`` imports by name."""
+    """Yield the modules that ``importlib.import_module`` or ``runpy.run_module`` imports by name."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "run_module")):
             yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
 
 
@@ -122,6 +129,22 @@ def graph(node: Callable[[str], str]) -> dict[str, set[str]]:
 @pytest.mark.parametrize("node", [str, folder_of], ids=["modules", "folders"])
 def test_imports_have_no_cycle(node: Callable[..., Any] | type[str]) -> None:
     list(TopologicalSorter(graph(node)).static_order())  # A CycleError names the cycle.
+
+
+def is_face(module: str) -> bool:
+    return f"{module}.".startswith(tuple(f"{face}." for face in FACES))
+
+
+def test_the_core_imports_no_face() -> None:
+    tables = {"distkeras", "distkeras.ps"}  # the tables of public names
+    for name, path, where in all_imports(MODULES.values()):
+        assert is_face(module_of(path)) or module_of(path) in tables or not is_face(name), where
+
+
+def test_faces_import_public_names_of_the_core() -> None:
+    for name, path, where in all_imports(MODULES.values()):
+        private = any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+        assert not (private and name.startswith("distkeras") and is_face(module_of(path))), where
 
 
 @pytest.mark.parametrize("package", ["distkeras", "distkeras.ps"])

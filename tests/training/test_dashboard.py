@@ -53,7 +53,7 @@ def messages(trainer: Trainer) -> list[dict[str, Any]]:
 
 def test_the_page_shows_the_numbers_of_the_tables(spark: SparkSession, clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of()
-    with trainer.dashboard() as dashboard:
+    with Dashboard.of(trainer) as dashboard:
         assert messages(trainer) == []
         stopping = EarlyStopping(clouds, "loss", every_commits=5)
         trainer.train(clouds, callbacks=[stopping])
@@ -90,11 +90,11 @@ def test_a_dashboard_is_a_callback(clouds: DataFrame, tmp_path: Path) -> None:
 def test_a_page_that_is_opened_after_training_shows_the_whole_job(clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of()
     trainer.train(clouds)
-    dashboard = trainer.dashboard()
-    assert trainer.dashboard() is dashboard
+    dashboard = Dashboard.of(trainer)
+    assert Dashboard.of(trainer) is dashboard
     assert messages(trainer)[-1]["now"]["commits"] == trainer.commits.count()
     other = trainer_of()
-    both = trainer.dashboard(other)
+    both = Dashboard.of(trainer, other)
     assert dashboard.closed
     assert len(both.watches) == 2
     del trainer, dashboard
@@ -106,7 +106,7 @@ def test_a_page_that_is_opened_after_training_shows_the_whole_job(clouds: DataFr
 @pytest.mark.slow
 def test_a_second_job_of_a_trainer_has_the_same_page(clouds: DataFrame) -> None:
     trainer = trainer_of(num_epoch=1)
-    with trainer.dashboard():
+    with Dashboard.of(trainer):
         trainer.train(clouds)
         first = messages(trainer)[-1]["now"]["commits"]
         trainer.train(clouds)
@@ -142,7 +142,7 @@ def test_an_open_page_shows_the_takeover_after_a_worker_died(spark: SparkSession
         batch_size=2,
         num_epoch=1_000_000,
     )
-    with trainer.dashboard() as dashboard:
+    with Dashboard.of(trainer) as dashboard:
         parts = urlsplit(dashboard.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(60))
         connection.request("GET", parts.path + "jobs/0")
@@ -172,7 +172,7 @@ def test_the_page_shows_the_error_of_a_failed_job(clouds: DataFrame, spark: Spar
     trainer = Trainer(
         counting_model(8, step_callback_layer(fail)), "downpour", worker_optimizer="sgd", loss=total, num_workers=1
     )
-    with trainer.dashboard():
+    with Dashboard.of(trainer):
         with pytest.raises(WorkerError):
             trainer.train(counting_rows(spark, 8))
         now = messages(trainer)[-1]["now"]
