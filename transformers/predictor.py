@@ -44,7 +44,8 @@ from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
-from distkeras.transformers import expressions, serving
+import distkeras.transformers.expressions as expressions
+import distkeras.transformers.serving as serving
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import (
