@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,9 @@ import pyarrow.compute as pc
 
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.binding import GivenEntries, listed
-from distkeras.data.columns import Column
-from distkeras.data.dtypes import float_dtype
-from distkeras.data.label_columns import require_class_numbers
-from distkeras.data.model_columns import data_spec, example
-from distkeras.data.ordering import partitioned
+from distkeras.data.model_columns import example
 from distkeras.data.schema import (
-    CLASS_WEIGHT,
-    require_classes,
     require_dataframe,
-    weighted,
 )
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
@@ -37,7 +29,6 @@ from distkeras.groups.weights import weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.carried import require_carried
-from distkeras.keras_model.keras_config import applied
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -45,10 +36,11 @@ from distkeras.keras_model.same_step import GivenModel, require_same_step, requi
 from distkeras.keras_model.stored_rows import require_folder
 from distkeras.keras_model.tables import CutModel, require_exact_embeddings
 from distkeras.keras_model.variables import has_rows_at_server
-from distkeras.metric_columns import columns_of
+from distkeras.metric_columns import columns_of as metric_columns_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, headline
+from distkeras.ps.exclusions import refuse
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -69,28 +61,26 @@ from distkeras.settings import (
 )
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
+from distkeras.training.bound_data import BoundData, columns_of
 from distkeras.training.callback_runner import (
     begin_callbacks,
     fail_callbacks,
     require_callbacks,
     require_no_epochs,
 )
-from distkeras.training.plan import (
-    JobPlan,
-    arrangement_of,
+from distkeras.training.plan import JobPlan
+from distkeras.training.publisher import Publisher
+from distkeras.training.requirements import (
     require_constant_rate,
     require_finite,
     require_fit,
-    require_members,
     require_optimizer,
-    require_relays,
     require_shared,
     require_slots,
-    validation_rows,
+    require_together,
 )
-from distkeras.training.run import early_server, run_job
+from distkeras.training.run import PreparedJob, early_server, run_job
 from distkeras.training.stream import (
-    Publisher,
     StreamTraining,
     center_of,
     query_folder,
@@ -102,8 +92,6 @@ from distkeras.training.table_choice import TableChoice, report_tables
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
-
-    from distkeras.data.batches import Batch
 
 
 class Trainer(JobResults):
@@ -227,7 +215,9 @@ class Trainer(JobResults):
             objects=custom_objects,
             labels=bool(listed(self.settings.label_col)),
         )
-        replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
+        # What cannot work fails here, not in `train`.
+        replica = KerasReplica.of(self.recipe, self.model_file, to_train=True)
+        require_optimizer(self.rule, replica.model)
         attributes = attributes_of_model(model, replica.model)
         self.model_file = archive.with_attributes(self.model_file, attributes)
         set_attributes_of_model(replica.model, attributes)
@@ -289,13 +279,15 @@ class Trainer(JobResults):
         """
         began = time.monotonic()
         with self._alone(), early_server(self.settings) as ahead:
-            plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
+            callbacks = [*require_callbacks(callbacks), *self.observers]
+            require_dataframe("df", df, stream=False)
+            job = self._begin(self._plan(df, callbacks, checkpoint_of(checkpoint, resume), resume))
             try:
-                run_job(plan, self.outcome, ahead, began)
-                for callback in plan.callbacks:
+                run_job(job, self.outcome, ahead, began)
+                for callback in callbacks:
                     callback.on_success(self)
             except BaseException as error:
-                self._note_failure(plan, error)
+                self._note_failure(callbacks, error)
                 raise
             return self.model
 
@@ -369,7 +361,7 @@ class Trainer(JobResults):
         require_no_epochs(callbacks)
         require_dataframe("stream", stream)
         require_stream(stream, SparkFacts.of(stream.sparkSession))
-        self._require_stream_options()
+        refuse("a stream", self.settings)
         place = checkpoint_of(checkpoint, resume=False)
         if place is None:
             raise ConfigurationError(
@@ -377,33 +369,13 @@ class Trainer(JobResults):
             )
         versions = Versions.of("publish", publish)
         writer, folder = writer_of(stream, trigger, query_name), query_folder(stream.sparkSession, place)
-        plan = self._begin(*self._plan(stream, callbacks, center_of(place), resume=True))
-        rows = partial(self._rows_of, spec=plan.spec, workers=plan.server.workers)
+        job = self._begin(self._plan(stream, callbacks, center_of(place), resume=True))
         try:
-            publisher = None if versions is None else Publisher(versions, plan)
-            return StreamTraining(plan, rows, self, place.uri, publisher).start(writer, folder)
+            publisher = None if versions is None else Publisher(versions, job)
+            return StreamTraining(job, self, place.uri, publisher).start(writer, folder)
         except BaseException as error:
-            self._note_failure(plan, error)
+            self._note_failure(callbacks, error)
             raise
-
-    def _require_stream_options(self) -> None:
-        """Raise ConfigurationError for an option that cannot work with a stream."""
-        settings = self.settings
-        if settings.partitioned_already:
-            raise ConfigurationError(
-                "`partitioned_already` must be False for a stream, whose micro-batches are spread over the workers. "
-                "Received: True"
-            )
-        if settings.server != "driver":
-            raise ConfigurationError(
-                f"`server` must be 'driver' for a stream, whose micro-batches the driver receives. "
-                f"Received: {settings.server!r}"
-            )
-        if settings.tables not in ("auto", "dense"):
-            raise ConfigurationError(
-                '`tables` must be "auto" or "dense" for a stream, whose tables are dense. '
-                f"Received: tables={settings.tables!r}"
-            )
 
     @short_errors
     def train_groups(
@@ -460,17 +432,17 @@ class Trainer(JobResults):
             DistkerasError: A task has failed.
         """
         require_dataframe("df", df, stream=False)
-        replica = self._build_replica(to_train=True)
+        replica = KerasReplica.of(self.recipe, self.model_file, to_train=True)
         if has_rows_at_server(replica.model):
             raise ConfigurationError(
                 "`model` must have no WideEmbedding for `train_groups`, where no server keeps rows. Received: one"
             )
-        spec = self._spec_of(df, replica)
-        fitting = max(1, self.settings.spool_bytes // spec.row_bytes)
+        data = self._bind(df, replica)
+        fitting = max(1, self.settings.spool_bytes // data.spec.row_bytes)
         plan = GroupPlan(
-            df=self._weighted(df),
+            df=data.weighted(),
             by=key_names(by),
-            spec=spec,
+            spec=data.spec,
             settings=self.settings,
             threads=self.worker_settings.threads,
             recipe=self.recipe,
@@ -511,72 +483,45 @@ class Trainer(JobResults):
 
     def _checked_spec(self, df: DataFrame) -> DataSpec:
         require_dataframe("df", df)
-        return self._columns_of(df, self._build_replica())
+        return columns_of(df, self.recipe.build(self.model_file), self.settings, self.recipe.settings)
 
-    def _prepare(
-        self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
-    ) -> JobPlan:
-        """Prepare everything that needs no server; what cannot work fails here."""
-        callbacks = [*require_callbacks(callbacks), *self.observers]
-        require_dataframe("df", df, stream=False)
-        return self._begin(*self._plan(df, callbacks, checkpoint, resume))
-
-    def _begin(self, plan: JobPlan, options: Mapping[str, Any]) -> JobPlan:
-        """Begin the callbacks of a job, and return its plan."""
-        outcome, replica = self.outcome, plan.replica
+    def _begin(self, plan: JobPlan) -> PreparedJob:
+        """Begin the callbacks of a job, and return it."""
+        outcome, job, facts = self.outcome, PreparedJob.of(plan), self.outcome.facts
+        assert facts is not None
         setup = TrainingSetup(
-            replica.metric_names,
-            plan.build_replica,
-            partial(self._read_rows, plan),
-            outcome.facts,
+            plan.replica.metric_names,
+            job.center.build_replica,
+            job.center.read_rows,
+            facts,
             outcome.events,
-            options,
+            facts.options,
             outcome,
-            plan.require_all_tables,
+            job.center.require_all_tables,
         )
         begin_callbacks(plan.callbacks, setup)
-        return plan
+        return job
 
-    def _note_failure(self, plan: JobPlan, error: BaseException) -> None:
+    def _note_failure(self, callbacks: Sequence[Callback], error: BaseException) -> None:
         self.outcome.failure = headline(f"{type(error).__name__}: {error}")
-        fail_callbacks(plan.callbacks, error)
+        fail_callbacks(callbacks, error)
 
     def _plan(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
-    ) -> tuple[JobPlan, Mapping[str, Any]]:
-        """Return the plan of a job on ``df``, whose rows it leaves as they are if it is a stream, and its options."""
-        settings, replica = self.settings, self._build_replica()
-        spec = self._spec_of(df, replica)
-        cut = self._cut(replica, spec, None if checkpoint is None or not resume else checkpoint.uri, df.isStreaming)
-        if cut.tables:
-            replica = KerasReplica(replica.model, cut.order)
-            replica.settings = self.recipe.settings
-            replica.prepare(example(spec))
-        for _, table in cut.partial:
-            require_folder(table.name, replica.model.get_layer(table.name).folder)
-        peers = self.rule.traits.peers
-        rewindable = peers or checkpoint is not None or self.worker_settings.overlap or bool(cut.tables)
-        spec = replace(spec, rewindable=rewindable)
-        in_cluster = settings.server == "cluster"
-        if in_cluster and not peers:
-            require_shared(checkpoint)
+    ) -> JobPlan:
+        """Return the plan of a job on ``df``, whose rows it leaves as they are if it is a stream."""
+        model, stream = self.recipe.build(self.model_file), df.isStreaming
+        data = BoundData.of(df, model, self.settings, self.recipe.settings)
+        cut = self._cut(model, data, checkpoint if resume else None)
+        replica = self._fitting(KerasReplica(model, cut.order), data)
         facts = SparkFacts.of(df.sparkSession)
-        workers = settings.num_workers or facts.default_workers()
-        host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
-        slots = facts.slots(settings.resources)
-        server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
-        require_members(server, settings, stream=df.isStreaming)
-        require_relays(server, settings, stream=df.isStreaming)
-        require_slots(server, facts, slots, settings.resources, apart=in_cluster)
-        worker = replace(self.worker_settings, workers=workers)
-        options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
-        arrangement = None if df.isStreaming else arrangement_of(df, spec, settings, workers)
-        self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options, stream=df.isStreaming))
-        plan = JobPlan(
-            df=df if df.isStreaming else self._rows_of(df, spec, workers),
-            arrangement=arrangement,
-            spec=spec,
-            training=settings,
+        server, worker = self._placed(facts, checkpoint, cut, stream=stream)
+        options = reported_options(server, worker, self.settings, compilation=self.recipe.identity(model))
+        self.outcome = JobOutcome(df, facts=JobFacts.of(self.settings, server, options, stream=stream))
+        report_tables(cut, self.outcome.events)
+        return JobPlan(
+            data=data.rewindable() if self._rewinds(checkpoint, cut) else data,
+            training=self.settings,
             model_file=self.model_file,
             recipe=self.recipe,
             replica=replica,
@@ -587,62 +532,62 @@ class Trainer(JobResults):
             resume=resume,
             facts=facts,
         )
-        report_tables(cut, outcome.events)
-        return plan, options
 
-    def _cut(self, replica: KerasReplica, spec: DataSpec, resumed: str | None, stream: bool) -> CutModel:
+    def _rewinds(self, checkpoint: Checkpoint | None, cut: CutModel) -> bool:
+        """Return whether a worker may have to go back to earlier mini-batches."""
+        peers, overlap = self.rule.traits.peers, self.worker_settings.overlap
+        return peers or checkpoint is not None or overlap or bool(cut.tables)
+
+    def _placed(
+        self, facts: SparkFacts, checkpoint: Checkpoint | None, cut: CutModel, *, stream: bool
+    ) -> tuple[ServerSettings, WorkerSettings]:
+        """Return the settings of a job's server and workers; ConfigurationError if this session cannot run them."""
+        settings, in_cluster = self.settings, self.settings.server == "cluster"
+        if in_cluster and not self.rule.traits.peers:
+            require_shared(checkpoint)
+        workers = settings.num_workers or facts.default_workers()
+        host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
+        server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
+        require_together(server, settings, stream=stream)
+        require_slots(server, facts, facts.slots(settings.resources), settings.resources, apart=in_cluster)
+        return server, replace(self.worker_settings, workers=workers)
+
+    def _cut(self, model: keras.Model, data: BoundData, resumed: Checkpoint | None) -> CutModel:
         """Decide which tables travel by rows."""
+        require_exact_embeddings(model)
         choice = TableChoice(
             training=self.settings,
             server=self.server_settings,
             worker=self.worker_settings,
             recipe=self.recipe,
-            shapes=[column.shape for column in spec.features],
-            stream=stream,
-            resumed=resumed,
+            shapes=[column.shape for column in data.spec.features],
+            stream=data.df.isStreaming,
+            resumed=None if resumed is None else resumed.uri,
         )
-        return choice.cut(replica.model, lambda: self._build_replica(to_train=True).model)
+        cut = choice.cut(model, lambda: self.recipe.build(self.model_file, to_train=True))
+        for _, table in cut.partial:
+            require_folder(table.name, model.get_layer(table.name).folder)
+        return cut
 
-    def _spec_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
-        """Return the columns that are read of ``df``, with the weights by class."""
+    def _fitting(self, replica: KerasReplica, data: BoundData) -> KerasReplica:
+        """Return ``replica`` after the checks that it fits the data, and does the step of the user's model."""
+        replica.settings = self.recipe.settings
+        one_row = example(data.spec)
+        require_fit(replica, one_row, data.spec.columns)
+        if self._given is not None and not has_rows_at_server(replica.model):
+            continues = self.recipe.continues
+            rebuilt = self.recipe.build(self.model_file, to_train=True) if continues else replica.model
+            gradient = self.rule.traits.gradient or self.rule.traits.plain_sgd
+            require_same_step(self._given, rebuilt, data.spec, one_row, gradient=gradient)
+            self._given = None
+        return replica
+
+    def _bind(self, df: DataFrame, replica: KerasReplica) -> BoundData:
+        """Return the rows for models that are trained in one task each."""
         require_exact_embeddings(replica.model)
-        settings, spec = self.settings, self._columns_of(df, replica)
-        if not df.isStreaming:
-            require_class_numbers(df, spec)
-        if settings.class_weight is not None:
-            require_classes(settings.class_weight, spec)
-            with applied(self.recipe.settings):
-                spec = replace(spec, sample_weight=Column(CLASS_WEIGHT, dtype=float_dtype()))
-        require_fit(replica, example(spec), spec.columns)
-        self._require_same_step(replica, spec)
-        return spec
-
-    def _columns_of(self, df: DataFrame, replica: KerasReplica) -> DataSpec:
-        """Return the columns that the model reads of ``df``, under its settings of `keras.config`."""
-        with applied(self.recipe.settings):
-            return data_spec(replica.model, df.schema, rows=df, **self.settings.data_arguments)
-
-    def _require_same_step(self, replica: KerasReplica, spec: DataSpec) -> None:
-        """Compare a step of the user's model with one of ``replica``'s, before the first job; see `same_step`."""
-        if self._given is None or has_rows_at_server(replica.model):
-            return
-        rebuilt = self._build_replica(to_train=True).model if self.recipe.continues else replica.model
-        gradient = self.rule.traits.gradient or self.rule.traits.plain_sgd
-        require_same_step(self._given, rebuilt, spec, example(spec), gradient=gradient)
-        self._given = None
-
-    def _weighted(self, df: DataFrame) -> DataFrame:
-        """Return the rows with their weights by class."""
-        settings = self.settings
-        if settings.class_weight is None:
-            return df
-        weight = next(iter(settings.weight_columns), None)
-        return weighted(df, listed(settings.label_col)[0], settings.class_weight, weight)
-
-    def _rows_of(self, df: DataFrame, spec: DataSpec, workers: int) -> DataFrame:
-        """Return the rows as workers read them."""
-        already = self.settings.partitioned_already
-        return partitioned(self._weighted(df), spec, workers, partitioned_already=already)
+        data = BoundData.of(df, replica.model, self.settings, self.recipe.settings)
+        self._fitting(replica, data)
+        return data
 
     def _train_large_group(self, df: DataFrame) -> TrainedGroup:
         model = self.train(df)
@@ -650,25 +595,10 @@ class Trainer(JobResults):
         history = records.history(elements=True)
         last = history.filter(pc.equal(history["epoch"], pc.max(history["epoch"])))
         samples = last["samples"].to_numpy()
-        columns = columns_of(records.metrics)
+        columns = metric_columns_of(records.metrics)
         means = [float(np.average(last[column].to_numpy(), weights=samples)) for column in columns.values()]
         others = tuple(zip(records.metrics[1:], means[1:], strict=True))
         return TrainedGroup(int(samples.sum()), 0.0, means[0], others, weights=weights_of(model))
-
-    def _read_rows(self, plan: JobPlan, df: DataFrame, count_max: int) -> Batch:
-        """Return rows of a validation DataFrame, with the trainer's columns, for the model of ``plan``."""
-        require_dataframe("df", df, stream=False)
-        spec = self._columns_of(df, plan.replica)
-        batch = validation_rows(df, spec, count_max)
-        plan.note_evaluated(batch, spec)
-        return batch
-
-    def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
-        """Return a copy of the model, compiled like the workers'; ``to_train``: with its optimizer's state."""
-        replica = KerasReplica(self.recipe.build(self.model_file, to_train=to_train))
-        replica.settings = self.recipe.settings
-        require_optimizer(self.rule, replica.model)
-        return replica
 
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size

@@ -27,6 +27,7 @@ from distkeras.data.schema import field_of, quoted, require_dataframe
 from distkeras.keras_model import archive
 from distkeras.keras_model.archive import require_model
 from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.metric_columns import columns_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
@@ -285,7 +286,7 @@ class DistributedTrainer(Trainer):
     def get_learning_rate(self) -> float:
         """Return the rate of the elastic move; of a rule without one, the worker optimizer's."""
         rate: float | None = getattr(self.rule, "learning_rate", None)
-        return self._build_replica().learning_rate if rate is None else rate
+        return KerasReplica.of(self.recipe, self.model_file).learning_rate if rate is None else rate
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the elastic move.

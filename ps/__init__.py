@@ -5,6 +5,7 @@ only from those above it::
 
     errors       every typed error
     validate     checks of arguments
+    exclusions   the options that a capability of a job excludes, and why
     events       what goes wrong, as log records and as rows of a table
     world        time, threads, connections, files, processes: the system's, or a simulation's
     rules        one file an update rule, both halves of it

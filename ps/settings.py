@@ -17,6 +17,7 @@ from distkeras.ps.center.center import require_rows
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.exclusions import refuse
 from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
@@ -71,14 +72,11 @@ class ServerSettings:
         require_learning_rate(self.rule, self.learning_rate)
         if self.tables:
             check_field(self, "tables", _require_shapes)
-            require_rows(self.rule, len(self.tables), measure_gap=self.measure_gap)
+            require_rows(self.rule, len(self.tables))
+            refuse("tables by rows", self)
         if self.relays is not None:
             _require_relays(self.rule, self.relays)
-            reasons = {
-                "`staleness_bound` must be None: a group advances together": self.staleness_bound is not None,
-                "`tables` must travel whole: a sum is of whole vectors": bool(self.tables),
-            }
-            _refuse(reasons, self.relays)
+            refuse("relays", self)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-ready values, which `from_json` reads."""
@@ -128,11 +126,7 @@ class WorkerSettings:
             )
         if self.relays is not None:
             _require_relays(self.rule, self.relays)
-            reasons = {
-                "`overlap` must be False: the workers of a group wait for its slowest one": self.overlap,
-                "`wire_format` must be 'float32': a sum is of what workers sent": self.wire_format != "float32",
-            }
-            _refuse(reasons, self.relays)
+            refuse("relays", self)
 
 
 def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) -> None:
@@ -163,13 +157,6 @@ def _require_relays(rule: Rule, relays: Any) -> None:
             "`window` must be a number or None with `relays`: its exchanges are waits for "
             f"the group's slowest worker. Received: window={rule.window!r}"
         )
-
-
-def _refuse(reasons: Mapping[str, bool], relays: Any) -> None:
-    """Raise a ConfigurationError with the first of the ``reasons`` that applies."""
-    for reason, applies in reasons.items():
-        if applies:
-            raise ConfigurationError(f"{reason}. Received: another value, with relays={relays!r}")
 
 
 def _require_kinds(settings: ServerSettings | WorkerSettings) -> None:

@@ -23,6 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+import distkeras.transformers.expressions as expressions
+import distkeras.transformers.serving as serving
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.columns import Part, innermost, user_names
 from distkeras.data.dtypes import dtype_of_input
@@ -44,8 +46,6 @@ from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
-import distkeras.transformers.expressions as expressions
-import distkeras.transformers.serving as serving
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import (

@@ -19,7 +19,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.ps.validate import require_boolean, require_integer
 from distkeras.spark.failures import short_errors
-from distkeras.training.plan import require_fit
+from distkeras.training.requirements import require_fit
 
 if TYPE_CHECKING:
     import keras

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
     from distkeras.keras_model.gradient_collector import CollectingOptimizer
+    from distkeras.keras_model.recipe import Recipe
 
 
 def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -184,6 +185,19 @@ class KerasReplica:
         self._prepared_for: Any = None
         self._next: keras.Model | None = None  # the first step takes over this model's state
         self._values = NO_ROWS  # what the driver has set
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, model_file: bytes, order: VariableOrder | None = None, *, to_train: bool = False
+    ) -> KerasReplica:
+        """Return a replica of the model that ``recipe`` builds, under its settings of ``keras.config``.
+
+        Args:
+            to_train: with the state of the optimizer of the driver's model.
+        """
+        replica = cls(recipe.build(model_file, to_train=to_train), order)
+        replica.settings = recipe.settings
+        return replica
 
     @property
     def size(self) -> int:

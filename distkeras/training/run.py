@@ -29,9 +29,11 @@ from distkeras.spark.failures import typed_error
 from distkeras.spark.kept_layout import KeptLayout
 from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
+from distkeras.training.center_copy import CenterCopy
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
 from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
+from distkeras.training.publication import Publication
 from distkeras.training.supervisor import Supervisor
 from distkeras.training.task import SUMMARY
 
@@ -82,6 +84,19 @@ class _CallbackFailed(NamedTuple):
 _Signal = _TasksEnded | _StatusArrived | _JobFailed | _StopRequested | _CallbackFailed
 
 
+class PreparedJob(NamedTuple):
+    """A job that can begin: its plan, what it publishes, and the driver's copies of its center."""
+
+    plan: JobPlan
+    publication: Publication
+    center: CenterCopy
+
+    @classmethod
+    def of(cls, plan: JobPlan) -> PreparedJob:
+        """Prepare the job of ``plan``; ConfigurationError if its model cannot be published."""
+        return cls(plan, Publication(plan), CenterCopy(plan))
+
+
 class SparkJob:
     """Trains on every partition of a job's DataFrame.
 
@@ -89,6 +104,7 @@ class SparkJob:
     send signals to the thread in `run`, which makes all decisions.
 
     Args:
+        center: fetches the center for callbacks.
         stalls: finds silent workers; None: they are not reported.
         events: receives the event of a callback that ends the job early.
         on_status: receives each new status of the server, in addition to the callbacks of ``plan``.
@@ -101,6 +117,7 @@ class SparkJob:
     def __init__(
         self,
         plan: JobPlan,
+        center: CenterCopy,
         server: ServerHandle,
         progress: Progress,
         stalls: StallDetector | None,
@@ -116,9 +133,9 @@ class SparkJob:
         self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
         self.callbacks = CallbackRunner(
             plan.callbacks,
-            plan.build_evaluator,
+            center.build_evaluator,
             server.connect,
-            fetch_center=plan.fetch_center,
+            fetch_center=center.fetch,
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
             on_error=self.fail,
             scope=partial(in_callers_scope, self._session),
@@ -270,7 +287,7 @@ def early_server(settings: TrainSettings) -> Iterator[Child | None]:
         child.close()
 
 
-def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: float) -> None:
+def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: float) -> None:
     """Train, and fill ``outcome``, also if the job fails.
 
     Args:
@@ -284,11 +301,11 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
         Exception: a callback raised it.
         KeyboardInterrupt: it is raised after Spark was asked to cancel the job.
     """
-    settings, events = plan.training, outcome.events
-    opened: AbstractContextManager[ServerHandle] = _server_process(plan, events, ahead)
+    plan, events = job.plan, outcome.events
+    settings = plan.training
+    opened: AbstractContextManager[ServerHandle] = _server_process(job, events, ahead)
     if settings.server == "cluster":
-        task = plan.server_task()
-        opened = ClusterServer(plan.df, task, events)
+        opened = ClusterServer(plan.df, job.publication.server_task(), events)
     progress_bar = Progress(
         settings.num_epoch,
         plan.worker.workers,
@@ -299,20 +316,20 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None, began: floa
     stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
     with opened as server, progress_bar as progress:
         note_resumed(outcome, server.resumed)
-        job = SparkJob(plan, server, progress, stalls, events)
+        training = SparkJob(plan, job.center, server, progress, stalls, events)
         spark_began = time.monotonic()
         try:
-            rows = job.run()
+            rows = training.run()
             spark_ended = time.monotonic()
         except BaseException:
-            _salvage(server, plan, outcome)
+            _salvage(server, job, outcome)
             raise
-        center = server.ask(lambda driver: _collect(driver, plan, outcome))
-    outcome.stopped = job.stopped
+        center = server.ask(lambda driver: _collect(driver, job, outcome))
+    outcome.stopped = training.stopped
     _require_complete(plan, outcome, rows)
-    chosen = job.callbacks.end(center)
+    chosen = training.callbacks.end(center)
     if chosen is not center:  # an earlier center, to which the tables must belong as well
-        plan.require_all_tables()
+        job.center.require_all_tables()
     chosen.load(plan.replica)
     outcome.clock = chosen.clock
     finished = time.monotonic()
@@ -341,7 +358,8 @@ def note_resumed(outcome: JobOutcome, point: ResumePoint | None) -> None:
 
 
 @contextmanager
-def _server_process(plan: JobPlan, events: Events, ahead: Child | None) -> Iterator[Supervisor]:
+def _server_process(job: PreparedJob, events: Events, ahead: Child | None) -> Iterator[Supervisor]:
+    plan = job.plan
     process = ServerProcess(
         plan.server,
         resume=plan.resume,
@@ -354,7 +372,7 @@ def _server_process(plan: JobPlan, events: Events, ahead: Child | None) -> Itera
     with process:
         if process.resumed is not None and process.resumed.row_sum is not None:
             require_rows(plan.df, process.resumed.row_sum)
-        with Supervisor(process, plan.publisher(), events) as server:
+        with Supervisor(process, job.publication.send, events) as server:
             yield server
 
 
@@ -371,14 +389,14 @@ def _require_complete(plan: JobPlan, outcome: JobOutcome, rows: Sequence[Row]) -
     records.check_exactly_once(batches, plan.training.num_epoch, outcome.resumed, stopped=stopped)
 
 
-def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
+def _salvage(server: ServerHandle, job: PreparedJob, outcome: JobOutcome) -> None:
     """Collect the center and the records of a failed job, if the server still answers; the caller raises its error."""
     if not server.alive():
         return
     try:
         # No commit may come between the center that is collected and its records.
         server.ask_once(lambda driver: driver.stop("the driver ended the job"))
-        server.ask_once(lambda driver: _collect(driver, plan, outcome))
+        server.ask_once(lambda driver: _collect(driver, job, outcome))
     except DistkerasError as error:
         outcome.events.report(
             log, "lost", "the center and the records of the failed job cannot be fetched: %s", error.message
@@ -386,10 +404,10 @@ def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
         server.abandon(error)
 
 
-def _collect(driver: DriverClient, plan: JobPlan, outcome: JobOutcome) -> CenterWeights:
-    center = plan.fetch_center(driver)
-    center.load(plan.replica)
-    plan.save_rows(driver)
-    outcome.model = plan.replica.model
+def _collect(driver: DriverClient, job: PreparedJob, outcome: JobOutcome) -> CenterWeights:
+    center, replica = job.center.fetch(driver), job.plan.replica
+    center.load(replica)
+    job.center.save_rows(driver)
+    outcome.model = replica.model
     outcome.records = JobRecords.drain(driver)
     return center

@@ -23,10 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
-from distkeras.keras_model import archive
-from distkeras.keras_model.keras_config import applied
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.checkpoint.versions import VersionFolder, Versions
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -50,9 +47,9 @@ from distkeras.spark.failures import innermost, short_errors
 from distkeras.spark.places import hadoop_path
 from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
-from distkeras.training.plan import JobPlan
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.run import SparkJob, note_resumed
+from distkeras.training.publisher import Publisher
+from distkeras.training.run import PreparedJob, SparkJob, note_resumed
 from distkeras.training.stream_halves import QueryState, covered_by, missing, query_state, require_same_halves
 from distkeras.training.supervisor import Supervisor
 
@@ -64,76 +61,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-#: The parts of a job's identity that all versions of a model share.
-_SHARED = ("model", "layout", "moving_statistics")
-
-
-def _to_publish(plan: JobPlan) -> bytes:
-    """Return the compiled model with its attributes, made under the settings with which workers compute."""
-    with applied(plan.recipe.settings):
-        data = archive.with_optimizer(plan.build_replica().model)
-    return archive.with_attributes(data, archive.attributes_in(plan.model_file))
-
-
-class Publisher:
-    """Publishes versions of one stream.
-
-    Args:
-        versions: where and how often to publish.
-
-    Raises:
-        DifferentJobError: the directory has versions of another model.
-        ConfigurationError: nothing opens the URI, or Keras cannot save the compiled model.
-        SnapshotError: the directory cannot be read or written.
-    """
-
-    def __init__(self, versions: Versions, plan: JobPlan) -> None:
-        self._versions = versions
-        self._folder = VersionFolder(versions.uri, create=True)
-        identity: dict[str, Any] = plan.identity()
-        self._folder.take({name: identity[name] for name in _SHARED}, partial(_to_publish, plan))
-        #: The current micro-batch and its stream, if it has ended without a version.
-        self._ended: tuple[str, int] | None = None
-        self._begun = False
-
-    def resume(self, stream: str, number: int) -> None:
-        """Take over a micro-batch that an earlier driver has ended; it may have died before it published a version."""
-        self._ended = stream, number
-
-    def begin(self, stream: str, number: int) -> None:
-        """Record that a micro-batch begins.
-
-        Raises:
-            DifferentJobError: the directory has versions of another stream, or of later micro-batches.
-            SnapshotError: it cannot be read.
-        """
-        self._ended = None
-        if not self._begun:
-            self._folder.require_stream(stream, number)
-            self._begun = True
-
-    def end(self, stream: str, number: int, fetch_center: Callable[[], CenterWeights]) -> None:
-        """Publish the center at the end of a micro-batch, if it is due, and delete old versions.
-
-        Raises:
-            DifferentJobError: the version exists with other weights, or is another stream's.
-            SnapshotError: it cannot be written.
-        """
-        self._ended = stream, number
-        if number % self._versions.every == 0:
-            self.end_stream(fetch_center())
-
-    def end_stream(self, weights: CenterWeights) -> None:
-        """Publish the micro-batch that has ended, unless it has a version; see `end`."""
-        if self._ended is None:
-            return
-        stream, number = self._ended
-        self._folder.publish(stream, number, weights.vector, weights.moving_statistics)
-        self._ended = None
-        self._folder.prune(self._versions.keep)
-        log.info("version %d is published in %s", number, self._versions.uri)
-
 
 #: Seconds that the micro-batch in progress has to end when a stream is stopped.
 STOP_SECONDS = 600.0
@@ -200,8 +127,7 @@ class StreamTraining:
     """A stream that is trained on, like Spark's `StreamingQuery`; `Trainer.train_stream` returns one.
 
     Args:
-        plan: of a job without its rows, whose server saves its state.
-        rows: makes the DataFrame that workers read, one partition each, from a micro-batch.
+        job: one without rows, whose server saves its state.
         results: its outcome is filled; callbacks receive it at the end.
         uri: the stream's checkpoint, for errors.
         publisher: publishes versions of the center; None: there are none.
@@ -216,15 +142,14 @@ class StreamTraining:
 
     def __init__(
         self,
-        plan: JobPlan,
-        rows: Callable[[DataFrame], DataFrame],
+        job: PreparedJob,
         results: JobResults,
         uri: str,
         publisher: Publisher | None = None,
     ) -> None:
-        self._plan, self._rows, self._results, self._outcome = plan, rows, results, results.outcome
+        self._plan, self._publication, self._center = job
+        self._results, self._outcome = results, results.outcome
         self._publisher, self._uri = publisher, uri
-        self._publish_model = plan.publisher()
         self._session = MicroBatchSession()
         self._stack = ExitStack()
         self._process: ServerProcess
@@ -278,9 +203,9 @@ class StreamTraining:
             note_resumed(self._outcome, process.resumed)
             self._callbacks = CallbackRunner(
                 plan.callbacks,
-                plan.build_replica,
+                self._center.build_replica,
                 self._server.connect,
-                fetch_center=plan.fetch_center,
+                fetch_center=self._center.fetch,
                 on_stop=self._end_early,
                 on_error=self._fail,
                 scope=partial(in_callers_scope, plan.df.sparkSession),
@@ -411,7 +336,7 @@ class StreamTraining:
         Raises:
             ServerLostError: the server is dead and cannot be restarted.
         """
-        replica = self._plan.build_replica()
+        replica = self._center.build_replica()
         self._fetch_center().load(replica)
         return replica.model if self.convert is None else self.convert(replica.model)
 
@@ -421,7 +346,7 @@ class StreamTraining:
         if not self._ended.is_set():
             client = self._server.connect()
             try:
-                return self._plan.fetch_center(client)
+                return self._center.fetch(client)
             except DistkerasError as error:
                 if not client.lost(error):
                     raise
@@ -432,7 +357,7 @@ class StreamTraining:
             raise DeadlineError(f"waited {patience:g} s for the parameter server to be restarted")
         try:
             if not self._ended.is_set():
-                return self._server.ask(self._plan.fetch_center)
+                return self._server.ask(self._center.fetch)
             return self._require_last()
         finally:
             self._server_lock.release()
@@ -450,7 +375,7 @@ class StreamTraining:
         """
         if covered_by(self._process.resumed) < self._query_state.done:
             raise missing(covered_by(self._process.resumed), self._query_state, self._uri)
-        self._publish_model(driver)
+        self._publication.send(driver)
         if self._current is not None:
             driver.begin_micro_batch(*self._current)
 
@@ -478,12 +403,12 @@ class StreamTraining:
         if self._publisher is not None:
             self._publisher.begin(*current)
         begun = server.ask(lambda driver: driver.begin_micro_batch(*current))
-        rows = self._rows(self._session.take(df, self._plan.spec.row_bytes))
-        plan = replace(self._plan, df=rows, micro_batch=number, callbacks=())
+        rows = self._session.take(df, self._plan.spec.row_bytes)
+        plan = replace(self._plan, data=replace(self._plan.data, df=rows), micro_batch=number, callbacks=())
         events = self._outcome.events
         stalls = None if settings.stall_after is None else StallDetector(settings.stall_after, events)
         with Progress(settings.num_epoch, plan.worker.workers, shown=False, every=None) as progress:
-            self._job = job = SparkJob(plan, server, progress, stalls, events, self._callbacks.update)
+            self._job = job = SparkJob(plan, self._center, server, progress, stalls, events, self._callbacks.update)
             if self._callback_error is not None:  # raised before there was a job to end
                 raise self._callback_error
             summaries = job.run()
@@ -492,7 +417,7 @@ class StreamTraining:
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
         self._outcome.records = records
         if self._publisher is not None:
-            self._publisher.end(*current, lambda: server.ask(plan.fetch_center))
+            self._publisher.end(*current, lambda: server.ask(self._center.fetch))
         self._note_progress(number, begun, summaries, records, handed_over)
         state = self._query_state
         self._query_state = state._replace(stream=current[0], done=number, planned=state.planned | {number})
@@ -555,7 +480,7 @@ class StreamTraining:
         # A server that has died since the last micro-batch is restarted, unless the stream has failed anyway.
         ask = self._server.ask if self._failure is None else self._server.ask_once
         try:
-            last = ask(self._plan.fetch_center)
+            last = ask(self._center.fetch)
         except DistkerasError as error:
             self._outcome.events.report(log, "lost", "the stream's last center cannot be fetched: %s", error.message)
             self._server.abandon(error)

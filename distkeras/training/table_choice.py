@@ -15,6 +15,7 @@ from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
+from distkeras.ps.exclusions import reason_against
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.settings import TrainSettings
 
@@ -113,7 +114,7 @@ class TableChoice:
 
 def _require_none(reason: str | None, expected: str, received: str) -> None:
     if reason is not None:
-        raise ConfigurationError(f"{expected}: {reason}. Received: {received}")
+        raise ConfigurationError(f"{expected}. Received: {received}; {reason}")
 
 
 @contextmanager
@@ -128,15 +129,9 @@ def _own_random_numbers() -> Iterator[None]:
 
 def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
     """Return why the options of a job keep all tables dense; None if they do not."""
-    reasons = {
-        f"rule {worker.rule.name!r} may move rows that a commit does not name": not worker.rule.traits.rows,
-        f"rows travel as float32. Received: wire_format={worker.wire_format!r}": worker.wire_format != "float32",
-        "the next window's rows come with the reply that `overlap` does not wait for": worker.overlap,
-        "`measure_gap` compares whole vectors": server.measure_gap,
-        "`relays` add up whole vectors": server.relays is not None,
-        "the model is sent without the weights of `frozen_weights`": training.frozen_weights is not None,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if not worker.rule.traits.rows:
+        return f"rule {worker.rule.name!r} may move rows that a commit does not name"
+    return reason_against("tables by rows", server, worker, training)
 
 
 def report_tables(cut: CutModel, events: Events) -> None:

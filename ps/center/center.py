@@ -228,7 +228,7 @@ class Center:
     ) -> None:
         self.traits = rule.traits
         if tables:
-            require_rows(rule, len(tables), measure_gap=measure_gap)
+            require_rows(rule, len(tables))
         if workers < 1:
             raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers}")
         if self.traits.gradient and learning_rate is None:
@@ -683,16 +683,11 @@ class Center:
         return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics, rows=rows)
 
 
-def require_rows(rule: Rule, tables: int, *, measure_gap: bool = False) -> None:
-    """Raise a ConfigurationError unless ``tables`` tables may travel by rows under ``rule`` and with these options."""
+def require_rows(rule: Rule, tables: int) -> None:
+    """Raise a ConfigurationError unless ``tables`` tables may travel by rows under ``rule``."""
     if not rule.traits.rows:
         text = f"rule {rule.name!r}, as it is set, needs whole tables, and not the rows that a window touched"
         raise ConfigurationError(f"`tables` must be empty: {text}. Received: {tables} tables")
-    if measure_gap:
-        raise ConfigurationError(
-            "`measure_gap` must be False where tables travel by rows: a gap is one of the whole center. "
-            "Received: measure_gap=True"
-        )
 
 
 def check_hello(center: Center, message: Hello) -> None:

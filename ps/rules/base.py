@@ -454,6 +454,10 @@ class Rule(ABC):
         """Undo `leave` of all workers, to the bit."""
         return
 
+    def require_job(self, workers: int, epochs: int) -> None:
+        """Raise ConfigurationError if the rule cannot train with so many workers and epochs."""
+        return
+
     def config(self) -> dict[str, Any]:
         """Return the hyper-parameters by name, JSON-ready; `window_max` only if it is set."""
         values = dataclasses.asdict(self)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_dtypes import bfloat16
 
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import BLOCK, Chunk, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
 from distkeras.ps.validate import check_field, count, flag, fraction, invalid, require_integer
 
@@ -161,6 +162,13 @@ class Daso(Rule):
         if epoch < self.warm_up:
             return WARM_UP
         return CYCLING if epoch < epochs - self.cool_down else COOL_DOWN
+
+    def require_job(self, workers: int, epochs: int) -> None:
+        self.require_epochs("num_epoch", epochs)
+        if self.nodes is not None and workers % self.nodes:
+            raise ConfigurationError(
+                f"`num_workers` must be a multiple of the rule's `nodes`, {self.nodes}. Received: num_workers={workers}"
+            )
 
     def require_epochs(self, name: str, epochs: int) -> None:
         """Raise ConfigurationError unless ``epochs``, the argument ``name``, has room for warm-up and cool-down."""

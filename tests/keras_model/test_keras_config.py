@@ -17,6 +17,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model import archive, mapped_tables
 from distkeras.keras_model.keras_config import EXCUSED, applied, from_text, settings_now, to_text, use
 from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import ModelPredictor
@@ -154,7 +155,7 @@ def test_the_drivers_replicas_make_losses_under_the_settings_of_the_model() -> N
     trainer = Trainer(model, "downpour", worker_optimizer="sgd", loss=keras.losses.MeanAbsolutePercentageError())
     keras.config.set_epsilon(1e-7)
     keras.config.set_floatx("float64")
-    replica = trainer._build_replica()  # noqa: SLF001 - every callback's copy is made so
+    replica = KerasReplica.of(trainer.recipe, trainer.model_file)  # every callback's copy is made so
     x = (np.ones((4, 2), np.float32),)
     assert replica.evaluate(Batch(0, 0, True, x, (np.zeros((4, 1), np.float32),), None))["loss"] == 200.0
     assert replica.model._compile_loss.dtype == "float32"  # noqa: SLF001 - Keras has no public one

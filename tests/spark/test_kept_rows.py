@@ -25,7 +25,7 @@ from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import DistkerasError
 from distkeras.spark.kept_layout import KeptRows
-from distkeras.training import plan
+from distkeras.training import bound_data
 
 #: Histories that are drawn by default and in the slow test, and the jobs of each.
 FEW, MANY, JOBS = 4, 60, 4
@@ -181,7 +181,7 @@ def test_kept_rows_equal_the_rows_that_would_be_read(spark: SparkSession, tmp_pa
     def check(data: st.DataObject) -> None:
         kept: KeptRows[Batch] = KeptRows()
         world.begin()
-        with mock.patch.object(plan, "_VALIDATION", kept):
+        with mock.patch.object(bound_data, "_VALIDATION", kept):
             for _ in range(JOBS):
                 for change in data.draw(st.lists(st.sampled_from(CHANGES), max_size=1)):
                     change(world)
@@ -194,7 +194,7 @@ def test_kept_rows_equal_the_rows_that_would_be_read(spark: SparkSession, tmp_pa
                 expected = result(lambda: collect(source, alone, most))  # noqa: B023 - called at once
                 for _ in range(2):
                     before = kept._kept  # noqa: SLF001 - the test counts reuses
-                    found = result(lambda: plan.validation_rows(source, spec, most))  # noqa: B023 - called at once
+                    found = result(lambda: bound_data.validation_rows(source, spec, most))  # noqa: B023 - called at once
                     reused[0] += before is not None and kept._kept is before  # noqa: SLF001 - see above
                     assert found == expected, (of, how, label, most)
 

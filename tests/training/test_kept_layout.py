@@ -15,7 +15,7 @@ from distkeras.data.batches import Batch
 from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError
-from distkeras.training.plan import validation_rows
+from distkeras.training.bound_data import validation_rows
 
 
 @pytest.fixture(autouse=True)

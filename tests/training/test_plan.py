@@ -11,7 +11,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.ps.settings import ServerSettings
-from distkeras.training.plan import require_size
+from distkeras.training.requirements import require_size
 
 
 def model_with(value: float, layer: str, index: int) -> keras.Model:

@@ -68,7 +68,7 @@ def test_options_that_relays_exclude_are_refused_by_the_constructor(
         ({"relays": 3}, {}, "`relays` must be at most `num_workers`, 2"),
         ({"relays": "host", "tls": True}, {}, "`tls` must be False"),
         ({"relays": "host"}, {"num_workers": 9}, "`num_workers` must be at most 2.*`relays` needs all workers"),
-        ({"relays": "host"}, {"tables": "embedding"}, "`relays` add up whole vectors"),
+        ({"relays": "host"}, {"tables": "embedding"}, "`relays` must be None with tables by rows"),
     ],
 )
 def test_options_that_do_not_fit_the_job_are_refused_before_work_starts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,8 +64,8 @@ def chosen(
         stream=stream,
         resumed=None if resumed is None else str(resumed),
     )
-    build = trainer._build_replica  # noqa: SLF001 - `train` does the same
-    return choice.cut(build().model, lambda: build(to_train=True).model)
+    build = partial(trainer.recipe.build, trainer.model_file)
+    return choice.cut(build(), lambda: build(to_train=True))
 
 
 def names(cut: CutModel) -> list[str]:
@@ -174,7 +175,7 @@ class TestResumedJob:
     def test_options_that_exclude_the_saved_choice_are_refused(self, tmp_path: Path) -> None:
         save_job(tmp_path, {"tables": BOTH})
         with pytest.raises(
-            ConfigurationError, match=r"`checkpoint` must hold .*`overlap`.*one whose \['narrow', 'wide'\]"
+            ConfigurationError, match=r"`checkpoint` must hold .*one whose \['narrow', 'wide'\].*`overlap`"
         ):
             chosen(two_tables(), resumed=tmp_path, network=Network(overlap=True))
 

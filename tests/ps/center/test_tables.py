@@ -187,11 +187,6 @@ def test_rules_without_the_trait_rows_refuse_tables(name: str) -> None:
         center_of(name, learning_rate=0.1)
 
 
-def test_a_gap_cannot_be_measured_with_tables_by_rows() -> None:
-    with pytest.raises(ConfigurationError, match="`measure_gap` must be False where tables travel by rows"):
-        center_of(measure_gap=True)
-
-
 class TestChecks:
     def commit(self, **fields: Any) -> Commit:
         valid = {"touched": (ids(0, 2),), "moved": (np.ones(4, np.float32),), "wants": (ids(),)}

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from distkeras import Trainer
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.tables import CutModel
 from distkeras.ps.protocol.framing import KEY_BYTES
@@ -23,7 +22,9 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.results import JobRecords
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.record_stream import RecordStream
+from distkeras.training.center_copy import CenterCopy
 from distkeras.training.plan import JobPlan
+from distkeras.training.publication import Publication
 from distkeras.training.task import _TaskAttempt
 from support.draws.jobs import MiniBatch, Prepared, place_names
 from support.patience import PATIENT
@@ -112,13 +113,11 @@ class _Rows(NamedTuple):
 
 def plan_of(trainer: Trainer, table: pa.Table) -> JobPlan:
     """Return the plan that the trainer makes for a DataFrame of these rows."""
-    replica = KerasReplica(trainer.recipe.build(trainer.model_file))
+    replica = KerasReplica.of(trainer.recipe, trainer.model_file)
     rows: Any = _Rows(schema_of(table))
-    spec: DataSpec = trainer._spec_of(rows, replica)  # noqa: SLF001 - the checks of `train`, which needs Spark
+    data = trainer._bind(rows, replica)  # noqa: SLF001 - the checks of `train`, which needs Spark
     return JobPlan(
-        df=None,  # type: ignore[arg-type]  # the rows come without Spark
-        arrangement=None,
-        spec=replace(spec, rewindable=True),
+        data=data.rewindable(),
         training=trainer.settings,
         model_file=trainer.model_file,
         recipe=trainer.recipe,
@@ -139,10 +138,10 @@ def trained(plan: JobPlan, table: pa.Table) -> Result:
         address = Address(*server.address, _KEY)
         driver = DriverClient(address, plan.server.deadlines)
         try:
-            plan.publisher()(driver)
+            Publication(plan).send(driver)
             records = RecordStream(iter(table.to_batches()), io.BufferedReader(io.BytesIO(b"more")))
             _TaskAttempt(plan.task(address), 0, 0, records).run()
-            center = plan.fetch_center(driver)
+            center = CenterCopy(plan).fetch(driver)
             kept = JobRecords.drain(driver)
         finally:
             driver.close()

@@ -1,0 +1,119 @@
+"""The rows of a DataFrame, bound to the inputs and the labels of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from distkeras.data.batches import Batch
+from distkeras.data.binding import listed
+from distkeras.data.columns import Column
+from distkeras.data.dtypes import float_dtype
+from distkeras.data.label_columns import require_class_numbers
+from distkeras.data.model_columns import data_spec
+from distkeras.data.ordering import partitioned
+from distkeras.data.schema import CLASS_WEIGHT, require_classes, weighted
+from distkeras.data.source import collect
+from distkeras.data.spec import DataSpec
+from distkeras.keras_model.keras_config import Settings, applied
+from distkeras.settings import TrainSettings
+from distkeras.spark.kept_layout import Arrangement, KeptRows
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+#: The most bytes of validation rows that the driver keeps for the next job.
+_KEPT_BYTES_MAX = 256 << 20
+_VALIDATION: KeptRows[Batch] = KeptRows()
+
+
+@dataclass(frozen=True)
+class BoundData:
+    """A DataFrame, and what a model reads of it.
+
+    Args:
+        df: the user's rows; a stream stays as it is until a micro-batch comes.
+        spec: columns, mini-batches, epochs; with the weights of classes, if there are any.
+        settings: how the user's columns are read.
+    """
+
+    df: DataFrame
+    spec: DataSpec
+    settings: TrainSettings
+
+    @classmethod
+    def of(cls, df: DataFrame, model: keras.Model, settings: TrainSettings, keras_settings: Settings) -> BoundData:
+        """Bind the rows that a job trains on.
+
+        Args:
+            model: compiled.
+            keras_settings: those of ``keras.config`` with which the workers compute.
+
+        Raises:
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: the columns do not fit the model.
+        """
+        spec = columns_of(df, model, settings, keras_settings)
+        if not df.isStreaming:
+            require_class_numbers(df, spec)
+        if settings.class_weight is not None:
+            require_classes(settings.class_weight, spec)
+            with applied(keras_settings):
+                spec = replace(spec, sample_weight=Column(CLASS_WEIGHT, dtype=float_dtype()))
+        return cls(df, spec, settings)
+
+    def rewindable(self) -> BoundData:
+        """Return the same data, of which workers keep the rows of a single epoch too."""
+        return replace(self, spec=replace(self.spec, rewindable=True))
+
+    def weighted(self) -> DataFrame:
+        """Return the rows, with the weight of each row's class if the job has such weights."""
+        settings = self.settings
+        if settings.class_weight is None:
+            return self.df
+        weight = next(iter(settings.weight_columns), None)
+        return weighted(self.df, listed(settings.label_col)[0], settings.class_weight, weight)
+
+    def partitioned(self, workers: int) -> DataFrame:
+        """Return the rows as workers read them, one partition each; of a stream, the stream."""
+        if self.df.isStreaming:
+            return self.df
+        return partitioned(self.weighted(), self.spec, workers, partitioned_already=self.settings.partitioned_already)
+
+    def arrangement(self, workers: int) -> Arrangement | None:
+        """Return what determines `partitioned`; None if Spark does not move the rows."""
+        settings, spec = self.settings, self.spec
+        if settings.partitioned_already:
+            return None
+        weights = settings.class_weight or {}
+        names = [name for column in spec.columns for name in column.sources if not (weights and name == CLASS_WEIGHT)]
+        if weights:
+            names += [*listed(settings.label_col), *settings.weight_columns]
+        made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.weight_columns)
+        return Arrangement(self.df, tuple(dict.fromkeys(names)), made_by)
+
+
+def columns_of(df: DataFrame, model: keras.Model, settings: TrainSettings, keras_settings: Settings) -> DataSpec:
+    """Return the columns that a compiled model reads of ``df``, under its settings of ``keras.config``."""
+    with applied(keras_settings):
+        return data_spec(model, df.schema, rows=df, **settings.data_arguments)
+
+
+def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
+    """Return rows of a validation DataFrame, at most ``count_max``.
+
+    Rows that Spark keeps are read once for all jobs of a search, unless a user's function decodes them.
+
+    Raises:
+        EmptyDataError: there are no rows.
+        BadValueError, ShapeError, MissingColumnError, WorkerError: as `collect` says.
+    """
+    spec = replace(spec, epochs=1, shuffle=False, batch_size=count_max)
+    checks = tuple(column.checks for column in spec.columns)  # the columns' equality leaves these out
+    names = tuple(name for column in spec.columns for name in column.sources)
+    arrangement = None if spec.encoded else Arrangement(df, names, (spec, checks))
+    return _VALIDATION.of(arrangement, lambda: collect(df, spec, count_max), _is_small).copy()
+
+
+def _is_small(batch: Batch) -> bool:
+    return batch.nbytes <= _KEPT_BYTES_MAX
