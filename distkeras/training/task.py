@@ -24,7 +24,6 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
-from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.tables import RowModel
 from distkeras.keras_model.window_rows import WindowRows
@@ -32,7 +31,6 @@ from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.errors import (
     ConfigurationError,
     DistkerasError,
-    EmptyDataError,
     LeaseLostError,
     LedgerError,
     Origin,
@@ -40,20 +38,17 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX
-from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.members import MemberLinks, Membership
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
-from distkeras.training.server_task import own_address
+from distkeras.training.member import member_loop, members_host, node_name
 
 #: The task's output: columns with their types, as Spark and as Arrow spell them.
 _SUMMARY = (
@@ -231,8 +226,17 @@ class _TaskAttempt:
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
-        if isinstance(settings.rule, Daso):
-            return self._begin_as_member(settings.rule, replica, source, welcome)
+        if settings.rule.traits.peers:
+            return member_loop(
+                self._client,
+                settings,
+                replica,
+                self._tracked(source, self._read(source)),
+                source=source,
+                welcome=welcome,
+                epochs=task.spec.epochs,
+                moving_statistics=task.moving_statistics,
+            )
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and is_kept(settings.rule):
             keeper = OptimizerKeeper(settings.rule, replica, self._optimizer_due, welcome, at_end=task.saved)
@@ -248,53 +252,6 @@ class _TaskAttempt:
             keeper=keeper,
             tables=tables,
         )
-
-    def _begin_as_member(self, rule: Daso, replica: KerasReplica, source: BatchSource, welcome: Welcome) -> Loop:
-        """Return the loop of a worker that exchanges with others, once all of them are ready."""
-        client, task = self._client, self._task
-        source.read_to_end()  # all members must know how many steps an epoch has
-        if not source.rows:
-            raise EmptyDataError(
-                f"rule {rule.name!r} needs rows in every partition. Received: none. Use fewer workers",
-                worker=client.worker,
-            )
-        source.rewind((welcome.epoch, welcome.batch), None if welcome.checksum < 0 else welcome.checksum)
-        return run_member(
-            rule,
-            replica,
-            self._tracked(source, self._read(source)),
-            lambda: client.payload(rule.traits.parts),
-            welcome=welcome,
-            worker=client.worker,
-            node=node_name(),
-            epochs=task.spec.epochs,
-            meet=partial(self._meet, source.batches_per_epoch),
-            moving_statistics=task.moving_statistics,
-        )
-
-    def _meet(self, batches: int, node: str) -> MemberLinks | None:
-        """Announce this worker as a member; return its connections to others, or None if the job ends early."""
-        client, task = self._client, self._task
-        links = MemberLinks(
-            members_host(task.address.locate()[0]),
-            task.address.key,
-            worker=client.worker,
-            attempt=client.attempt,
-            size=task.size,
-            shared=task.settings.shared_memory,
-            deadlines=task.settings.deadlines,
-        )
-        try:
-            members = client.announce(*links.address, node, batches)
-            if members.places:
-                links.connect(Membership.of(members, client.worker))
-                return links
-        except BaseException:
-            links.close()
-            raise
-        links.close()
-        client.stopping = True
-        return None
 
     def _table_windows(self, source: BatchSource) -> TableWindows | None:
         """Return the windows of the mini-batches to come, if tables travel by rows; one is read ahead."""
@@ -377,17 +334,6 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
             f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
             worker=worker,
         )
-
-
-def members_host(server: str) -> str:
-    """Return the address at which other workers reach this one: this machine's, or loopback if the server uses it."""
-    loopback = server.startswith("127.") and not os.environ.get("SPARK_LOCAL_IP")
-    return server if loopback else own_address()
-
-
-def node_name() -> str:
-    """Return the name that all workers of one node share: the address in Spark's configuration, or the host's name."""
-    return os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
 
 
 def prepare_process(threads: int, gpus: list[str] | None) -> None:

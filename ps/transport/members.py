@@ -38,7 +38,7 @@ from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.member_listener import MemberListener
 from distkeras.ps.transport.sharing import introduce, welcome
-from distkeras.ps.transport.worker_client import Posting
+from distkeras.ps.transport.worker_client import Posting, WorkerClient
 from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -164,6 +164,29 @@ class MemberLinks:
         if self._membership is None:
             raise LocalProtocolError("members must be connected first. Received: an exchange before `connect`")
         return self._membership
+
+    def meet(self, client: WorkerClient, node: str, batches: int) -> bool:
+        """Announce this member, and connect to the others when all are known.
+
+        Args:
+            client: of this member's worker.
+            node: the name that all members of one node share.
+            batches: the mini-batches of this member's epoch.
+
+        Returns:
+            False if the job ends early, so that there are no members. All connections are closed then, and on an error.
+        """
+        try:
+            members = client.announce(*self.address, node, batches)
+            if members.places:
+                self.connect(Membership.of(members, client.worker))
+                return True
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        client.stopping = True
+        return False
 
     def connect(self, membership: Membership) -> None:
         """Connect to the others: a member dials those of a lower rank, and waits for those of a higher rank.

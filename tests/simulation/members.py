@@ -14,7 +14,7 @@ from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.function_replica import VirtualBatch
-from distkeras.ps.transport.members import MemberLinks, Membership
+from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import MemberReplica, run_member
 from simulation.plan import Plan
@@ -213,16 +213,7 @@ class Member:
             world=self._world,
         )
         links.course = self._course
-        try:
-            members = client.announce(*links.address, node, plan.batches[client.worker])
-            if members.places:
-                links.connect(Membership.of(members, client.worker))
-                return links
-        except BaseException:
-            links.close()
-            raise
-        client.stopping = True
-        return None
+        return links if links.meet(client, node, plan.batches[client.worker]) else None
 
     def close(self) -> None:
         """Close the connections to the other members."""

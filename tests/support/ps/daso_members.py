@@ -15,7 +15,7 @@ from distkeras.ps.protocol.messages import Loop, OptimizerState, Welcome
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.members import MemberLinks, Membership
+from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import run_worker
@@ -150,11 +150,7 @@ class Member(threading.Thread):
         if self._met:
             self.links = self._make_links()
         self._met = True
-        members = self.client.announce(*self.links.address, node, len(self._values))
-        if not members.places:
-            return None
-        self.links.connect(Membership.of(members, self.client.worker))
-        return self.links
+        return self.links if self.links.meet(self.client, node, len(self._values)) else None
 
 
 def run_members(members: Sequence[Member], *, replaced: bool = True) -> list[Member]:
