@@ -54,8 +54,6 @@ class Network:
         host: the driver's address for executors. Default: loopback for a local master, else ``spark.driver.host``.
         port: port of the parameter server; 0 for any free port.
         tls: encrypt the connections of workers, driver and server; needs the package cryptography on the driver.
-        authenticate_vectors: without `tls`, let the tags of frames also cover the long vectors of commits and of the
-            center, so that changes on the network are detected; costs about 0.6 ms per megabyte on each side.
         wire_format: format of the vectors between workers and server: "float32"; "bfloat16", half the bytes; or
             "int8", a quarter of the bytes. With "int8", a worker adds its rounding error to its next commit, and the
             server sends the change of the center, so that rounding errors do not add up. The center itself stays
@@ -79,7 +77,6 @@ class Network:
     host: str | None = None
     port: int = ServerSettings.port
     tls: bool = False
-    authenticate_vectors: bool = ServerSettings.authenticate_vectors
     wire_format: str = WorkerSettings.wire_format
     overlap: bool = WorkerSettings.overlap
     shared_memory: bool = WorkerSettings.shared_memory

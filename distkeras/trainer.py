@@ -279,9 +279,10 @@ class Trainer(JobResults):
         """
         began = time.monotonic()
         with self._alone(), early_server(self.settings) as ahead:
+            place = checkpoint_of(checkpoint, resume)
             callbacks = [*require_callbacks(callbacks), *self.observers]
             require_dataframe("df", df, stream=False)
-            job = self._begin(self._plan(df, callbacks, checkpoint_of(checkpoint, resume), resume))
+            job = self._begin(self._plan(df, callbacks, place, resume))
             try:
                 run_job(job, self.outcome, ahead, began)
                 for callback in callbacks:

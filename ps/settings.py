@@ -42,7 +42,6 @@ class ServerSettings:
         deadlines: of every wait.
         checkpoint: where and how often to save the server's state; None: nowhere.
         max_body: bytes of the largest initial center that is accepted.
-        authenticate_vectors: without TLS, tags also cover the long vectors of commits and of the center.
         tables: the tables that travel by rows, in addition to the center's vector (`Traits.rows`).
         relays: "host": the workers of each host are a group, whose movements one of them, the relay, sends as one
             commit; a number: the number of groups, in the order of the workers. None: each worker commits alone.
@@ -59,7 +58,6 @@ class ServerSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     checkpoint: Checkpoint | None = None
     max_body: int = count(1 << 32)
-    authenticate_vectors: bool = flag(False)
     tables: tuple[TableShape, ...] = ()
     relays: int | str | None = None
 

@@ -64,7 +64,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "tls": (None, *NO_SWITCH),
     "measure_gap": (None, *NO_SWITCH),
     "check_model": (None, *NO_SWITCH),
-    "authenticate_vectors": (None, *NO_SWITCH),
     "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),
     "keep_optimizer": (None, *NO_SWITCH),

@@ -67,8 +67,6 @@ def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
         )
         addresses = {"plain": plain.address, "saving": saving.address}
         addresses |= {"careful": stack.enter_context(_served(True)), "careless": stack.enter_context(_served(False))}
-        covering = ServerProcess(ServerSettings(RULE, workers=WORKERS, authenticate_vectors=True))
-        addresses["whole"] = stack.enter_context(covering).address
         for side in ADAM:
             addresses[side] = stack.enter_context(ServerProcess(ServerSettings(RULE, workers=WORKERS))).address
         addresses[UNTAGGED] = stack.enter_context(_served(True, tags=False))
@@ -118,14 +116,6 @@ def _cases(rate: Callable[[str], float], every: int) -> list[Case]:
             partial(rate, UNTAGGED),
             target_limit=TARGET,
             note="limit: the same server and workers without them",
-        ),
-        Case(
-            SECTION,
-            f"tags that cover the vectors (`authenticate_vectors`), {job}",
-            "commits/s",
-            partial(rate, "whole"),
-            partial(rate, "plain"),
-            note="limit: tags as they are by default",
         ),
         Case(
             SECTION,

@@ -73,16 +73,14 @@ class Seal:
 
     Args:
         key: the key of this direction, 32 bytes.
-        whole: whether tags also cover the long vectors of commits, of the center and of members.
     """
 
-    def __init__(self, key: bytes, *, whole: bool) -> None:
+    def __init__(self, key: bytes) -> None:
         self._key = key
-        self._whole = whole
         self._frames = 0
 
     def __repr__(self) -> str:
-        return f"Seal(whole={self._whole}, frames={self._frames})"
+        return f"Seal(frames={self._frames})"
 
     def tag(self, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> bytes:
         """Return the tag of the next frame, ``TAG_BYTES`` long.
@@ -97,7 +95,7 @@ class Seal:
         for array in arrays:
             if array.nbytes <= TAGGED_BYTES_MAX:
                 pieces.append(array.tobytes())
-            elif self._whole or kind not in _VECTOR_MESSAGES or array.dtype in _NO_VECTOR:
+            elif kind not in _VECTOR_MESSAGES or array.dtype in _NO_VECTOR:
                 pieces.append(hashlib.sha256(array.data).digest())
         return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
 
@@ -111,7 +109,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 17
+VERSION = 18
 #: Bytes that are read with a header, to save a system call; more than a commit's fields have.
 READ_AHEAD = 256
 
@@ -561,11 +559,10 @@ HANDSHAKE_LIMITS = Limits(fields=128, body=NONCE_BYTES + PROOF_BYTES, arrays=2)
 
 @dataclass(frozen=True, eq=False)
 class Nonces:
-    """The nonces of both ends, uint8 of shape ``(NONCE_BYTES,)``, and whether tags also cover the long vectors."""
+    """The nonces of both ends, uint8 of shape ``(NONCE_BYTES,)``."""
 
     server: np.ndarray
     client: np.ndarray
-    whole: bool = False
 
     def proof(self, key: bytes, role: bytes) -> np.ndarray:
         """Return the proof of one end that it holds ``key``, uint8 of shape ``(PROOF_BYTES,)``.
@@ -576,10 +573,10 @@ class Nonces:
 
     def seal(self, key: bytes, role: bytes) -> Seal:
         """Return the seal for the frames that one end sends; arguments as for `proof`."""
-        return Seal(self._digest(key, b"seal", role), whole=self.whole)
+        return Seal(self._digest(key, b"seal", role))
 
     def _digest(self, key: bytes, purpose: bytes, role: bytes) -> bytes:
-        transcript = bytes([self.whole]) + self.server.tobytes() + self.client.tobytes()
+        transcript = self.server.tobytes() + self.client.tobytes()
         return hmac.digest(key, MAGIC + bytes([VERSION]) + purpose + role + transcript, "sha256")
 
 
@@ -591,7 +588,6 @@ class Connection:
         key: the job's key, 32 bytes.
         limits, allocate: see `Reader`; both apply once the peer is authenticated.
         token: returns a number of random bytes.
-        whole: whether tags also cover the long vectors; a client receives this from the server.
 
     Raises:
         ConfigurationError: the key has another length.
@@ -605,7 +601,6 @@ class Connection:
         limits: Limits | None = None,
         allocate: Allocate | None = None,
         token: Callable[[int], bytes] = secrets.token_bytes,
-        whole: bool = False,
         read_ahead: bool = True,
     ) -> None:
         if len(key) != KEY_BYTES:
@@ -619,7 +614,7 @@ class Connection:
         self._reader = Reader(HANDSHAKE_LIMITS, read_ahead=read_ahead)
         self._reader.accepts = (Answer,) if server else (Challenge,)
         #: The server's first message.
-        self._challenge = Challenge(self.nonce if server else NO_BYTES, whole)
+        self._challenge = Challenge(self.nonce if server else NO_BYTES)
         #: The seal for frames that this end sends; None before the handshake is complete.
         self.seal: Seal | None = None
         self._slots: SharedSlots | None = None
@@ -679,7 +674,7 @@ class Connection:
         return []
 
     def _nonces(self, client: np.ndarray) -> Nonces:
-        return Nonces(self._challenge.nonce, client, self._challenge.whole)
+        return Nonces(self._challenge.nonce, client)
 
     def _require_nonce(self, nonce: np.ndarray) -> None:
         if nonce.nbytes != NONCE_BYTES:

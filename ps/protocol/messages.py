@@ -109,13 +109,9 @@ class LeaseMessage(Message):
 
 @dataclass(frozen=True, eq=False)
 class Challenge(Message):
-    """Server → client: prove the key over this nonce (32 bytes).
-
-    ``whole``: after the handshake, tags also cover the long vectors of commits and of the center: see `framing.Seal`.
-    """
+    """Server → client: prove the key over this nonce (32 bytes)."""
 
     nonce: Bytes
-    whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -597,7 +593,7 @@ class Members(Message):
 
     ``places`` has a line for each member, "worker host port" by rank: node by node, equally many for each of the
     ``nodes``; it is empty if the job ends early. ``batches`` is the number of steps in an epoch, that of the member
-    with the most mini-batches. ``whole`` is as in `Challenge`.
+    with the most mini-batches.
 
     For a worker of a group, ``places`` has only the members of its group, the relay first.
     """
@@ -605,7 +601,6 @@ class Members(Message):
     places: str
     nodes: int
     batches: int
-    whole: bool = False
 
     def rows(self, worker: int) -> tuple[tuple[int, str, int], ...]:
         """Return worker, host and port of each line; raise RemoteProtocolError for ``worker`` if a line is invalid."""

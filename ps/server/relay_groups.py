@@ -104,7 +104,7 @@ class RelayGroups:
             relay = self._relays[name] = message if name in self._formed else members[min(members)]
             self._formed.add(name)
         lines = [relay.line, *(other.line for other in members.values() if other is not relay)]
-        return Members("\n".join(lines), 1, 0, self._settings.authenticate_vectors)
+        return Members("\n".join(lines), 1, 0)
 
 
 def _holds(center: Center, announced: Announce) -> bool:

@@ -167,7 +167,7 @@ class Rendezvous:
             # A worker stays in its first node, even if a later attempt runs on another host.
             nodes = {worker: self._nodes.get(worker, sent.node) for worker, sent in self._announced.items()}
             placed = {worker: replace(sent, node=nodes[worker]) for worker, sent in self._announced.items()}
-            self._members = membership(placed, rule.nodes, whole=self._settings.authenticate_vectors)
+            self._members = membership(placed, rule.nodes)
             self._nodes = nodes
             self._require_progress(center)
         self._changed.notify_all()
@@ -246,13 +246,12 @@ class Rendezvous:
         )
 
 
-def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: bool) -> Members:
+def membership(announced: Mapping[int, Announce], nodes: int | None) -> Members:
     """Return the members, node by node.
 
     Args:
         announced: each worker's announcement, by its number from 0 on.
         nodes: the number of nodes, filled in the order of the workers; None: one node for each host.
-        whole: whether authentication tags also cover the long vectors between members.
 
     Raises:
         ConfigurationError: the nodes differ in size.
@@ -273,4 +272,4 @@ def membership(announced: Mapping[int, Announce], nodes: int | None, *, whole: b
         )
     ranks = [worker for members in by_node.values() for worker in members]
     places = [announced[worker].line for worker in ranks]
-    return Members("\n".join(places), len(by_node), max(sent.batches for sent in announced.values()), whole)
+    return Members("\n".join(places), len(by_node), max(sent.batches for sent in announced.values()))

@@ -205,7 +205,6 @@ class ParameterServer:
         self._key, self._context = key, context
         self._world, self._snapshots = world, snapshots
         self.deadlines = settings.deadlines
-        self._whole = settings.authenticate_vectors and context is None  # TLS authenticates all bytes itself
         #: Admission control: the connections that are accepted, and the refused ones.
         self.admission = AdmissionControl(world=world)
         self.dispatcher = Dispatcher(
@@ -315,7 +314,6 @@ class ParameterServer:
             key=self._key,
             allocate=vectors.allocate,
             token=self._world.token,
-            whole=self._whole,
         )
         channel = Channel(stream, connection, frame=self.deadlines.frame, context=self._context, world=self._world)
         return Session(self, f"{host}:{port}", channel, vectors, self.admission.arrive(host, channel.hang_up))

@@ -38,7 +38,6 @@ class MemberListener:
         *,
         most: int,
         limits: Limits,
-        whole: bool,
         allocate: Callable[[], Allocate | None] = lambda: None,
         read_ahead: bool = True,
     ) -> None:
@@ -48,7 +47,7 @@ class MemberListener:
             take: called in the connection's thread with the peer's `Hello`; returns whether it takes the channel over.
                 Otherwise, and after an error of the connection, the channel is closed.
             most: how many members may be connected at a time.
-            limits, whole, read_ahead: of the connections.
+            limits, read_ahead: of the connections.
             allocate: returns the allocator for the arrays of one connection.
         """
 
@@ -64,7 +63,6 @@ class MemberListener:
                     limits=limits,
                     allocate=allocate(),
                     token=self._world.token,
-                    whole=whole,
                     read_ahead=read_ahead,
                 )
                 self._admit(stream, connection, take, most)

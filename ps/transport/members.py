@@ -66,14 +66,12 @@ class Membership:
         nodes: the number of nodes, P.
         rank: this member's rank.
         batches: steps of an epoch.
-        whole: whether authentication tags also cover the long vectors.
     """
 
     places: tuple[tuple[int, str, int], ...]
     nodes: int
     rank: int
     batches: int
-    whole: bool
 
     @classmethod
     def of(cls, message: Members, worker: int) -> Membership:
@@ -86,7 +84,7 @@ class Membership:
             raise RemoteProtocolError(
                 f"members must be spread evenly. Received: {len(places)} on {message.nodes} nodes", worker=worker
             )
-        return cls(places, message.nodes, numbers.index(worker), message.batches, message.whole)
+        return cls(places, message.nodes, numbers.index(worker), message.batches)
 
     @property
     def worker(self) -> int:
@@ -202,9 +200,7 @@ class MemberLinks:
 
     def _connect(self, membership: Membership) -> None:
         self._membership = membership
-        self._listener.start(
-            self._take, most=len(membership.places), limits=self._limits, whole=membership.whole, read_ahead=False
-        )
+        self._listener.start(self._take, most=len(membership.places), limits=self._limits, read_ahead=False)
         peers = sorted({*membership.node, *membership.group} - {membership.rank})
         for rank in [peer for peer in peers if peer < membership.rank]:
             _, host, port = membership.places[rank]

@@ -75,8 +75,8 @@ class Relay:
         self._listener = MemberListener(host, key, deadlines, world)
         self.address = self._listener.address
 
-    def lead(self, members: Iterable[int], *, whole: bool) -> None:
-        """Become the relay of the other workers ``members``; ``whole``: tags also cover the long vectors."""
+    def lead(self, members: Iterable[int]) -> None:
+        """Become the relay of the other workers ``members``."""
         with self._changed:
             self._leads = True
             self._expected = {*members, *self._sessions}
@@ -87,7 +87,6 @@ class Relay:
                 self._serve,
                 most=self._workers,
                 limits=_limits(self._hello, self._parts),
-                whole=whole,
                 allocate=self._memory,
             )
 

@@ -59,7 +59,7 @@ class RelayGroup:
         (leader, host, port), *others = members.rows(client.hello.worker)
         place = members.places.partition("\n")[0]
         if leader == client.hello.worker:
-            relay.lead([number for number, _, _ in others], whole=members.whole)
+            relay.lead([number for number, _, _ in others])
         else:
             self._connect(client, place, (host, port))
         self._place = place

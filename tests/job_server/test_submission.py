@@ -92,7 +92,6 @@ OPTIONS: dict[str, Any] = {
     "wire_format": "int8",
     "overlap": True,
     "tls": True,
-    "authenticate_vectors": True,
     "threads": 1,
     "keep_optimizer": False,
     "shared_memory": False,

@@ -101,7 +101,6 @@ def test_numbers_of_numpy_become_numbers_of_python() -> None:
             deadlines=Deadlines(lease=1.5),
             checkpoint=Checkpoint("somewhere", every=7),
             max_body=1 << 20,
-            authenticate_vectors=True,
         ),
         server("agn"),
         server("asgd", learning_rate=Cosine(0.5, length=10)),
@@ -145,7 +144,7 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
     words = ["serve", "--rule", "adag", "--set", "window=3", "--workers", "4", "--key-file", str(tmp_path / "key")]
     assert request_from(parser().parse_args(words)) == StartRequest(ServerSettings(make("adag", window=3), 4), KEY)
     words += ["--staleness-bound", "2", "--measure-gap", "--max-skipped", "5", "--host", "::1", "--port", "99"]
-    words += ["--max-body", "1000", "--checkpoint", "there", "--checkpoint-every", "8", "--authenticate-vectors"]
+    words += ["--max-body", "1000", "--checkpoint", "there", "--checkpoint-every", "8"]
     settings = request_from(parser().parse_args(words)).settings
     expected = ServerSettings(
         make("adag", window=3),
@@ -157,7 +156,6 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         port=99,
         checkpoint=Checkpoint("there", 8),
         max_body=1000,
-        authenticate_vectors=True,
     )
     assert settings == expected
     # The flags of all other fields are set above. `relays`, which excludes these bounds, and `learning_rate` are tested

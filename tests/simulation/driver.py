@@ -298,7 +298,6 @@ class Driver:
             staleness_bound=plan.bound,
             measure_gap=plan.gap,
             max_skipped=plan.skipped,
-            authenticate_vectors=plan.whole,
             learning_rate=None if plan.learning_rate is None else schedule_of(plan.learning_rate),
             host=self.process.host,
             deadlines=plan.deadlines,

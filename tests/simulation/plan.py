@@ -189,7 +189,6 @@ class Plan:
         statistics: number of elements of the moving statistics.
         rounding: whether mini-batches move their elements by different amounts, which a coarse wire format rounds.
         gap: whether the server measures the gap of each commit.
-        whole: whether tags also cover the long vectors.
         cluster: whether the server is a task in the cluster instead of the driver's child process.
         lists: whether the driver requests the table of workers at intervals.
         sets: whether the driver sets a number for the workers at intervals.
@@ -233,7 +232,6 @@ class Plan:
     statistics: int = 0
     rounding: bool = False
     gap: bool = False
-    whole: bool = False
     lists: bool = False
     sets: bool = False
     cluster: bool = False
@@ -454,7 +452,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
     if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
         drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}
     drawn["statistics"] = chance.choice((0, 0, 1, 2))
-    for name in ("gap", "whole", "lists"):
+    for name in ("gap", "lists"):
         drawn[name] = chance.random() < 0.1
     if plan.every and not damage and chance.random() < 0.2:
         drawn["raised"] = chance.choice((1, 2))
@@ -647,7 +645,7 @@ _SETS = 0.2
 _RELAYS = 0.4
 #: The share of the jobs whose workers exchange with each other, and what those have in common with other jobs.
 _MEMBERS = 1 / 12
-_OF_MEMBERS = ("every", "keep", "latency", "capacity", "yielding", "disk", "statistics", "rounding", "whole", "lists")
+_OF_MEMBERS = ("every", "keep", "latency", "capacity", "yielding", "disk", "statistics", "rounding", "lists")
 #: The share of the jobs with a rule that is not listed below.
 _OTHER_RULES = 0.3
 #: Those rules whose center acts in a way that few others have, and the only rule of a family.

@@ -55,7 +55,6 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "statistics": 0,
         "rounding": False,
         "gap": False,
-        "whole": False,
         "lists": False,
         "sets": False,
         "cluster": False,

@@ -32,9 +32,9 @@ HISTORY = np.arange(8.0).reshape(2, 4)
 SHORT, LONGER = np.ones(TAGGED_BYTES_MAX // 4, np.float32), np.ones(TAGGED_BYTES_MAX // 4 + 1, np.float32)
 
 
-def pair(*, whole: bool = False) -> tuple[Connection, Connection]:
+def pair() -> tuple[Connection, Connection]:
     """Return a client and a server after the handshake."""
-    client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
+    client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY)
     shake_hands(client, server)
     return client, server
 
@@ -43,7 +43,6 @@ def center(vector: np.ndarray, **fields: Any) -> CenterReply:
     return CenterReply(1, 2, 3, 4, 0.1, vector, **fields)
 
 
-@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     "message",
     [
@@ -56,8 +55,8 @@ def center(vector: np.ndarray, **fields: Any) -> CenterReply:
     ],
     ids=lambda message: type(message).__name__ if isinstance(message, Message) else None,
 )
-def test_frames_arrive_as_they_were_sent(message: Message, whole: bool) -> None:
-    client, server = pair(whole=whole)
+def test_frames_arrive_as_they_were_sent(message: Message) -> None:
+    client, server = pair()
     for sender, receiver in ((client, server), (server, client), (client, server)):
         events, _ = deliver(receiver, sender.send(message))
         assert same_message(events[0], message)
@@ -79,9 +78,9 @@ def test_a_frame_with_a_changed_byte_is_not_accepted(message: Message, data: st.
     assert events == []  # The reader waits for more bytes.
 
 
-def deliver_changed(message: Message, whole: bool) -> list[Any]:
+def deliver_changed(message: Message) -> list[Any]:
     """Deliver a frame in which the last byte of the last array is changed; return the events."""
-    client, server = pair(whole=whole)
+    client, server = pair()
     frame = bytearray(joined(client.send(message)))
     frame[-1] ^= 0x80
     return deliver(server, [bytes(frame)])[0]
@@ -107,14 +106,12 @@ def deliver_changed(message: Message, whole: bool) -> list[Any]:
     ],
 )
 def test_tags_cover_all_but_the_long_vectors(message: Message, covered: bool) -> None:
-    """The exceptions are the long vectors of commits and of the center; a server may require tags for these, too."""
+    """The exceptions are the long vectors of commits and of the center."""
     if covered:
         with pytest.raises(RemoteProtocolError, match=SEALED):
-            deliver_changed(message, whole=False)
+            deliver_changed(message)
     else:
-        assert len(deliver_changed(message, whole=False)) == 1
-    with pytest.raises(RemoteProtocolError, match=SEALED):
-        deliver_changed(message, whole=True)
+        assert len(deliver_changed(message)) == 1
 
 
 def replayed(frames: list[bytes]) -> list[bytes]:
@@ -142,7 +139,7 @@ def test_a_repeated_missing_or_reordered_frame_is_refused(tamper: Callable[[list
 
 def test_no_two_frames_of_a_connection_have_the_same_tag() -> None:
     """Otherwise a recorded frame could be sent again once the counter of frames has wrapped around."""
-    seal, frames = Seal(KEY, whole=False), (1 << 16) + 2
+    seal, frames = Seal(KEY), (1 << 16) + 2
     assert len({seal.tag(Pull, b"head", ()) for _ in range(frames)}) == frames
 
 
@@ -160,11 +157,10 @@ def test_a_frame_without_a_tag_is_refused() -> None:
         deliver(server, [*encode(Pull(0, 1, 1)), bytes(TAG_BYTES)])
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_man_in_the_middle_cannot_change_what_tags_cover(whole: bool) -> None:
-    client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
+def test_a_man_in_the_middle_cannot_change_a_nonce() -> None:
+    client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY)
     (challenge,) = feed(Reader(Limits()), joined(server.start()))  # A man in the middle can read it.
-    _, answer = deliver(client, encode(dataclasses.replace(challenge, whole=not whole)))
+    _, answer = deliver(client, encode(dataclasses.replace(challenge, nonce=challenge.nonce ^ 1)))
     with pytest.raises(AuthenticationError, match="the client does not hold"):
         deliver(server, answer)
 
@@ -172,7 +168,6 @@ def test_a_man_in_the_middle_cannot_change_what_tags_cover(whole: bool) -> None:
 def test_the_proof_is_not_the_key_of_the_seal() -> None:
     nonces = Nonces(np.zeros(32, np.uint8), np.ones(32, np.uint8))
     tags = {nonces.seal(KEY, role).tag(Ack, b"head", []) for role in (b"server", b"client")}
-    tags |= {dataclasses.replace(nonces, whole=True).seal(KEY, b"server").tag(Ack, b"head", [])}
-    tags.add(Seal(nonces.proof(KEY, b"server").tobytes(), whole=False).tag(Ack, b"head", []))  # The proof is public.
-    assert len(tags) == 4
+    tags.add(Seal(nonces.proof(KEY, b"server").tobytes()).tag(Ack, b"head", []))  # The proof is public.
+    assert len(tags) == 3
     assert "kkk" not in repr(nonces.seal(KEY, b"server"))

@@ -21,11 +21,11 @@ PACKED = SlotSizes(5, parts=1, packed=7)
 class Pair:
     """Both ends of a connection that share memory: the worker's and the server's."""
 
-    def __init__(self, sizes: SlotSizes = SIZES, *, whole: bool = False) -> None:
+    def __init__(self, sizes: SlotSizes = SIZES) -> None:
         memory = memoryview(bytearray(sizes.nbytes))
         self.worker, self.server = SharedSlots(sizes, memory, server=False), SharedSlots(sizes, memory, server=True)
         self.client_end = Connection(server=False, key=KEY)
-        self.server_end = Connection(server=True, key=KEY, whole=whole)
+        self.server_end = Connection(server=True, key=KEY)
         shake_hands(self.client_end, self.server_end)
         self.client_end.share(self.worker)
         self.server_end.share(self.server)
@@ -47,9 +47,8 @@ def reply(center: np.ndarray, **fields: Any) -> CenterReply:
     return CenterReply(1, 2, 3, 3, 0.0, center, **fields)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_payload_in_its_slots_does_not_travel(whole: bool) -> None:
-    pair = Pair(whole=whole)
+def test_a_payload_in_its_slots_does_not_travel() -> None:
+    pair = Pair()
     parts = pair.worker.payload(1)
     for number, part in enumerate(parts):
         part[...] = np.arange(5) + number

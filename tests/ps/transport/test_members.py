@@ -36,7 +36,7 @@ def connected(count: int, nodes: int, **options: Any) -> Iterator[list[MemberLin
         links = [stack.enter_context(closing(make(worker=worker))) for worker in range(count)]
         places = tuple((worker, *link.address) for worker, link in enumerate(links))
         call_concurrently(
-            [partial(link.connect, Membership(places, nodes, rank, 9, True)) for rank, link in enumerate(links)]
+            [partial(link.connect, Membership(places, nodes, rank, 9)) for rank, link in enumerate(links)]
         )
         yield links
 

@@ -40,7 +40,6 @@ class Running:
         max_skipped: int = 0,
         layouts: Any = (),
         staleness_bound: int | None = None,
-        authenticate_vectors: bool = False,
         world: World = REAL,
         tables: Any = None,
         publish: bool = True,
@@ -55,7 +54,6 @@ class Running:
             staleness_bound=staleness_bound,
             max_skipped=max_skipped,
             deadlines=deadlines,
-            authenticate_vectors=authenticate_vectors,
             tables=() if tables is None else tables.shapes,
             relays=groups,
         )
