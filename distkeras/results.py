@@ -26,25 +26,15 @@ if TYPE_CHECKING:
 
 _INTS = {"worker": pa.int32(), "epoch": pa.int32(), "steps": pa.int32()}
 _LEDGER = ("worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation")
-_COMMITS = (
-    "clock",
-    "worker",
-    "timestamp",
-    "staleness",
-    "gap",
-    "scale",
-    "bytes",
-    "wait",
-    "attempt",
-    "sequence",
-    "epoch",
-    "first_batch",
-    "last_batch",
-    "steps",
-    "learning_rate",
-)
 #: Of the rows of tables that traveled with a commit and with its reply.
 _OF_TABLES = ("table_rows", "table_bytes", "table_rows_back")
+#: The columns of `commits`: these first, then all others of a record; those of tables come last.
+_FIRST = ("clock", "worker", "timestamp", "staleness", "gap", "scale", "bytes", "wait", *_LEDGER[1:-2])
+_COMMITS = tuple(
+    name
+    for name in dict.fromkeys([*_FIRST, *(COMMIT.names or ())])
+    if name not in ("incarnation", "skipped", *_OF_TABLES)
+)
 
 
 class JobRecords:

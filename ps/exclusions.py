@@ -59,6 +59,8 @@ def reason_against(capability: str, *settings: object, **options: Any) -> str | 
     given: Mapping[str, Any] = {name: value for one in settings for name, value in vars(one).items()} | options
     for option, allowed, why in EXCLUSIONS[capability]:
         if option in given and given[option] not in allowed:
+            if option == "stream":
+                return f"`df` must not be a stream with {capability}: {why}. Received: a stream"
             values = " or ".join(map(repr, allowed))
             return f"`{option}` must be {values} with {capability}: {why}. Received: {option}={given[option]!r}"
     return None

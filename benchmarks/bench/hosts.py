@@ -23,7 +23,7 @@ from bench.ps import MEDIUM, SMALL
 from bench.rig import elements
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.protocol.messages import Loop
+from distkeras.ps.protocol.loop import Loop
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso

@@ -23,7 +23,8 @@ from bench.workload import CLASSES, INPUTS, PATIENCE, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.compression import FORMATS, codec_of
-from distkeras.ps.protocol.messages import CommitRecord, Loop, PullRequest, Reply
+from distkeras.ps.protocol.loop import Loop, PullRequest, Reply
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

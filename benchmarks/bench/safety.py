@@ -25,7 +25,8 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.framing import KEY_BYTES, Nonces
-from distkeras.ps.protocol.messages import CommitRecord, KeepRequest, PullRequest
+from distkeras.ps.protocol.loop import KeepRequest, PullRequest
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer

@@ -10,7 +10,8 @@ from distkeras.data.batches import Batch
 from distkeras.data.source import BatchSource
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import EmptyDataError
-from distkeras.ps.protocol.messages import Loop, Welcome
+from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.members import MemberLinks

@@ -36,7 +36,8 @@ from distkeras.ps.errors import (
     Origin,
     sorted_error,
 )
-from distkeras.ps.protocol.messages import Loop, Welcome
+from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address

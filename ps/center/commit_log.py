@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,28 +173,23 @@ class CommitOutcome(NamedTuple):
     skipped: bool = False
 
 
-#: The columns that are taken from the commit, with its attributes. The columns of `CommitOutcome` follow.
-_OF_COMMIT = {
-    "worker": "worker",
-    "attempt": "attempt",
-    "incarnation": "incarnation",
-    "sequence": "sequence",
-    "epoch": "epoch",
-    "first_batch": "first",
-    "last_batch": "last",
-    "steps": "steps",
-    "bytes": "payload_bytes",
-    "table_rows": "rows_moved",
-    "table_bytes": "row_bytes",
-    "table_rows_back": "rows_wanted",
-    "wait": "waited",
-}
-_of_commit = attrgetter(*_OF_COMMIT.values())
 _FORMATS = {int: "<i8", bool: "<i8", float: "<f8"}
+_KINDS = typing.get_type_hints(Commit)
+#: The fields that a commit declares as columns, by field; then its properties that are columns.
+_FIELDS = {own.name: own.metadata["column"] for own in fields(Commit) if "column" in own.metadata}
+_PROPERTIES = {
+    "steps": "steps",
+    "payload_bytes": "bytes",
+    "rows_moved": "table_rows",
+    "row_bytes": "table_bytes",
+    "rows_wanted": "table_rows_back",
+}
+_of_commit = attrgetter(*_FIELDS, *_PROPERTIES)
 
-#: The dtype of a commit's record.
+#: The dtype of a commit's record: the columns that the commit declares, its properties, and those of `CommitOutcome`.
 COMMIT = np.dtype(
-    [(column, "<f8" if column == "wait" else "<i8") for column in _OF_COMMIT]
+    [(column, _FORMATS[_KINDS[name]]) for name, column in _FIELDS.items()]
+    + [(column, "<i8") for column in _PROPERTIES.values()]
     + [(column, _FORMATS[kind]) for column, kind in typing.get_type_hints(CommitOutcome).items()]
 )
 

@@ -632,7 +632,8 @@ class SnapshotDirectory:
         commit_log, files = CommitLog(), LogFiles()
         for file in (LogFile(**values) for values in header["log_files"]):
             try:
-                _, rows = self._read(file.name)
+                log_header, rows = self._read(file.name)
+                _require_columns(file.name, log_header)
             except DamagedError as error:
                 text = "the records of %d commits are lost, and missing in history, commits and ledger: %s"
                 report(log, "records", text, file.commits, error)
@@ -672,7 +673,7 @@ class SnapshotDirectory:
         level = 1 + files.files[-replaced].level if replaced else 0
         arrays = {"commits": rows.commits.view(np.uint8), "lengths": rows.lengths, "history": rows.history}
         name = self._name("log", before)
-        self._store.save(name, {}, arrays)
+        self._store.save(name, {"columns": COMMIT.names}, arrays)
         size = sum(array.nbytes for array in arrays.values())
         return files.replace_last(LogFile(name, len(rows.commits), size, level), replaced)
 
@@ -756,3 +757,11 @@ def _name_of(text: str) -> Name:
     name = parsed(text)
     assert name is not None, text
     return name
+
+
+def _require_columns(name: str, header: Mapping[str, Any]) -> None:
+    """Raise DamagedError unless the commits of log file ``name`` have the columns of this version."""
+    if header.get("columns") != list(COMMIT.names or ()):
+        raise DamagedError(
+            f"{name} must have commits with the columns {COMMIT.names}. Received: {header.get('columns')}"
+        )

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, Commit
+from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, OF_GROUP, Commit
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.rules.base import Vector, all_finite, total_of
 
-#: The dtype of one companion; all columns have eight bytes.
-COMPANION = np.dtype(
-    [
-        *[(name, "<i8") for name in ("worker", "attempt", "connection", "sequence", "epoch", "first", "last")],
-        *[(name, "<i8") for name in ("epoch_end", "checksum")],
-        *[(name, "<f8") for name in ("learning_rate", "scale", "waited", "passed")],
-    ]
-)
+_KINDS = {int: "<i8", bool: "<i8", float: "<f8"}
+_FIELDS = {name: kind for name, kind in get_type_hints(Commit).items() if kind in _KINDS and name not in OF_GROUP}
+_BOOLEANS = [name for name, kind in _FIELDS.items() if kind is bool]
+_values_of = attrgetter(*_FIELDS)
+
+#: The dtype of one companion: the numbers of its commit, and of its connection; all columns have eight bytes.
+COMPANION = np.dtype([*((name, _KINDS[kind]) for name, kind in _FIELDS.items()), ("connection", "<i8")])
 _WIDTH = COMPANION.itemsize // 8
 
 
@@ -58,13 +58,7 @@ def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) ->
     commits = sorted([own, *(other.commit for other in others)], key=lambda commit: commit.worker)
     for number, part in enumerate(parts):
         total_of([commit.parts[number] for commit in commits], part)
-    rows = [
-        (
-            *(commit.worker, commit.attempt, connection, commit.sequence, commit.epoch, commit.first, commit.last),
-            *(commit.epoch_end, commit.checksum, commit.learning_rate, commit.scale, commit.waited, commit.passed),
-        )
-        for connection, commit in others
-    ]
+    rows = [(*_values_of(commit), connection) for connection, commit in others]
     histories = [own.history, *(other.commit.history for other in others)]
     return replace(
         own,
@@ -113,7 +107,7 @@ def split(commit: Commit) -> tuple[Commit, list[Companion]]:
 
 def _companion(commit: Commit, values: dict[str, int | float], history: np.ndarray) -> Companion:
     connection = int(values.pop("connection"))
-    values["epoch_end"] = bool(values["epoch_end"])
+    values |= {name: bool(values[name]) for name in _BOOLEANS}
     own = Commit(
         wants_center=True,
         parts=(),

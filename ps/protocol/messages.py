@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.tables import NO_IDS, Ids
-from distkeras.ps.rules.base import Vector
 
 #: Arrays of any length. Both ends refuse an array of another dtype.
 Bytes = Annotated[np.ndarray, np.dtype("u1")]
@@ -30,6 +28,11 @@ NO_BYTES = np.empty(0, np.uint8)
 
 #: History columns that every row has, before the metrics: seconds since the epoch (UTC), and samples.
 FIXED_HISTORY = ("timestamp", "samples")
+
+
+def column(name: str) -> dict[str, str]:
+    """Return the metadata of a commit's field that is column ``name`` of a record, `commit_log.COMMIT`."""
+    return {"column": name}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +54,9 @@ class CommitRecord:
         wants: the rows that the reply must contain, those of the next window; an array for each table.
     """
 
-    epoch: int
-    first: int
-    last: int
+    epoch: int = field(metadata=column("epoch"))
+    first: int = field(metadata=column("first_batch"))
+    last: int = field(metadata=column("last_batch"))
     epoch_end: bool
     wants_center: bool
     learning_rate: float
@@ -161,6 +164,10 @@ class Pull(LeaseMessage):
     wants: tuple[Ids, ...] = ()
 
 
+#: The fields that are equal in all commits of a group.
+OF_GROUP = ("wants_center", "overlapped", "incarnation", "grouped")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Commit(CommitRecord, Message):
     """A `CommitRecord`, and its sender.
@@ -172,35 +179,26 @@ class Commit(CommitRecord, Message):
     ``grouped``: the relay of a group sends one commit for its workers. The payload is the sum of their payloads,
     ``companions`` has the other workers' identities and mini-batches (`protocol.companions`), and ``history`` has the
     relay's rows, then theirs.
+
+    A further field needs only its declaration here: the wire, the commits of groups, the log of commits and its tables
+    derive their formats from this class. A number has one for each worker of a group, unless it is in `OF_GROUP`.
     """
 
-    worker: int
-    attempt: int
-    incarnation: int
-    sequence: int
-    waited: float = 0.0
+    worker: int = field(metadata=column("worker"))
+    attempt: int = field(metadata=column("attempt"))
+    incarnation: int = field(metadata=column("incarnation"))
+    sequence: int = field(metadata=column("sequence"))
+    waited: float = field(default=0.0, metadata=column("wait"))
     passed: float = 0.0
     packed: tuple[Bytes, ...] = ()
     grouped: bool = False
     companions: Ids = field(default_factory=lambda: NO_IDS)
 
     @classmethod
-    def of(
-        cls,
-        record: CommitRecord,
-        *,
-        worker: int,
-        attempt: int,
-        incarnation: int,
-        sequence: int,
-        waited: float = 0.0,
-        passed: float = 0.0,
-        packed: tuple[np.ndarray, ...] = (),
-    ) -> Commit:
-        """Return the commit that sends ``record``; ``packed`` replaces its parts."""
-        commit = object.__new__(cls)  # faster than the constructor of a frozen dataclass
-        vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
-        vars(commit).update(sequence=sequence, waited=waited, passed=passed, grouped=False, companions=NO_IDS)
+    def of(cls, record: CommitRecord, *, packed: tuple[np.ndarray, ...] = (), **sender: Any) -> Commit:
+        """Return the commit that sends ``record``; ``packed`` replaces its parts, ``sender`` has the further fields."""
+        commit = object.__new__(cls)  # the constructor of a frozen dataclass takes three times as long
+        vars(commit).update(_OF_NO_GROUP, **vars(record), **sender)
         vars(commit).update(packed=packed, parts=() if packed else record.parts)
         return commit
 
@@ -223,6 +221,10 @@ class Commit(CommitRecord, Message):
     def rows_wanted(self) -> int:
         """The number of rows that the reply must contain, of all tables."""
         return sum([ids.size for ids in self.wants]) if self.wants else 0
+
+
+#: What a commit has that is neither the sender's nor the record's.
+_OF_NO_GROUP = {"grouped": False, "companions": NO_IDS, "waited": 0.0, "passed": 0.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -696,85 +698,3 @@ MESSAGES: tuple[type[Message], ...] = (
     PeerLoss,
     SetValues,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class PullRequest:
-    """Requests a `Reply` with the center, and the rows ``wants`` of each table."""
-
-    wants: tuple[Ids, ...] = ()
-
-
-class PostRequest(NamedTuple):
-    """Begins to send ``commit``; its answer is None at once, and a later `CollectRequest` gets the `Reply`."""
-
-    commit: CommitRecord
-
-
-class CollectRequest:
-    """Requests the `Reply` to the commit that was posted last."""
-
-
-class ProbeRequest:
-    """Requests a `Reply` whose ``occupied`` is set."""
-
-
-class KeepRequest(NamedTuple):
-    """Sends ``state``, that after the latest commit (``ahead``: the next one), to be kept; its answer is None."""
-
-    state: OptimizerState
-    ahead: bool = False
-
-
-class FetchRequest:
-    """Requests a `Reply` with the kept state of the optimizer."""
-
-
-class TakenRequest(NamedTuple):
-    """Reports that the kept state was loaded or, if ``problem`` is not empty, why it was not; its answer is None."""
-
-    problem: str
-
-
-class Compute(NamedTuple):
-    """Announces that ``steps`` local steps follow, so that a simulation can advance its clock; its answer is None."""
-
-    steps: int
-
-
-class Reply(NamedTuple):
-    """The answer to a request. ``center`` is None for an acknowledgement, and immutable otherwise.
-
-    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end after it has committed its steps.
-    ``optimizer`` answers a `FetchRequest`; None: no state is kept.
-    ``refused``: the commit was refused, and its window must be computed again, from ``center``.
-    ``window`` is the steps of the next window, if above 0.
-    ``rows`` are the requested rows of each table, flat.
-    ``values`` are the numbers that the driver has set, if ``version`` is above 0; see `SetValues`.
-    """
-
-    learning_rate: float = 0.0
-    center: Vector | None = None
-    moving_statistics: np.ndarray = NO_FLOATS
-    occupied: bool = False
-    stopping: bool = False
-    optimizer: OptimizerState | None = None
-    refused: bool = False
-    window: int = 0
-    rows: tuple[np.ndarray, ...] = ()
-    version: int = 0
-    values: np.ndarray = NO_ROWS
-
-
-Request = (
-    PullRequest
-    | CommitRecord
-    | PostRequest
-    | CollectRequest
-    | ProbeRequest
-    | Compute
-    | KeepRequest
-    | FetchRequest
-    | TakenRequest
-)
-Loop = Generator[Request, Reply | None, None]

@@ -18,7 +18,7 @@ import numpy as np
 
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.messages import Compute, ProbeRequest, Reply
+from distkeras.ps.protocol.loop import Compute, ProbeRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import BY_SPEED, Vector
 from distkeras.ps.rules.schedules import Schedule

@@ -20,6 +20,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Limits
+from distkeras.ps.protocol.loop import Reply
 from distkeras.ps.protocol.messages import (
     Ack,
     Announce,
@@ -42,7 +43,6 @@ from distkeras.ps.protocol.messages import (
     Parked,
     Probe,
     Pull,
-    Reply,
     Welcome,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes

@@ -18,11 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from distkeras.ps.errors import LeaseLostError, MemberLostError
-from distkeras.ps.protocol.messages import (
-    NO_FLOATS,
-    NO_ROWS,
+from distkeras.ps.protocol.loop import (
     CollectRequest,
-    CommitRecord,
     Compute,
     FetchRequest,
     KeepRequest,
@@ -33,8 +30,8 @@ from distkeras.ps.protocol.messages import (
     Reply,
     Request,
     TakenRequest,
-    Welcome,
 )
+from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord, Welcome
 from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, BatchLike, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid

@@ -24,8 +24,11 @@ def test_the_error_names_the_option_its_value_and_the_reason(capability: str, ex
     other: Any = "other" if isinstance(allowed[0], str) else 7
     with pytest.raises(ConfigurationError) as caught:
         refuse(capability, **{option: other})
-    assert str(caught.value).startswith(f"`{option}` must be {allowed[0]!r}")
-    assert str(caught.value).endswith(f"{why}. Received: {option}={other!r}")
+    expected, received = f"`{option}` must be {allowed[0]!r}", f"{option}={other!r}"
+    if option == "stream":
+        expected, received = "`df` must not be a stream", "a stream"
+    assert str(caught.value).startswith(expected)
+    assert str(caught.value).endswith(f"{why}. Received: {received}")
     for value in allowed:
         assert reason_against(capability, **{option: value}) is None
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from distkeras.ps.protocol.messages import Loop, Welcome
+from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.simulation.function_replica import VirtualBatch

@@ -19,16 +19,15 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.protocol.compression import WorkerFormat
+from distkeras.ps.protocol.loop import Loop, Reply
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
     Commit,
     CommitRecord,
-    Loop,
     Message,
     OptimizerState,
     Pull,
-    Reply,
     Welcome,
 )
 from distkeras.ps.protocol.tables import Span, spans

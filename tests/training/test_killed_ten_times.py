@@ -21,7 +21,8 @@ from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
-from distkeras.ps.protocol.messages import Loop, Welcome
+from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval

@@ -140,7 +140,10 @@ def test_invalid_arguments_are_refused_before_work(spark: SparkSession, tmp_path
         (lambda: trainer.train_stream(stream, checkpoint=checkpoint, trigger="1 s"), "a dictionary"),  # type: ignore[arg-type]  # that is tested
         (lambda: trainer.train(stream), "`Trainer.train_stream`"),
         (lambda: counter(partitioned_already=True).train_stream(stream, checkpoint=checkpoint), "must be False"),
-        (lambda: counter(tables=["ids"]).train_stream(stream, checkpoint=checkpoint), '"auto" or "dense"'),
+        (
+            lambda: counter(tables=["ids"]).train_stream(stream, checkpoint=checkpoint),
+            "`tables` must be 'auto' or 'dense' with a stream",
+        ),
         (
             lambda: Trainer(
                 counting_model(3), "downpour", loss=total, num_workers=2, network=Network(server="cluster")

@@ -181,6 +181,6 @@ class TestResumedJob:
 
 
 def test_names_are_an_error_if_rows_cannot_travel() -> None:
-    with pytest.raises(ConfigurationError, match=r'`tables` must be "auto" or "dense": .*`overlap`'):
+    with pytest.raises(ConfigurationError, match=r'`tables` must be "auto" or "dense".*`overlap`'):
         chosen(one_table(), tables="table", network=Network(overlap=True))
     np.testing.assert_equal(names(chosen(one_table(), tables="dense")), [])

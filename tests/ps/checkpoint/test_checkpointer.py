@@ -17,6 +17,7 @@ from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.ownership import Claim
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
+from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import (
     ConfigurationError,
     DifferentJobError,
@@ -188,7 +189,7 @@ def test_the_number_of_log_files_is_bounded(tmp_path: Path) -> None:
     assert saved.log.read().commits.tobytes() == expected
 
 
-@pytest.mark.parametrize("damage", ["flipped", "removed"])
+@pytest.mark.parametrize("damage", ["flipped", "removed", "of another version"])
 def test_a_damaged_log_file_loses_its_records_but_no_snapshot(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,9 +201,13 @@ def test_a_damaged_log_file_loses_its_records_but_no_snapshot(
     oldest = min(tmp_path.glob("log-*.dks"))
     content = bytearray(oldest.read_bytes())
     content[len(content) // 2] ^= 1
+    store = Store(str(tmp_path))
+    header, arrays = store.load(oldest.stem)
     oldest.unlink()
     if damage == "flipped":
         oldest.write_bytes(content)
+    elif damage == "of another version":
+        store.save(oldest.stem, {"columns": [*header["columns"][1:], header["columns"][0]]}, arrays)
     with Saving(tmp_path, every=1) as saving:
         log = saving.toy.center.log
         np.testing.assert_array_equal(saving.toy.center.current.array, center)

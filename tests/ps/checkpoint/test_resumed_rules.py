@@ -11,22 +11,18 @@ from support.ps.toy_model import ToyBatch, ToyReplica
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.snapshots import capture, restore
-from distkeras.ps.protocol.messages import (
-    Commit,
-    CommitRecord,
+from distkeras.ps.protocol.loop import (
     Compute,
     FetchRequest,
-    KeepOptimizer,
     KeepRequest,
     Loop,
-    OptimizerState,
     ProbeRequest,
     PullRequest,
     Reply,
     Request,
     TakenRequest,
-    Welcome,
 )
+from distkeras.ps.protocol.messages import Commit, CommitRecord, KeepOptimizer, OptimizerState, Welcome
 from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import Rule
 from distkeras.ps.rules.schedules import StepDecay

@@ -12,7 +12,7 @@ from support.ps.running_server import Running
 from support.ps.toy_model import toy_client
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.protocol.messages import Reply
+from distkeras.ps.protocol.loop import Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

@@ -12,7 +12,7 @@ from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.compression import FORMATS, WorkerFormat
-from distkeras.ps.protocol.messages import Compute
+from distkeras.ps.protocol.loop import Compute
 from distkeras.ps.rules import make
 
 SIZE = 4

@@ -33,19 +33,8 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.faults import error_of
-from distkeras.ps.protocol.messages import (
-    Ack,
-    CenterReply,
-    Compute,
-    Fault,
-    Leave,
-    Loop,
-    Observe,
-    Pull,
-    PullRequest,
-    Reply,
-    Status,
-)
+from distkeras.ps.protocol.loop import Compute, Loop, PullRequest, Reply
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient

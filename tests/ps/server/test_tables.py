@@ -20,19 +20,17 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.center.tables import make_table
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError, ServerLostError, ShapeError
 from distkeras.ps.protocol.framing import _CODES, encode
+from distkeras.ps.protocol.loop import Compute, PullRequest, Reply
 from distkeras.ps.protocol.messages import (
     NO_FLOATS,
     Ack,
     CenterReply,
     Commit,
     CommitRecord,
-    Compute,
     Inspect,
     InspectRows,
     PublishRows,
     Pull,
-    PullRequest,
-    Reply,
     RowsPublished,
     TableRows,
 )

@@ -16,7 +16,7 @@ from support.ps.running_server import SIZE, Running
 from support.ps.toy_model import toy_worker
 
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.protocol.messages import Compute, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.loop import Compute, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate

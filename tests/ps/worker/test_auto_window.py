@@ -11,7 +11,8 @@ import pytest
 from support.ps.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.ps.protocol.messages import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply
+from distkeras.ps.protocol.loop import CollectRequest, PostRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.worker.loop import MEASURED, WINDOW_MAX, AutoWindow, work

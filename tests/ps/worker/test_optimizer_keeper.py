@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
-from distkeras.ps.protocol.messages import (
+from distkeras.ps.protocol.loop import (
     CollectRequest,
-    CommitRecord,
     Compute,
     FetchRequest,
     KeepRequest,
     Loop,
-    OptimizerState,
     PostRequest,
     PullRequest,
     Reply,
     TakenRequest,
-    Welcome,
 )
+from distkeras.ps.protocol.messages import CommitRecord, OptimizerState, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval

@@ -18,7 +18,8 @@ import numpy as np
 from distkeras.ps import rules
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.messages import Loop, Message, Welcome
+from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.messages import Message, Welcome
 from distkeras.ps.transport import client as transport_client
 from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.deadlines import Deadlines

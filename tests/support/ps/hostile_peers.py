@@ -13,7 +13,7 @@ import numpy as np
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.framing import Connection, EndOfStream
-from distkeras.ps.protocol.messages import Compute, PullRequest, Reply
+from distkeras.ps.protocol.loop import Compute, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.protocol.messages import (
+from distkeras.ps.protocol.loop import (
     CollectRequest,
-    Commit,
-    CommitRecord,
     Compute,
     Loop,
     PostRequest,
@@ -20,8 +18,8 @@ from distkeras.ps.protocol.messages import (
     PullRequest,
     Reply,
     Request,
-    Welcome,
 )
+from distkeras.ps.protocol.messages import Commit, CommitRecord, Welcome
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
