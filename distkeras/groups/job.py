@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -44,7 +43,7 @@ from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.checkpoint.snapshots import rule_json
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, EmptyDataError, LedgerError, Origin
 from distkeras.ps.rules import Rule
-from distkeras.ps.world.places import is_uri
+from distkeras.ps.world.places import absolute
 from distkeras.settings import TrainSettings
 from distkeras.spark.actions import SparkAction
 from distkeras.spark.cluster import SparkFacts
@@ -323,7 +322,7 @@ class GroupJob:
 
 def _folder_of(plan: GroupPlan, facts: SparkFacts) -> str:
     if plan.path is not None:
-        return require_no_pattern(plan.path if is_uri(plan.path) else str(Path(plan.path).absolute()))
+        return require_no_pattern(absolute(plan.path))
     if not facts.local:
         raise ConfigurationError(
             "`path` must be a folder that the driver and every executor reach, since executors write the models there; "

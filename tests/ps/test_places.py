@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from distkeras.groups.store import GroupFolder, Manifest
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.store import Store
-from distkeras.ps.checkpoint.versions import Versions
+from distkeras.ps.checkpoint.versions import VersionFolder, Versions
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.world.places import absolute, below, beside
 
@@ -21,6 +29,62 @@ def test_a_path_is_absolute_from_where_it_was_given(tmp_path: Path, monkeypatch:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     assert [place.uri for place in places] == 2 * [str(tmp_path / ODD)]
+
+
+#: A name as a user may give it, in one or two parts, each of which some reader of URIs would take for something else.
+_NAMES = st.lists(st.text("ab ü+#%[]{}?*:&='~", min_size=1, max_size=8), min_size=1, max_size=2).map("/".join)
+
+
+class _Wanderer:
+    """A process that uses the folders which it was given under a relative name, and moves to another directory."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name, self.number = home, name, 0
+        os.chdir(home)
+        self.checkpoint, self.versions = Checkpoint(name), Versions(f"{name}-versions")
+        self.groups = absolute(f"{name}-groups")
+
+    def move(self) -> None:
+        """Move to a new directory, in which there is nothing."""
+        self.number += 1
+        (self.home / f"elsewhere-{self.number}").mkdir()
+        os.chdir(self.home / f"elsewhere-{self.number}")
+
+    def save(self) -> None:
+        """Save a snapshot, as a server that was started now."""
+        SnapshotDirectory(below(self.checkpoint.uri, "center"), job={"a": 1}).take_over()
+
+    def publish(self) -> None:
+        """Publish a version, as a driver that was started now."""
+        self.number += 1
+        folder = VersionFolder(self.versions.uri, create=True)
+        folder.take({"layout": []}, lambda: b"archive")
+        folder.publish("stream", self.number, np.ones(2, np.float32), np.empty(0, np.float32))
+
+    def train(self) -> None:
+        """Begin the job of groups, or resume it."""
+        manifest = Manifest({"num_epoch": 1}, "{}", hashlib.sha256(b"model").hexdigest())
+        GroupFolder(self.groups).begin(manifest, b"model", resume=Path(self.groups).is_dir())
+
+
+@settings(max_examples=60)
+@given(_NAMES, st.lists(st.sampled_from(["move", "save", "publish", "train"]), max_size=8))
+def test_a_process_that_changes_its_directory_uses_the_folders_that_it_was_given(name: str, acts: list[str]) -> None:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as home:
+        try:
+            wanderer = _Wanderer(Path(home), name)
+            for act in acts:
+                getattr(wanderer, act)()
+        finally:
+            os.chdir(before)
+        elsewhere = [path for path in Path(home).glob("elsewhere-*") if any(path.iterdir())]
+        assert elsewhere == []
+        due = {"save": Path(name, "center"), "publish": Path(f"{name}-versions"), "train": Path(f"{name}-groups")}
+        for act, folder in due.items():
+            assert (Path(home) / folder).is_dir() == (act in acts), folder
+        if "publish" in acts:
+            assert len(VersionFolder(str(Path(home, f"{name}-versions"))).versions()) == acts.count("publish")
 
 
 @pytest.mark.parametrize("as_uri", [False, True])
