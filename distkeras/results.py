@@ -224,7 +224,7 @@ def _metric(values: np.ndarray, *, array: bool) -> pa.Array:
 
 
 def event_table(events: list[Event]) -> pa.Table:
-    """Return one row an event: timestamp, source, kind, worker, attempt, text."""
+    """Return one row per event: timestamp, source, kind, worker, attempt, text."""
     columns = list(zip(*events, strict=True)) or [()] * len(Event._fields)
     kinds = (pa.float64(), pa.string(), pa.string(), pa.int32(), pa.int64(), pa.string())
     table = {name: pa.array(*column) for name, *column in zip(Event._fields, columns, kinds, strict=True)}
@@ -360,7 +360,7 @@ class JobResults:
 
     @property
     def commits(self) -> DataFrame:
-        """One row an applied commit, by clock.
+        """One row per applied commit, by clock.
 
         Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
         worker had waited for the reply before), which mini-batches of which attempt it stands for, how many rows of
@@ -371,7 +371,7 @@ class JobResults:
 
     @property
     def ledger(self) -> DataFrame:
-        """One row a commit: which mini-batches of which partition it stands for, and whether it was applied.
+        """One row per commit: which mini-batches of which partition it stands for, and whether it was applied.
 
         Partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation, and whether it was
         applied, or skipped for a NaN or infinity (`max_skipped`).

@@ -1,7 +1,7 @@
 """Metrics of a run's history and commits: curves, the efficiencies of the thesis, staleness, gap, scale factors.
 
-``history`` has the columns worker, epoch, iteration, timestamp, loss, each metric, samples: one row a mini-batch.
-``commits`` has clock, worker, sequence, staleness, steps and more: one row an update of the center variable. Both may
+``history`` has the columns worker, epoch, iteration, timestamp, loss, each metric, samples: one row per mini-batch.
+``commits`` has clock, worker, sequence, staleness, steps and more: one row per update of the center variable. Both may
 be Spark or pandas DataFrames, and a simulation's `Trace` may stand for ``commits``, but where its history is asked for
 too; results are plain numbers or pandas DataFrames. All functions raise EmptyDataError for a DataFrame without rows,
 and MissingColumnError for one without a column that they read. `analysis.implicit_momentum` measures the momentum that
@@ -87,7 +87,7 @@ def averaged(history: Any, every: float) -> pd.DataFrame:
         every: length of a span in seconds.
 
     Returns:
-        One row a span that holds a step: ``seconds`` (the mean time of its steps since the job's first), loss and
+        One row per span that holds a step: ``seconds`` (the mean time of its steps since the job's first), loss and
         metrics, ``samples`` and ``steps`` (their counts in the span).
 
     Raises:
@@ -173,7 +173,7 @@ def over_commits(commits: Any, measure: Measure, *, points: int = 100) -> pd.Dat
             commits.
 
     Returns:
-        One row a stretch: ``commit`` (the middle of its clocks), ``mean``, ``low`` and ``high`` (tenth and ninetieth
+        One row per stretch: ``commit`` (the middle of its clocks), ``mean``, ``low`` and ``high`` (tenth and ninetieth
         percentile of its commits).
 
     Raises:

@@ -253,7 +253,7 @@ class GroupResults:
 
     @property
     def table(self) -> DataFrame:
-        """One row a group: the columns of its key, rows, seconds, loss, metrics, and error, or null.
+        """One row per group: the columns of its key, rows, seconds, loss, metrics, and error, or null.
 
         Loss and metrics are means over the rows of the last epoch. They are null if there is an error. A job that reads
         a damaged row fails with the text of a SnapshotError.
@@ -262,7 +262,7 @@ class GroupResults:
 
     @property
     def weights(self) -> DataFrame:
-        """One row a group: the columns of its key, and ``weights``, or null.
+        """One row per group: the columns of its key, and ``weights``, or null.
 
         The weights are the arrays of `keras.Model.get_weights`, each in C order, one after the other as bytes.
         """

@@ -305,7 +305,7 @@ class Welcome(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Parked(Message):
+class Waiting(Message):
     """Another attempt holds the partition's lease and is alive: the worker must ask again."""
 
 
@@ -676,7 +676,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Fault,
     Probe,
     Occupancy,
-    Parked,
+    Waiting,
     EndEarly,
     ListWorkers,
     WorkerTable,

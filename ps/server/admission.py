@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: The age in seconds below which a pending connection is not evicted.
 _GRACE = 0.1
 #: Seconds between two evictions.
-_ENDING = 1.0
+_EVICTION_PAUSE = 1.0
 
 
 class Refusal(NamedTuple):
@@ -101,18 +101,18 @@ class AdmissionControl:
     def _evict_one(self) -> float:
         """Evict a pending connection, unless it is too early; return the seconds until the next attempt."""
         now = self._world.monotonic()
-        if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._pending):
-            return _ENDING
+        if any(pending.evicted is not None and now - pending.evicted < _EVICTION_PAUSE for pending in self._pending):
+            return _EVICTION_PAUSE
         candidates = [pending for pending in self._pending if pending.evicted is None]
         if not candidates:
-            return _ENDING
+            return _EVICTION_PAUSE
         counts = Counter(pending.address for pending in candidates)
         most = max(counts.values())
         oldest = next(pending for pending in candidates if counts[pending.address] == most)
         if now - oldest.arrived < _GRACE:
             return oldest.arrived + _GRACE - now
         self._evict(oldest, now)
-        return _ENDING
+        return _EVICTION_PAUSE
 
     def _evict(self, pending: PendingConnection, now: float) -> None:
         pending.evicted = now

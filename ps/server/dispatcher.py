@@ -65,7 +65,6 @@ from distkeras.ps.protocol.messages import (
     Observe,
     Occupancy,
     OptimizerTaken,
-    Parked,
     Probe,
     Publish,
     PublishRows,
@@ -73,6 +72,7 @@ from distkeras.ps.protocol.messages import (
     Records,
     SetValues,
     Status,
+    Waiting,
     Welcome,
     WorkerTable,
 )
@@ -288,7 +288,7 @@ class Dispatcher:
                 return center.join(worker, attempt, expired=expired) is not None
 
             if not self.changed.wait_while_running(joins, _LEASE_WAIT_SECONDS, peer.hung_up):
-                return Parked()
+                return Waiting()
             lease = center.leases[worker]
             if lease.finished:
                 self._wait_until_saved(peer, worker)

@@ -37,7 +37,7 @@ from distkeras.ps.rules.base import Vector, total_of
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.member_listener import MemberListener
-from distkeras.ps.transport.sharing import introduce, welcome
+from distkeras.ps.transport.sharing import answer_handshake, begin_handshake
 from distkeras.ps.transport.worker_client import Posting, WorkerClient
 from distkeras.ps.world.world import REAL, World
 
@@ -209,7 +209,7 @@ class MemberLinks:
                 self._links[rank] = link = dial(
                     (host, port), self._key, self._deadlines, limits=self._limits, read_ahead=False, world=self._world
                 )
-                introduce(link, self._hello, sizes, self._deadlines.handshake, self._world)
+                begin_handshake(link, self._hello, sizes, self._deadlines.handshake, self._world)
             except (DistkerasError, OSError) as error:
                 raise self._lost(rank, f"cannot be reached at {host}:{port}: {error}", 0) from error
         for rank in [peer for peer in peers if peer > membership.rank]:
@@ -232,7 +232,7 @@ class MemberLinks:
         workers = {worker for worker, _, _ in self.membership.places}
         if hello.worker not in workers or hello.size != self._hello.size:
             return False
-        welcome(channel, hello, self._sizes, self._world)
+        answer_handshake(channel, hello, self._sizes, self._world)
         with self._changed:
             kept = not self._closed and self._arrived.setdefault(hello.worker, channel) is channel
             self._changed.notify_all()

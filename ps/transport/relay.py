@@ -2,7 +2,7 @@
 
 The protocol resembles that of a server and a worker. The worker sends a `Hello`, with memory that the relay maps if it
 can, then a `Commit` for each window. The relay replies with the center once the sum is applied. It replies with
-`Parked`, or the connection breaks, if the worker must join the server again, which reports whether the commit was
+`Waiting`, or the connection breaks, if the worker must join the server again, which reports whether the commit was
 applied.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 from distkeras.ps.errors import DistkerasError, RelayLostError
 from distkeras.ps.protocol.companions import Companion
 from distkeras.ps.protocol.framing import Allocate, EndOfStream, Limits
-from distkeras.ps.protocol.messages import CenterReply, Commit, Hello, Message, Parked
+from distkeras.ps.protocol.messages import CenterReply, Commit, Hello, Message, Waiting
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.member_listener import MemberListener
-from distkeras.ps.transport.sharing import introduce, welcome
+from distkeras.ps.transport.sharing import answer_handshake, begin_handshake
 from distkeras.ps.world.world import REAL, World
 
 #: Seconds after which a wait checks whether its peers are still connected.
@@ -162,7 +162,7 @@ class Relay:
             self._leads = False
             idle = [session for session in self._sessions.values() if session.commit is None]
             for session in self._sessions.values():
-                session.answer = session.answer or Parked()
+                session.answer = session.answer or Waiting()
             self._sessions = {}
             self._expected = set()
             self._changed.notify_all()
@@ -186,7 +186,7 @@ class Relay:
         if not self._enter(session):
             return False
         try:
-            welcome(channel, hello, SlotSizes(own.size, self._parts), self._world)
+            answer_handshake(channel, hello, SlotSizes(own.size, self._parts), self._world)
             while self._serve_one(session):
                 pass
         finally:
@@ -233,7 +233,7 @@ class Relay:
                 self._expected.add(message.worker)
                 self._changed.notify_all()
             else:
-                session.answer = Parked()
+                session.answer = Waiting()
             while session.answer is None:
                 seconds_left = deadline - self._world.monotonic()
                 if seconds_left <= 0 or self._sessions.get(message.worker) is not session:
@@ -246,7 +246,7 @@ class Relay:
             with self._changed:
                 session.commit = session.answer = None
                 self._changed.notify_all()
-        return not isinstance(answer, Parked)
+        return not isinstance(answer, Waiting)
 
     def _forget_lost(self) -> None:
         """Remove the sessions whose workers have hung up; the caller holds the lock."""
@@ -300,7 +300,7 @@ class RelayLink:
         sizes = SlotSizes(hello.size, parts) if shared else None
         try:
             self._channel = dial(address, key, deadlines, allocate=allocate, limits=_limits(hello, parts), world=world)
-            self.slots = introduce(self._channel, hello, sizes, deadlines.reply, world)
+            self.slots = begin_handshake(self._channel, hello, sizes, deadlines.reply, world)
         except (DistkerasError, OSError) as error:
             self.close()
             raise _lost(error) from None
@@ -311,7 +311,7 @@ class RelayLink:
             answer = self._exchange(commit)
         except (DistkerasError, OSError) as error:
             raise _lost(error) from None
-        if isinstance(answer, Parked):
+        if isinstance(answer, Waiting):
             return None
         if not isinstance(answer, CenterReply):
             raise RelayLostError(f"the relay must send the center. Received: {type(answer).__name__}")

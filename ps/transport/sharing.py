@@ -56,13 +56,13 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
     return slots
 
 
-def introduce(
+def begin_handshake(
     channel: Channel, hello: Hello, sizes: SlotSizes | None, timeout: float, world: World
 ) -> SharedSlots | None:
     """Send ``hello`` to another worker, and return the slots through which they exchange vectors; None: none.
 
     Args:
-        channel: to the other worker, which calls `welcome`.
+        channel: to the other worker, which calls `answer_handshake`.
         hello: the `Hello` with which this worker joined the server.
         sizes: the layout of the memory to offer; None: offer none.
         timeout: seconds that the answer may take.
@@ -89,12 +89,16 @@ def introduce(
     return shared
 
 
-def welcome(channel: Channel, hello: Hello, sizes: SlotSizes, world: World) -> None:
+def answer_handshake(channel: Channel, hello: Hello, sizes: SlotSizes, world: World) -> None:
     """Answer another worker's ``hello``, and exchange vectors through its memory if that can be mapped.
 
     Raises:
         DeadlineError, OSError: see `Channel.send`.
     """
     slots = map_slots(hello, sizes, world)
-    channel.send(Welcome(0, 0, 0, 0, 0, 0, finished=False, shares=slots is not None))
+    channel.send(
+        Welcome(
+            incarnation=0, clock=0, sequence=0, durable=0, epoch=0, batch=0, finished=False, shares=slots is not None
+        )
+    )
     channel.connection.share(slots)

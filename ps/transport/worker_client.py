@@ -40,9 +40,9 @@ from distkeras.ps.protocol.messages import (
     Occupancy,
     OptimizerState,
     OptimizerTaken,
-    Parked,
     Probe,
     Pull,
+    Waiting,
     Welcome,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
@@ -382,12 +382,12 @@ class WorkerClient(Client):
         if self._group is not None:
             self._group.leave()
         timeout = self.deadlines.publish + self.reply_timeout
-        answer: Message = Parked()
+        answer: Message = Waiting()
         self._hello = replace(self._hello, connection=self._hello.connection + 1)
         self._use(None)
         memory, slots = self._offer()
-        while isinstance(answer, Parked):
-            answer = self.request(self._hello, (Welcome, Parked), timeout)
+        while isinstance(answer, Waiting):
+            answer = self.request(self._hello, (Welcome, Waiting), timeout)
         assert isinstance(answer, Welcome)
         if memory is not None:
             memory.hide()

@@ -12,7 +12,7 @@ from support.patience import PATIENT, brief, patience, until
 from support.ps.clocks import HandWorld
 from support.ps.running_server import Running
 
-from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, ModelFile, Parked, Welcome
+from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, ModelFile, Waiting, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import RestartFromCenter
@@ -56,11 +56,11 @@ def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest
             holder.pull()
             (session,) = (session for session in running.server.sessions if session.lease is not None)
             # The rival waits for four leases, during which the holder sends no request.
-            answer = pool.submit(rival.request, hello(2), (Welcome, Parked))
+            answer = pool.submit(rival.request, hello(2), (Welcome, Waiting))
             while not answer.done():
                 world.now += LEASE / 2
                 until(lambda: session.active_at == world.now or answer.done())  # A heartbeat has arrived.
-            assert isinstance(answer.result(), Parked)
+            assert isinstance(answer.result(), Waiting)
             assert world.now >= 4 * LEASE
             holder.leave()
             assert rival.join().finished
@@ -114,10 +114,10 @@ def test_a_holder_that_waits_for_an_answer_does_not_count_as_silent(monkeypatch:
             (session,) = (session for session in running.server.sessions if session.lease is not None)
             pulled = pool.submit(holder.pull)  # The pull waits until all workers have joined.
             until(lambda: session.asking)
-            answer = pool.submit(rival.request, hello(2), (Welcome, Parked))
+            answer = pool.submit(rival.request, hello(2), (Welcome, Waiting))
             while not wait([answer], 0.01).done:
                 world.now += LEASE / 2
-            assert isinstance(answer.result(), Parked)
+            assert isinstance(answer.result(), Waiting)
             assert world.now >= 4 * LEASE
             other.join()
             pulled.result(patience(10))

@@ -14,7 +14,7 @@ from support.ps.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, LeaseLostError
-from distkeras.ps.protocol.messages import Ack, CenterReply, CommitRecord, Hello, Leave, Parked, Pull, Welcome
+from distkeras.ps.protocol.messages import Ack, CenterReply, CommitRecord, Hello, Leave, Pull, Waiting, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -89,7 +89,7 @@ def test_a_late_hello_is_refused() -> None:
             attempt.join()
             hello = Hello(worker=0, attempt=1, size=SIZE, moving_statistics=0, metrics="loss", connection=1)
             with pytest.raises(LeaseLostError, match="has opened connection 2, which replaces"):
-                late.request(hello, (Welcome, Parked))
+                late.request(hello, (Welcome, Waiting))
             attempt.pull()
 
 
@@ -125,5 +125,5 @@ def test_the_end_of_an_older_connection_does_not_cost_the_lease(monkeypatch: pyt
         rival = running.client(attempt=2, size=SIZE)
         with contextlib.closing(rival):
             hello = Hello(worker=0, attempt=2, size=SIZE, moving_statistics=0, metrics="loss")
-            assert isinstance(rival.request(hello, (Welcome, Parked)), Parked)
+            assert isinstance(rival.request(hello, (Welcome, Waiting)), Waiting)
         newer.commit(record(0))
