@@ -1,7 +1,8 @@
 """Trains a Keras model on Parquet under any update rule.
 
 Leaves in OUT: model.keras, history.parquet (a row per mini-batch), commits.parquet (a row per commit), summary.json
-with what is printed at the end, and, where matplotlib is installed, plots of each metric against time and of the staleness.
+with what is printed at the end, and, where matplotlib is installed, plots of each metric against time and of the
+staleness.
 """
 
 from __future__ import annotations
