@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text()
@@ -31,5 +32,7 @@ def test_the_subjects_of_the_latest_commits_have_at_most_72_characters() -> None
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("these sources have no commits, or nothing reads them")
     command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "log", "--format=%s", "--max-count=20"]
-    subjects = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    subjects = subprocess.run(
+        command, capture_output=True, text=True, timeout=patience(60), check=True
+    ).stdout.splitlines()
     assert [subject for subject in subjects if long.search(subject)] == []
