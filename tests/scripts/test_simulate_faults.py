@@ -89,8 +89,8 @@ def test_schedules_that_found_defects_pass(name: str, faults: tuple[Fault, ...])
 
 def test_a_suspended_server_does_not_end_the_job() -> None:
     """The server is suspended between its start and its driver's first message, for longer than that wait may take."""
-    stops = (Fault("stop server", 1, "w0", 74.0), Fault("stop server", 29, amount=75.0))
-    plan = Plan(1018735, batches=(1, 1), compute=1.0, every=100, latency=0.1, capacity=64, yielding=0.0, disk=0.01)
+    stops = (Fault("stop server", 1, "w0", 74.0), Fault("stop server", 25, amount=75.0))
+    plan = Plan(1018793, batches=(1, 1), compute=1.0, every=100, latency=0.1, capacity=64, yielding=0.0, disk=0.01)
     plan = replace(plan, hyper_parameters={"window": 2}, faults=stops)
     assert simulate(plan).finding is None
     with planted("waits-run-out-while-the-server-stands-still"):

@@ -452,8 +452,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
     if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
         drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}
     drawn["statistics"] = chance.choice((0, 0, 1, 2))
-    for name in ("gap", "lists"):
-        drawn[name] = chance.random() < 0.1
+    # One draw more than options: with one less, all later draws would be others, and so would the known stories.
+    drawn["gap"], _, drawn["lists"] = (chance.random() < 0.1 for _ in range(3))
     if plan.every and not damage and chance.random() < 0.2:
         drawn["raised"] = chance.choice((1, 2))
         if not plan.resized and chance.random() < 0.6:  # One partition ends long before the others.

@@ -35,6 +35,9 @@ def test_a_server_that_has_started_sends_no_further_reports(tmp_path: Path, monk
         driver.publish(np.zeros(3, np.float32))
         until(lambda: list(tmp_path.glob("snapshot-*.dks")))
         driver.close()
+        snapshots = server._snapshots  # noqa: SLF001 - a running server reads by it, as for the state of an optimizer
+        assert snapshots is not None
+        assert snapshots.latest() is not None
         return 0
 
     assert serve(lambda: request(tmp_path), sent.append, until_saved) == 0
