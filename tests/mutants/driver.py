@@ -138,7 +138,7 @@ DRIVER = (
     ),
     Mutant(
         "a model comes with an infinity in its moving statistics",
-        "distkeras/training/plan.py",
+        "distkeras/training/requirements.py",
         "published = {*replica.layout.names, *replica.moving_statistics.names}",
         "published = {*replica.layout.names}",
         "the error names workers, although the caller's model is wrong",

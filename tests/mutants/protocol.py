@@ -75,14 +75,6 @@ PROTOCOL = (
         _OF_HANDSHAKE,
     ),
     Mutant(
-        "the proof does not cover whether tags cover vectors",
-        FRAMING,
-        "bytes([self.whole]) + self.server",
-        "self.server",
-        "an attacker between two peers turns the tags of vectors off",
-        _OF_SEALING,
-    ),
-    Mutant(
         "both directions have one key",
         FRAMING,
         '(b"server", b"client") if self.server else (b"client", b"server")',
