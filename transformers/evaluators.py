@@ -11,10 +11,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import distkeras.transformers.expressions as expressions
+from distkeras.data.column_kinds import vector_of
+from distkeras.data.schema import NumericColumn, numeric_column
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.ps.validate import require_choice
 from distkeras.spark.failures import short_errors
-from distkeras.transformers.expressions import NumericColumn, error_expression, null_or_nan, typed_errors
+from distkeras.transformers.expressions import error_expression, null_or_nan, typed_errors
 from distkeras.transformers.params import HasActivationThreshold, StageEvaluator, param
 
 #: Keras clips probabilities by this much before it takes their logarithm.
@@ -51,8 +53,8 @@ class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
         self._set_given(prediction_col=prediction_col, label_col=label_col, activation_threshold=activation_threshold)
 
     def _evaluate(self, dataset: DataFrame) -> float:
-        prediction = expressions.numeric_column(dataset, self._required("prediction_col"))
-        label = expressions.numeric_column(dataset, self._required("label_col"))
+        prediction = numeric_column(dataset.schema.fields, self._required("prediction_col"))
+        label = numeric_column(dataset.schema.fields, self._required("label_col"))
         threshold = self._required("activation_threshold") if prediction.depth else None
         pairs = dataset.select(
             _not_null(prediction, expressions.class_of_scores(prediction, threshold)).alias("prediction"),
@@ -107,8 +109,8 @@ class LossEvaluator(StageEvaluator):
         self._set_given(loss=loss, prediction_col=prediction_col, label_col=label_col)
 
     def _evaluate(self, dataset: DataFrame) -> float:
-        prediction = expressions.numeric_column(dataset, self._required("prediction_col"))
-        label = expressions.numeric_column(dataset, self._required("label_col"))
+        prediction = numeric_column(dataset.schema.fields, self._required("prediction_col"))
+        label = numeric_column(dataset.schema.fields, self._required("label_col"))
         return _LOSSES[self._required("loss")](dataset, prediction, label)
 
     def isLargerBetter(self) -> bool:
@@ -170,7 +172,7 @@ def _categorical(dataset: DataFrame, prediction: NumericColumn, label: NumericCo
     share = F.element_at(_not_null(prediction, scores), (target + 1).cast("int")).cast("double") / total
     share = F.when(fine, share).otherwise(broken.cast("double"))
     pairs = dataset.select(
-        expressions.vector_of(F.array(1 - share, share)).alias("probability"),
+        vector_of(F.array(1 - share, share)).alias("probability"),
         F.lit(1.0).alias("label"),
         F.lit(1.0).alias("prediction"),
     )
@@ -186,7 +188,7 @@ def _binary(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn)
     # Spark's loss does not check for values above 1.
     score = F.least(score, F.lit(1.0))
     pairs = _pairs_of_elements(dataset, prediction, label).select(
-        expressions.vector_of(F.array(1 - score, score)).alias("probability"),
+        vector_of(F.array(1 - score, score)).alias("probability"),
         target.alias("label"),
         target.alias("prediction"),
     )

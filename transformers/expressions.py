@@ -6,74 +6,17 @@ An expression cannot raise a Python error. `error_expression` makes the JVM rais
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from distkeras.data.schema import field_of, flattened, is_vector, numbers_of, require_numbers
+from distkeras.data.schema import NumericColumn
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
 from distkeras.spark.failures import named_error
-
-
-@dataclass(frozen=True)
-class NumericColumn:
-    """A numeric column, ready for expressions.
-
-    Args:
-        name: name of the column in the DataFrame.
-        depth: how deep its arrays nest; 0 for a number, 1 for a vector.
-        vector: whether it holds ML vectors.
-        column: its numbers, or arrays of numbers (a vector as ``array<double>``); null stays null.
-        flat: the same as one array a row.
-        element: the type of results: ``"double"`` for doubles and vectors, else ``"float"``.
-    """
-
-    name: str
-    depth: int
-    vector: bool
-    column: Column
-    flat: Column
-    element: str
-
-    def each(self, function: Callable[[Column], Column]) -> Column:
-        """Apply ``function`` to every number (depth 0 or 1), with results of type `element`; a vector stays one.
-
-        Raises:
-            ConfigurationError: the arrays are nested.
-        """
-        if self.depth > 1:
-            raise ConfigurationError(
-                "a column to scale must hold numbers, flat arrays or vectors. Received: nested arrays",
-                column=self.name,
-            )
-        if self.depth == 0:
-            return function(self.column).cast(self.element)
-        values = F.transform(self.column, lambda value: function(value).cast(self.element))
-        return vector_of(values) if self.vector else values
-
-
-def numeric_column(df: DataFrame, name: str) -> NumericColumn:
-    """Return the column ``name`` of ``df``.
-
-    Raises:
-        MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
-        ConfigurationError: several columns have that name.
-    """
-    kind = field_of(df.schema.fields, name).dataType
-    require_numbers(name, kind)
-    column, vector, number, depth = numbers_of(name, kind), is_vector(kind), kind, 0
-    while isinstance(number, T.ArrayType):
-        number, depth = number.elementType, depth + 1
-    flat = flattened(column, kind) if vector or depth else F.array(column)
-    element = "double" if vector or isinstance(number, T.DoubleType) else "float"
-    return NumericColumn(name, depth or int(vector), vector, column, flat, element)
 
 
 def check_new_columns(df: DataFrame, *names: str) -> None:
@@ -88,11 +31,6 @@ def check_new_columns(df: DataFrame, *names: str) -> None:
                 column=name,
             )
         existing.add(name)
-
-
-def vector_of(values: Column) -> Column:
-    """Return a dense vector of an array of numbers; null stays null."""
-    return F.when(values.isNotNull(), array_to_vector(values.cast("array<double>")))
 
 
 def null_or_nan(value: Column) -> Column:

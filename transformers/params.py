@@ -18,7 +18,7 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 
-from distkeras.data.schema import require_dataframe
+from distkeras.data.schema import NumericColumn, numeric_column, require_dataframe
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import (
     invalid,
@@ -29,7 +29,7 @@ from distkeras.ps.validate import (
     require_text,
 )
 from distkeras.spark.failures import short_errors
-from distkeras.transformers.expressions import NumericColumn, check_new_columns, numeric_column
+from distkeras.transformers.expressions import check_new_columns
 from distkeras.transformers.files import ParamsWritable
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class ColumnTransformer(StageTransformer, ABC):
     output_col = param("output_col", "new column to write", *NEW_COLUMN)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        source = numeric_column(dataset, self._required("input_col"))
+        source = numeric_column(dataset.schema.fields, self._required("input_col"))
         output = self._required("output_col")
         check_new_columns(dataset, output)
         return dataset.withColumn(output, self._column(source))

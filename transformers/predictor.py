@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -26,16 +25,16 @@ from pyspark.sql import types as T
 import distkeras.transformers.expressions as expressions
 import distkeras.transformers.serving as serving
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
-from distkeras.data.columns import Part, innermost, user_names
+from distkeras.data.column_kinds import innermost, lists_of, vector_of
+from distkeras.data.columns import Part, user_names
 from distkeras.data.dtypes import dtype_of_input
 from distkeras.data.schema import (
-    column_types,
     decoders,
     field_of,
-    is_vector,
     map_in_arrow,
     parts_of,
     quoted,
+    require_columns,
 )
 from distkeras.keras_model import archive, keras_config, mapped_tables
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
@@ -103,17 +102,14 @@ class ModelFunction:
             if self.names is None:
                 yield outputs[0]
             else:
-                yield pa.StructArray.from_arrays([_without_vectors(output) for output in outputs], names=self.names)
+                yield pa.StructArray.from_arrays([lists_of(output) for output in outputs], names=self.names)
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
     """Return the type of a `ModelFunction`'s values for several columns, given their names and types."""
-    plain = {name: T.ArrayType(T.DoubleType()) if is_vector(kind) else kind for name, kind in fields.items()}
+    array = T.ArrayType(T.DoubleType())
+    plain = {name: array if isinstance(kind, VectorUDT) else kind for name, kind in fields.items()}
     return T.StructType([T.StructField(name, kind) for name, kind in plain.items()])
-
-
-def _without_vectors(output: pa.Array) -> pa.Array:
-    return pc.struct_field(output, "values") if pa.types.is_struct(output.type) else output  # null if the vector is
 
 
 def predicted(
@@ -133,7 +129,7 @@ def predicted(
         MissingColumnError, ColumnTypeError: a feature column does not exist, or does not hold numbers.
     """
     fields = dataset.schema.fields
-    column_types(fields, features, options.decode)
+    require_columns(fields, features, options.decode)
     reason_cols = [options.invalid_col] if options.invalid_col else []
     expressions.check_new_columns(dataset, *(column.name for column in columns), *reason_cols)
     parts = {name: parts_of(field_of(fields, name)) for name in features}
@@ -175,8 +171,8 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
         if column.derived:
             with drivers_python(dataset):
                 output = arrow_udf(_derivation(column), column.spark_type)(output)
-        elif is_vector(column.spark_type):
-            output = F.when(output.isNotNull(), array_to_vector(output))
+        elif isinstance(column.spark_type, VectorUDT):
+            output = vector_of(output)
         new.append(output.alias(column.name))
     if plan.options.tolerant:
         new.append(F.col(_OUTPUTS)[_REASON].alias(_REASON))

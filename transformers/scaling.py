@@ -12,10 +12,11 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 import distkeras.transformers.expressions as expressions
-from distkeras.data.schema import quoted
+from distkeras.data.column_kinds import VECTOR, vector_of
+from distkeras.data.schema import NumericColumn, numeric_column, quoted
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.spark.failures import short_errors
-from distkeras.transformers.expressions import NumericColumn, error_expression, typed_errors
+from distkeras.transformers.expressions import error_expression, typed_errors
 from distkeras.transformers.params import (
     BOOLEAN,
     FINITE,
@@ -142,7 +143,7 @@ class StandardScaleTransformer(StageTransformer):
     @on_dataframe
     def fit(self, dataset: DataFrame) -> StandardScaleTransformer:
         """Return a copy that standardizes by the moments of ``dataset``. It runs one job."""
-        sources = [expressions.numeric_column(dataset, name) for name in self._required("columns")]
+        sources = [numeric_column(dataset.schema.fields, name) for name in self._required("columns")]
         moments = [_moments_expression(source) for source in sources]
         with typed_errors():
             row = dataset.agg(*(moment.alias(f"m{i}") for i, moment in enumerate(moments))).first()
@@ -153,7 +154,7 @@ class StandardScaleTransformer(StageTransformer):
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         names, suffix = self._required("columns"), self._required("suffix")
-        sources = [expressions.numeric_column(dataset, name) for name in names]
+        sources = [numeric_column(dataset.schema.fields, name) for name in names]
         expressions.check_new_columns(dataset, *(name + suffix for name in names))
         if self.isDefined("means") != self.isDefined("stddevs"):
             raise ConfigurationError("`means` and `stddevs` must be given together. Received: one of them")
@@ -184,10 +185,10 @@ def _moments_expression(source: NumericColumn) -> Column:
         value = source.column.cast("double")
         return F.struct(F.mean(value).alias("mean"), F.stddev_samp(value).alias("std"))
     vector = source.each(lambda value: value)
-    if not source.vector:
-        vector = expressions.vector_of(vector)
+    if source.kind is not VECTOR:
+        vector = vector_of(vector)
     # Summarizer fails on null, but ignores rows of weight 0.
-    nothing = expressions.vector_of(F.array().cast("array<double>"))
+    nothing = vector_of(F.array().cast("array<double>"))
     weight = source.column.isNotNull().cast("double")
     return Summarizer.metrics("mean", "std").summary(F.coalesce(vector, nothing), weight)
 
@@ -215,7 +216,7 @@ def _standardize(source: NumericColumn, mean: list[float], deviation: list[float
     column = source.column
     centered = F.zip_with(column, F.lit(np.array(mean)), lambda value, mu: value.cast("double") - mu)
     scaled = F.zip_with(centered, F.lit(np.array(divisor)), lambda value, sigma: (value / sigma).cast(source.element))
-    result = expressions.vector_of(scaled) if source.vector else scaled
+    result = source.kind.written(scaled)
     # zip_with would fill the shorter side with nulls.
     wrong_length = error_expression(
         ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column)

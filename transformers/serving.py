@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.columns import Column, Part, innermost, to_numpy, user_names
+from distkeras.data.column_kinds import innermost
+from distkeras.data.columns import Column, Part, to_numpy, user_names
 from distkeras.data.validity import reasons
 from distkeras.keras_model import keras_config
 from distkeras.keras_model.archive import CustomObjects, from_bytes
@@ -372,8 +373,6 @@ def pad(array: np.ndarray, full: int) -> np.ndarray:
 
 def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     values = batch.column(batch.schema.get_field_index(column.name))
-    if column.decode is None and pa.types.is_struct(values.type):
-        values = dense_vectors(values, column.name, worker, first_row)
     shape = tuple(extent for extent in column.shape if extent is not None)
     is_open = None in column.shape
     if is_open:  # the first row decides for all of them
@@ -404,39 +403,3 @@ def _open_extent(first: pa.Array, column: ModelInput, others: int) -> int:
     except Exception:  # noqa: BLE001 - the conversion decodes this row again, and reports its error with the row
         return 1
     return shape[column.shape.index(None)] if len(shape) == len(column.shape) else math.prod(shape) // others
-
-
-def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:
-    """Return ML vectors, as Spark sends them (type, size, indices, values), as lists of doubles.
-
-    Dense ones are a view. A conversion on the JVM would send every vector twice, since the column itself is kept.
-
-    Raises:
-        BadValueError: a vector is null.
-        ShapeError: the vectors have unequal sizes.
-    """
-    if vectors.null_count:
-        row = first_row + int(np.argmax(vectors.is_null().to_numpy(zero_copy_only=False)))
-        raise BadValueError(f"values must not be null. Received: null in row {row}", worker=worker, column=name)
-    kinds, sizes, indices, values = vectors.flatten()
-    sparse = kinds.to_numpy() == 0
-    if not sparse.any():
-        return values
-    counts = np.diff(values.offsets.to_numpy())
-    # The size of dense vectors is null.
-    lengths = np.where(sparse, sizes.fill_null(0).to_numpy(), counts)
-    unequal = np.flatnonzero(lengths != lengths[0])
-    if unequal.size:
-        raise ShapeError(
-            f"vectors must hold {lengths[0]} values each. Received: {lengths[unequal[0]]} values "
-            f"in row {first_row + unequal[0]}",
-            worker=worker,
-            column=name,
-        )
-    size = int(lengths[0])
-    # A dense vector has no indices: its numbers stay in their places.
-    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    places[np.repeat(sparse, counts)] = indices.flatten().to_numpy()
-    full = np.zeros(len(vectors) * size)
-    full[np.repeat(np.arange(len(vectors)) * size, counts) + places] = values.flatten().to_numpy()
-    return pa.ListArray.from_arrays(np.arange(len(vectors) + 1, dtype=np.int32) * size, full)

@@ -10,15 +10,14 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from distkeras.data.schema import quoted
+from distkeras.data.column_kinds import VECTOR, vector_of
+from distkeras.data.schema import NumericColumn, quoted
 from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.expressions import (
-    NumericColumn,
     check_new_columns,
     class_of_scores,
     error_expression,
-    vector_of,
 )
 from distkeras.transformers.params import (
     ColumnTransformer,
@@ -236,7 +235,7 @@ class DenseTransformer(ColumnTransformer):
         self._set_given(input_col=input_col, output_col=output_col)
 
     def _column(self, source: NumericColumn) -> Column:
-        if not source.vector:
+        if source.kind is not VECTOR:
             raise ConfigurationError("`input_col` must hold vectors. Received: numbers or arrays", column=source.name)
         return vector_of(source.column)
 

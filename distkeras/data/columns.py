@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from distkeras.data.column_kinds import Bad, is_list, kind_in_arrow
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ShapeError
 from distkeras.ps.validate import invalid
 
@@ -129,7 +130,7 @@ def to_numpy(
     unless that shape has one axis.
 
     Args:
-        values: numbers or (nested) lists of numbers; n rows.
+        values: numbers, ML vectors or (nested) lists of numbers; n rows.
         worker: id of the worker, for error texts.
         step: mini-batch within the epoch, for error texts.
         first_row: number of the first row within its partition, for error texts.
@@ -158,30 +159,29 @@ def to_numpy(
         text += f", loss={column.loss!r}" if column.loss else ""
         raise kind(text, worker=worker, column=name, step=step)
 
+    def bad(place: int, expected: str, received: object) -> NoReturn:
+        fail(BadValueError, place // column.size, expected, received, place)
+
     def converted(raw: np.ndarray) -> np.ndarray:
-        array = _convert(raw, column, fail).reshape(len(values), *column.shape)
-        _check_range(array, column, fail)
+        array = _convert(raw, column, bad).reshape(len(values), *column.shape)
+        _check_range(array, column, bad)
         return array
 
     if column.decode is not None:
         return converted(_decoded(values, column, fail))
-    number = values.type
-    while _is_list(number):
-        number = number.value_type
-    if not (_is_number(number) or pa.types.is_null(number)):
+    kind = kind_in_arrow(values.type)
+    if kind is None:
         raise ColumnTypeError(
-            f"a column must hold numbers or arrays of numbers. Received: type={values.type}",
+            f"a column must hold numbers, arrays of numbers or ML vectors. Received: type={values.type}",
             worker=worker,
             column=column.name,
             step=step,
         )
     if not len(values):
         return np.empty((0, *column.shape), column.dtype)
-    flat = _flatten(values, column, fail)
-    if pa.types.is_decimal(flat.type):
-        flat = _decimals(flat, column, fail)
-    # Only booleans need a copy here: they are bits in Arrow, and bytes in numpy.
-    return converted(flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type)))
+    flat = kind.from_arrow(_flatten(kind.lists(values), column, fail), column.dtype, bad)
+    # Only booleans are copied here: they are bits in Arrow, and bytes in numpy.
+    return converted(flat.to_numpy(zero_copy_only=False))
 
 
 _Fail = Callable[..., NoReturn]
@@ -200,22 +200,6 @@ def _row_text(record: pa.RecordBatch, row: int) -> str:
     return f" ({text[:_ROW_MAX]})" if text else ""
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
-
-
-def innermost(values: pa.Array) -> pa.Array:
-    """Return the numbers in (nested) lists as one flat array, without nulls."""
-    while _is_list(values.type):
-        values = values.flatten()
-    return values
-
-
 def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
     """Return the numbers of all rows as one flat array; each row must hold `column.size` of them and no null."""
     nesting: list[int] = []  # length of the lists at each level, the outermost first
@@ -224,14 +208,14 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
             position = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
             place = position if nesting else None
             fail(BadValueError, position // math.prod(nesting), "values must not be null", "null", place)
-        if not _is_list(values.type):
+        if not is_list(values.type):
             break
         if pa.types.is_fixed_size_list(values.type):
             lengths = np.full(len(values), values.type.list_size)
         else:
             lengths = np.diff(values.offsets.to_numpy())
         # A flat array must have the model's length; at each level of a nested one, all lists must be equally long.
-        flat = not nesting and not _is_list(values.type.value_type)
+        flat = not nesting and not is_list(values.type.value_type)
         expected = column.size if flat else max(1, int(lengths[0]))
         unequal = np.flatnonzero(lengths != expected)
         if unequal.size:
@@ -246,22 +230,6 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
         text = f"values must fill the shape {column.shape}"
         fail(ShapeError, 0, text, f"arrays nested as {tuple(nesting)}" if nesting else "a single number")
     return values
-
-
-def _decimals(flat: pa.Array, column: Column, fail: _Fail) -> pa.Array:
-    """Return decimals as doubles, or as integers if the model expects these: a double rounds from 2**53 on."""
-    kind = np.dtype(column.dtype).kind
-    if kind == "f":
-        return flat.cast(pa.float64())
-    whole = pa.uint64() if kind == "u" else pa.int64()
-    try:
-        return flat.cast(whole)
-    except pa.ArrowInvalid:
-        least, most = np.iinfo(whole.to_pandas_dtype()).min, np.iinfo(whole.to_pandas_dtype()).max
-        for place, value in enumerate(flat.to_pylist()):
-            if value != int(value) or not least <= value <= most:
-                fail(BadValueError, place // column.size, f"values must be exact as {column.dtype}", value, place)
-        raise
 
 
 def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
@@ -284,71 +252,67 @@ def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, column.dtype)
 
 
-def _check_range(values: np.ndarray, column: Column, fail: _Fail) -> None:
+def _check_range(values: np.ndarray, column: Column, bad: Bad) -> None:
     if column.table is not None:
-        _check_ids(values, *column.table, column, fail)
+        _check_ids(values, *column.table, bad)
     if column.classes is not None:
-        _check_classes(values, column, column.classes, fail)
+        _check_classes(values, column.ignored, column.classes, bad)
     elif column.probabilities:
-        _check_probabilities(values, column, fail)
+        _check_probabilities(values, bad)
 
 
-def _check_ids(values: np.ndarray, layer: str, rows: int, column: Column, fail: _Fail) -> None:
+def _check_ids(values: np.ndarray, layer: str, rows: int, bad: Bad) -> None:
     if not values.size or (values.min() >= -rows and values.max() < rows):
         return
     # The layer truncates ids that are not whole.
-    bad = (values <= -rows - 1) | (values >= rows) if values.dtype.kind == "f" else (values < -rows) | (values >= rows)
-    if bad.any():
-        position = int(np.argmax(bad))
-        text = f"ids of {layer!r} must be in [0, {rows}), its rows"
-        fail(BadValueError, position // column.size, text, values.flat[position].item(), position)
+    low = values <= -rows - 1 if values.dtype.kind == "f" else values < -rows
+    _require_none(low | (values >= rows), f"ids of {layer!r} must be in [0, {rows}), its rows", values, bad)
 
 
-def _check_classes(values: np.ndarray, column: Column, classes: int, fail: _Fail) -> None:
-    bad = (values < 0) | (values >= classes)
+def _check_classes(values: np.ndarray, ignored: int | None, classes: int, bad: Bad) -> None:
+    wrong = (values < 0) | (values >= classes)
     if values.dtype.kind == "f":
-        bad |= values != np.floor(values)
-    if column.ignored is not None:
-        bad &= values != column.ignored
-    if bad.any():
-        position = int(np.argmax(bad))
-        row, label = position // column.size, values.flat[position].item()
-        also = "" if column.ignored is None else f", or {column.ignored}, which the loss ignores"
-        fail(BadValueError, row, f"labels must be integers in [0, {classes}){also}", label)
+        wrong |= values != np.floor(values)
+    if ignored is not None:
+        wrong &= values != ignored
+    also = "" if ignored is None else f", or {ignored}, which the loss ignores"
+    _require_none(wrong, f"labels must be integers in [0, {classes}){also}", values, bad)
+
+
+def _require_none(wrong: np.ndarray, expected: str, values: np.ndarray, bad: Bad) -> None:
+    """Raise the error for the first number that is ``wrong``, if any is."""
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        bad(place, expected, values.flat[place].item())
 
 
 #: How far a label may be outside of [0, 1]: pictures that were scaled in float32 are, by rounding.
 _OUTSIDE = 1e-5
 
 
-def _check_probabilities(values: np.ndarray, column: Column, fail: _Fail) -> None:
+def _check_probabilities(values: np.ndarray, bad: Bad) -> None:
     if not values.size or (values.min() >= -_OUTSIDE and values.max() <= 1 + _OUTSIDE):
         return
-    position = int(np.argmax((values < -_OUTSIDE) | (values > 1 + _OUTSIDE)))
     text = "labels of a binary cross-entropy must be in [0, 1]; the classes -1 and 1 must be 0 and 1"
-    fail(BadValueError, position // column.size, text, values.flat[position].item(), position)
+    _require_none((values < -_OUTSIDE) | (values > 1 + _OUTSIDE), text, values, bad)
 
 
-def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:
+def _convert(raw: np.ndarray, column: Column, bad: Bad) -> np.ndarray:
     dtype = np.dtype(column.dtype)
     # Overflow and NaN are found in the result below; numpy's warnings would only repeat them.
     with np.errstate(over="ignore", invalid="ignore"):
         values = raw.astype(dtype, copy=False)
     if dtype.kind == "f":
-        good = np.isfinite(values) if raw.dtype.kind == "f" or dtype.itemsize == 2 else None
-        text = f"values must be finite as {dtype.name}"
-    else:
-        good = None if np.can_cast(raw.dtype, dtype) else values == raw
-        text = f"values must be exact as {dtype.name}"
-    if good is not None and not good.all():
-        position = int(np.argmin(good))
-        fail(BadValueError, position // column.size, text, raw[position].item(), position)
+        if raw.dtype.kind == "f" or dtype.itemsize == 2:
+            _require_none(~np.isfinite(values), f"values must be finite as {dtype.name}", raw, bad)
+    elif not np.can_cast(raw.dtype, dtype):
+        _require_none(values != raw, f"values must be exact as {dtype.name}", raw, bad)
     if dtype.kind != "f" and raw.dtype.kind == "f":
-        _require_unrounded(raw, column, fail)
+        _require_unrounded(raw, column, bad)
     return values
 
 
-def _require_unrounded(raw: np.ndarray, column: Column, fail: _Fail) -> None:
+def _require_unrounded(raw: np.ndarray, column: Column, bad: Bad) -> None:
     """Refuse integers so large that other ones, such as neighboring ids, have the same floating number."""
     kinds = [raw.dtype.name] * column.size
     if len(column.parts) == column.size:  # doubles hold the values that floats next to integers have already rounded
@@ -359,4 +323,4 @@ def _require_unrounded(raw: np.ndarray, column: Column, fail: _Fail) -> None:
         position = int(np.argmax(rounded))
         kind, limit = kinds[position % column.size], limits[position % column.size]
         text = f"values must be integers or decimals in Spark from {limit} on, where {kind} rounds them"
-        fail(BadValueError, position // column.size, text, raw[position].item(), position)
+        bad(position, text, raw[position].item())

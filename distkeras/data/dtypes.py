@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from distkeras.data.column_kinds import kind_in
+
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
-
-#: By Spark's name of a column's numbers, the dtype of an array of them; ``fit`` hands those over as they are.
-_WHOLE = {"boolean": "bool", "byte": "int8", "short": "int16", "integer": "int32", "long": "int64"}
 
 
 def float_dtype() -> str:
@@ -25,12 +24,11 @@ def float_dtype() -> str:
     return "float64" if keras.config.floatx() == "float64" else "float32"
 
 
-def label_dtype(kind: DataType) -> str:
-    """Return the numpy name of the dtype of labels from a column of type ``kind``, which may be an array."""
-    while hasattr(kind, "elementType"):
-        kind = kind.elementType
-    whole = _WHOLE.get(kind.typeName())
-    return float_dtype() if whole is None else _held(whole)
+def label_dtype(spark_type: DataType) -> str:
+    """Return the numpy name of the dtype of labels from a column of type ``spark_type``, which may be an array."""
+    _, kind, _ = kind_in(spark_type)
+    dtype = kind.dtype if kind is not None else None
+    return float_dtype() if dtype is None or dtype.startswith("float") else _held(dtype)
 
 
 def dtype_of_input(tensor: Any) -> str:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.binding import Entry, outputs_of
+from distkeras.data.column_kinds import is_scalar
 from distkeras.data.columns import Column, Part
 from distkeras.data.dtypes import float_dtype, label_dtype
 from distkeras.data.losses import LossKind, has_own_step, kind_of, loss_name, losses_of
-from distkeras.data.schema import flattened, is_scalar, is_vector, known_length, numbers_of, quoted
+from distkeras.data.schema import known_length, numeric_column, quoted
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 from distkeras.spark.failures import typed_error
@@ -27,7 +28,7 @@ from distkeras.spark.failures import typed_error
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class TargetColumns:
         field, first, decode = self._source(entry)
         shape = fixed_shape(output, "output", field.name)
         scalar = is_scalar(field.dataType) and decode is None
-        kind = kind_of(loss, shape, sparse=scalar or decode is not None or _depth(field.dataType) < len(shape))
+        sparse = scalar or decode is not None or numeric_column([field], field.name).depth < len(shape)
+        kind = kind_of(loss, shape, sparse=sparse)
         if self._own_step or loss is None:
             kind = replace(kind, by_keras=False)
         column = _target_column(field, shape, kind, decode)
@@ -161,7 +163,7 @@ class TargetColumns:
             return (length,)
         if self._rows is None:
             return None
-        source = F.col(quoted(field.name)) if decode else numbers_of(field.name, field.dataType)
+        source = F.col(quoted(field.name)) if decode else numeric_column([field], field.name).column
         try:
             rows = self._rows.select(source.alias("value")).take(_SHOWN_ROWS)
         except PySparkException as error:
@@ -239,11 +241,6 @@ def _not_scalar_error(field: StructField, shape: tuple[int, ...], kind: LossKind
     )
 
 
-def _depth(kind: DataType) -> int:
-    """Return how deep a column's arrays are nested."""
-    return 1 + _depth(kind.elementType) if hasattr(kind, "elementType") else int(is_vector(kind))
-
-
 def _of_known_length(field: StructField, column: Column, kind: LossKind) -> Column:
     """Return ``column``; raise ShapeError if vectors have another length than Keras needs, as far as Spark knows it."""
     length = known_length(field)
@@ -265,11 +262,11 @@ def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
     for column in spec.targets:
         if column.classes is None or column.size != 1 or column.together or column.decode is not None:
             continue
-        kind = df.schema[column.name].dataType
-        if is_scalar(kind):
+        field = df.schema[column.name]
+        if is_scalar(field.dataType):
             continue
         try:
-            row = df.select(flattened(numbers_of(column.name, kind), kind).alias("values")).first()
+            row = df.select(numeric_column([field], field.name).flat.alias("values")).first()
         except PySparkException as error:
             raise typed_error(error, df.sparkSession) from None
         if row is not None and row["values"] is not None and len(row["values"]) != column.size:

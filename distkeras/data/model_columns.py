@@ -14,10 +14,11 @@ import numpy as np
 
 from distkeras.data.batches import Batch, absent, as_weight
 from distkeras.data.binding import GivenColumns, GivenEntries, inputs_of, listed, outputs_of
+from distkeras.data.column_kinds import is_scalar
 from distkeras.data.columns import Column
 from distkeras.data.dtypes import dtype_of_input
 from distkeras.data.label_columns import TargetColumns, fixed_shape
-from distkeras.data.schema import column_types, is_scalar, known_length, parts_of
+from distkeras.data.schema import known_length, parts_of, require_columns
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 
@@ -71,7 +72,7 @@ def data_spec(
     unread = [name for name in decode if name not in (*features, *names)]
     if unread:
         raise ConfigurationError(f"`decode` must be of the columns {[*features, *names]}. Received: decode of {unread}")
-    column_types(schema.fields, (*features, *names, *listed(weights)), decode)
+    require_columns(schema.fields, (*features, *names, *listed(weights)), decode)
     targets = TargetColumns(model, schema, decode, rows)
     return DataSpec(
         features=tuple(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from distkeras.data.column_kinds import ColumnKind, kind_in
 from distkeras.data.columns import Part
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError
@@ -22,21 +24,23 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 
 _Decoder = Callable[[Any], Any]
 
 #: How to make numbers of a type that does not hold them; by the beginning of its name.
 _CONVERSION_ADVICE = {
-    "string": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
-    "varchar": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
-    "char": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
+    **dict.fromkeys(
+        ("string", "varchar", "char"),
+        "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
+    ),
     "binary": "decode it to an array of numbers, with `decode`",
     "struct": "select its fields, each a column, or make one array of them",
     "map": "make an array of its values",
     "timestamp": "make a number of it, for example with unix_timestamp",
     "date": "make a number of it, for example with datediff",
     "variant": "extract its numbers with variant_get",
+    "vector": "concatenate the vectors of a row with Spark ML's VectorAssembler",
 }
 
 #: How to make a Spark DataFrame of other objects; by the beginning of the class's full name.
@@ -98,43 +102,10 @@ def field_of(fields: Sequence[StructField], name: str) -> StructField:
     return matches[0]
 
 
-def is_vector(kind: DataType) -> bool:
-    """Return whether a column holds ML vectors."""
-    # Compared by name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
-    return type(kind).__name__ == "VectorUDT"
-
-
 def known_length(field: StructField) -> int | None:
     """Return the length of a column's vectors from the metadata of Spark ML's stages; None if it is unknown."""
-    length = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(field.dataType) else None
+    length = field.metadata.get("ml_attr", {}).get("num_attrs")
     return None if length is None else int(length)
-
-
-def is_scalar(kind: DataType) -> bool:
-    """Return whether a column holds one number a row."""
-    from pyspark.sql.types import BooleanType, NumericType
-
-    return isinstance(kind, NumericType | BooleanType)
-
-
-def require_numbers(name: str, kind: DataType) -> None:
-    """Raise ColumnTypeError unless a column holds numbers, arrays of them or ML vectors; it says how to convert it."""
-    from pyspark.sql.types import ArrayType
-
-    element = kind
-    while isinstance(element, ArrayType):
-        element = element.elementType
-    if is_scalar(element) or (is_vector(kind) and element is kind):
-        return
-    text = element.simpleString()
-    advice = next((advice for start, advice in _CONVERSION_ADVICE.items() if text.startswith(start)), None)
-    if is_vector(element):
-        advice = "concatenate the vectors of a row with Spark ML's VectorAssembler"
-    hint = "" if advice is None else f"; {advice}"
-    raise ColumnTypeError(
-        f"a column must hold numbers, arrays of numbers or ML vectors{hint}. Received: type={kind.simpleString()}",
-        column=name,
-    )
 
 
 def quoted(name: str) -> str:
@@ -161,50 +132,117 @@ def map_in_arrow(
         return df.mapInArrow(run, schema, profile=profile)
 
 
-def column_types(fields: Sequence[StructField], names: Iterable[str], decoded: Container[str]) -> dict[str, DataType]:
-    """Return the type of each named column, which must hold numbers unless executors decode it.
+@dataclass(frozen=True)
+class NumericColumn:
+    """A column of numbers, as expressions of the JVM, in which null stays null.
+
+    Args:
+        name: of the column.
+        kind: of its numbers.
+        depth: axes of one row's value; 0 for a number, 1 for a vector.
+    """
+
+    name: str
+    kind: ColumnKind
+    depth: int
+
+    def for_model(self, dtype: str) -> SparkColumn:
+        """Return numbers, or arrays of numbers, for a model that expects ``dtype``; "object": exactly the column's."""
+        from pyspark.sql import functions as F
+
+        return self.kind.on_jvm(F.col(quoted(self.name)), self.depth, dtype)
+
+    @property
+    def column(self) -> SparkColumn:
+        """Return the column's numbers, or arrays of numbers; a vector as ``array<double>``."""
+        return self.for_model("object")
+
+    @property
+    def flat(self) -> SparkColumn:
+        """Return the same as one array a row."""
+        from pyspark.sql import functions as F
+
+        column = self.column if self.depth else F.array(self.column)
+        for _ in range(self.depth - 1):
+            column = F.flatten(column)
+        return column
+
+    @property
+    def element(self) -> str:
+        """Return the type of results: ``"double"`` for doubles and vectors, else ``"float"``."""
+        return "double" if self.kind.dtype == "float64" else "float"
+
+    def each(self, function: Callable[[SparkColumn], SparkColumn]) -> SparkColumn:
+        """Apply ``function`` to every number (depth 0 or 1), with results of type `element`; a vector stays one.
+
+        Raises:
+            ConfigurationError: the arrays are nested.
+        """
+        from pyspark.sql import functions as F
+
+        if self.depth > 1:
+            raise ConfigurationError(
+                "a column to scale must hold numbers, flat arrays or vectors. Received: nested arrays",
+                column=self.name,
+            )
+        if self.depth == 0:
+            return function(self.column).cast(self.element)
+        return self.kind.written(F.transform(self.column, lambda value: function(value).cast(self.element)))
+
+
+def numeric_column(fields: Sequence[StructField], name: str) -> NumericColumn:
+    """Return the column ``name``, which must hold numbers.
 
     Raises:
-        MissingColumnError: there is no such column.
-        ColumnTypeError: its type does not hold numbers.
-        ConfigurationError: there are several columns of that name.
+        MissingColumnError, ConfigurationError: there is no such column, or there are several.
+        ColumnTypeError: its type does not hold numbers; the text says how to make them.
     """
-    types = {name: field_of(fields, name).dataType for name in names}
-    for name, kind in types.items():
-        if name not in decoded:
-            require_numbers(name, kind)
-    return types
+    field = field_of(fields, name)
+    element, kind, depth = kind_in(field.dataType)
+    if kind is not None:
+        return NumericColumn(field.name, kind, depth)
+    text = element.simpleString()
+    hint = next((f"; {advice}" for start, advice in _CONVERSION_ADVICE.items() if text.startswith(start)), "")
+    raise ColumnTypeError(
+        f"a column must hold numbers, arrays of numbers or ML vectors{hint}. "
+        f"Received: type={field.dataType.simpleString()}",
+        column=field.name,
+    )
+
+
+def require_columns(fields: Sequence[StructField], names: Iterable[str], decoded: Container[str]) -> None:
+    """Check that the named columns exist, and hold numbers unless executors decode them; see `numeric_column`."""
+    for name in names:
+        (field_of if name in decoded else numeric_column)(fields, name)
 
 
 def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkColumn]:
     """Return the columns of ``spec`` as numbers or (nested) arrays of numbers, except for those that executors decode.
 
     Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 if the model expects float64, or
-    integers, which float32 may round; decimals become doubles, unless the model expects integers, and booleans bytes;
-    nulls stay null. A column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so
-    they work under Spark Connect as well.
+    integers, which float32 may round; decimals become doubles, unless the model expects integers; nulls stay null. A
+    column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they work under
+    Spark Connect as well.
 
     Args:
         fields: the fields of any DataFrame.
         spec: the columns, in the order of the result.
 
     Raises:
-        MissingColumnError, ColumnTypeError, ConfigurationError: see `column_types`.
+        MissingColumnError, ColumnTypeError, ConfigurationError: see `numeric_column`.
     """
     from pyspark.sql import functions as F
 
     ready = []
-    types = column_types(fields, (name for column in spec.columns for name in column.sources), spec.encoded)
+    require_columns(fields, (name for column in spec.columns for name in column.sources), spec.encoded)
     for name, sources in {column.name: column.together for column in spec.columns}.items():
         if sources:
             column = F.array(*(F.col(quoted(source)).cast("double") for source in sources))
         elif name in spec.encoded:
             column = F.col(quoted(name))
         else:
-            kind = types[name]
-            column = numbers_of(name, kind, "float64" if name in spec.doubles else "float32")
-            target = _number_type(kind, whole=name in spec.whole)
-            column = column if target == kind else column.cast(target)
+            dtype = "object" if name in spec.whole else "float64" if name in spec.doubles else "float32"
+            column = numeric_column(fields, name).for_model(dtype)
         ready.append(column.alias(name))
     return ready
 
@@ -216,42 +254,6 @@ PARTS = "distkeras_parts"
 def parts_of(field: StructField) -> tuple[Part, ...]:
     """Return the columns that a column was assembled from; empty for a single column."""
     return tuple(Part(**part) for part in field.metadata.get(PARTS, ()))
-
-
-def numbers_of(name: str, kind: DataType, element: str = "float64") -> SparkColumn:
-    """Return a column with ML vectors converted to arrays of ``element``; values of other types do not change."""
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-
-    column = F.col(quoted(name))
-    # `vector_to_array` fails on a null, without naming the column: a null stays null here.
-    return F.when(column.isNotNull(), vector_to_array(column, element)) if is_vector(kind) else column
-
-
-def flattened(column: SparkColumn, kind: DataType) -> SparkColumn:
-    """Return an array column of type ``kind`` as one flat array a row."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType
-
-    while isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
-        column, kind = F.flatten(column), kind.elementType
-    return column
-
-
-def _number_type(kind: DataType, *, whole: bool) -> DataType:
-    """Return the type to cast numbers to, which is ``kind`` itself if no cast is needed.
-
-    Args:
-        whole: the model expects integers: decimals are not cast to doubles, which would round them.
-    """
-    from pyspark.sql import types as T
-
-    if isinstance(kind, T.ArrayType):
-        element = _number_type(kind.elementType, whole=whole)
-        return kind if element == kind.elementType else T.ArrayType(element, kind.containsNull)
-    if isinstance(kind, T.BooleanType):
-        return T.ByteType()
-    return T.DoubleType() if isinstance(kind, T.DecimalType) and not whole else kind
 
 
 def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
@@ -333,13 +335,9 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
 
     if CLASS_WEIGHT.casefold() in (name.casefold() for name in df.columns):
         raise ConfigurationError(f"no column may have the name {CLASS_WEIGHT!r}. Received: columns={df.columns}")
-    kind = df.schema[label].dataType
-    column = flattened(numbers_of(label, kind), kind)
-    if is_scalar(kind):
-        number = column.cast("double")
-    else:
-        largest = F.array_position(column, F.array_max(column)) - 1
-        number = F.when(F.size(column) == 1, F.get(column, F.lit(0))).otherwise(largest).cast("double")
+    column = numeric_column(df.schema.fields, label).flat
+    largest = F.array_position(column, F.array_max(column)) - 1
+    number = F.when(F.size(column) == 1, F.get(column, F.lit(0)).cast("double")).otherwise(largest)
     row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
     factor = F.lit(1.0)
     for class_number, class_factor in class_weight.items():

@@ -12,6 +12,7 @@ import numpy as np
 from pyspark.ml import Model
 
 from distkeras.data.binding import GivenColumns, entries_of, listed, names_of
+from distkeras.data.column_kinds import common_type, is_scalar
 from distkeras.data.columns import Part
 from distkeras.data.losses import kind_of, losses_of
 from distkeras.data.model_columns import data_spec
@@ -19,7 +20,6 @@ from distkeras.data.schema import (
     PARTS,
     decoders,
     field_of,
-    is_scalar,
     quoted,
 )
 from distkeras.data.validity import valid_rows
@@ -40,17 +40,11 @@ from distkeras.transformers.serving import PredictionOptions, outputs_of_call
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
 
     from distkeras.callbacks import Callback
     from distkeras.trainer import Trainer
 
 
-#: Types whose numbers all others but booleans hold.
-_SMALL = {"boolean", "byte", "short"}
-_INTEGERS = {*_SMALL, "integer", "long"}
-#: Digits of the largest integers, and of the largest decimals.
-_LONG_DIGITS, _DECIMAL_DIGITS = 19, 38
 #: The column that scalar columns become.
 ASSEMBLED = "distkeras_features"
 
@@ -90,46 +84,11 @@ def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> t
                 f"Received: {kind.simpleString()}",
                 column=name,
             )
-    together_kind = _common(dict(parts), whole="float" not in dtypes[0])
+    together_kind = common_type(dict(parts), whole="float" not in dtypes[0])
     numbers = [F.col(quoted(name)).cast(together_kind) for name in names]
     metadata = {PARTS: [Part(name, kind.typeName())._asdict() for name, kind in parts]}
     together = F.array(*numbers).alias(ASSEMBLED, metadata=metadata)
     return df.select("*", together), (ASSEMBLED,)
-
-
-def _common(columns: Mapping[str, DataType], *, whole: bool) -> str:
-    """Return the smallest type that holds the numbers of all these columns; of integers next to fractions, double.
-
-    Args:
-        whole: the model wants integers, of which a double does not hold all that decimals do.
-    """
-    kinds = {kind.typeName() for kind in columns.values()}
-    if kinds <= _SMALL:
-        return "short"
-    if kinds <= {*_SMALL, "integer"}:
-        return "int"
-    if kinds <= _INTEGERS:
-        return "bigint"
-    if whole and kinds <= {*_INTEGERS, "decimal"}:
-        return _common_decimal(columns)
-    return "float" if kinds <= {*_SMALL, "float"} else "double"
-
-
-def _common_decimal(columns: Mapping[str, DataType]) -> str:
-    """Return the type that holds the numbers of columns of decimals and integers."""
-    from pyspark.sql.types import DecimalType
-
-    digits = {
-        name: (kind.precision - kind.scale, kind.scale) if isinstance(kind, DecimalType) else (_LONG_DIGITS, 0)
-        for name, kind in columns.items()
-    }
-    left, right = (max(values) for values in zip(*digits.values(), strict=True))
-    if left + right > _DECIMAL_DIGITS:
-        raise ConfigurationError(
-            f"several columns for one input of integers must fit a decimal of {_DECIMAL_DIGITS} digits: cast them to "
-            f"bigint. Received: {', '.join(f'{name} {kind.simpleString()}' for name, kind in columns.items())}"
-        )
-    return f"decimal({left + right},{right})"
 
 
 @dataclass(frozen=True)

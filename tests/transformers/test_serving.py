@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 from support.patience import patience
 
+from distkeras.data.column_kinds import lists_of
+from distkeras.data.columns import Column, to_numpy
 from distkeras.keras_model import archive
 from distkeras.ml.model import one_row
 from distkeras.ps.errors import BadValueError, ShapeError
@@ -71,14 +73,16 @@ ZERO: tuple[int, int, list[int], list[float]] = (0, 3, [], [])
 def test_vectors_become_lists(rows: tuple[Any, ...], skip: int) -> None:
     values = {id(DENSE): [1.0, 2.0, 3.0], id(SPARSE): [4.0, 0.0, 5.0], id(ZERO): [0.0] * 3}
     array = vectors(*[DENSE] * skip, *rows).slice(skip)
-    assert serving.dense_vectors(array, "v", 0, 0).to_pylist() == [values[id(row)] for row in rows]
+    assert lists_of(array).to_pylist() == [values[id(row)] for row in rows]
+    assert to_numpy(array, Column("v", (3,))).tolist() == [values[id(row)] for row in rows]
 
 
-def test_invalid_vectors_are_refused() -> None:
+@pytest.mark.parametrize("first", [DENSE, SPARSE])
+def test_invalid_vectors_are_refused(first: tuple[Any, ...]) -> None:
     with pytest.raises(BadValueError, match=r"null in row 11.*column 'v'"):
-        serving.dense_vectors(vectors(DENSE, None), "v", 0, 10)
+        to_numpy(vectors(first, None, DENSE), Column("v", (3,)), first_row=10)
     with pytest.raises(ShapeError, match=r"4 values in row 1 "):
-        serving.dense_vectors(vectors(DENSE, (0, 4, [0], [1.0])), "v", 0, 0)
+        to_numpy(vectors(first, (0, 4, [0], [1.0])), Column("v", (3,)))
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 2, 3), (4, 0), (0, 3), (4, 1, 1, 2)])
