@@ -237,7 +237,7 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
     require_columns(fields, (name for column in spec.columns for name in column.sources), spec.encoded)
     for name, sources in {column.name: column.together for column in spec.columns}.items():
         if sources:
-            column = F.array(*(F.col(quoted(source)).cast("double") for source in sources))
+            column = F.array(*(numeric_column(fields, source).column.cast("double") for source in sources))
         elif name in spec.encoded:
             column = F.col(quoted(name))
         else:
@@ -338,7 +338,7 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
     column = numeric_column(df.schema.fields, label).flat
     largest = F.array_position(column, F.array_max(column)) - 1
     number = F.when(F.size(column) == 1, F.get(column, F.lit(0)).cast("double")).otherwise(largest)
-    row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
+    row_weight = F.lit(1.0) if weight is None else numeric_column(df.schema.fields, weight).column.cast("double")
     factor = F.lit(1.0)
     for class_number, class_factor in class_weight.items():
         factor = F.when(number == F.lit(class_number), F.lit(float(class_factor))).otherwise(factor)

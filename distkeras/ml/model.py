@@ -20,7 +20,7 @@ from distkeras.data.schema import (
     PARTS,
     decoders,
     field_of,
-    quoted,
+    numeric_column,
 )
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive, keras_config
@@ -85,7 +85,7 @@ def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> t
                 column=name,
             )
     together_kind = common_type(dict(parts), whole="float" not in dtypes[0])
-    numbers = [F.col(quoted(name)).cast(together_kind) for name in names]
+    numbers = [numeric_column(df.schema.fields, name).column.cast(together_kind) for name in names]
     metadata = {PARTS: [Part(name, kind.typeName())._asdict() for name, kind in parts]}
     together = F.array(*numbers).alias(ASSEMBLED, metadata=metadata)
     return df.select("*", together), (ASSEMBLED,)
