@@ -214,7 +214,7 @@ class Saveable(Params, MLReadable[Any], MLWritable, ABC):
 _S = TypeVar("_S", bound=Saveable)
 
 
-class KeptValue(Transformer, Saveable):
+class SavedValue(Transformer, Saveable):
     """A stage that wraps a parameter's value that JSON cannot represent, such as an optimizer or a model.
 
     Spark's searches write each value of a grid as JSON, or as a stage in a folder of its own. So parameters store such
@@ -254,21 +254,21 @@ class KeptValue(Transformer, Saveable):
         return isinstance(self.value, keras.Model)
 
 
-def keeping(param: Param[Any]) -> Param[Any]:
-    """Return a parameter like ``param``, whose values Spark's searches can save; see `KeptValue`."""
+def saveable(param: Param[Any]) -> Param[Any]:
+    """Return a parameter like ``param``, whose values Spark's searches can save; see `SavedValue`."""
     convert: Callable[[Any], Any] = param.typeConverter
 
     @functools.wraps(convert)
     def converted(value: Any) -> Any:
-        value = convert(live(value))
-        return value if _is_json(value) else KeptValue(value, param.name)
+        value = convert(unwrapped(value))
+        return value if _is_json(value) else SavedValue(value, param.name)
 
     return Param(Params._dummy(), param.name, param.doc, converted)  # noqa: SLF001 - as Spark ML's own mixins
 
 
-def live(value: Any) -> Any:
-    """Return the value inside a `KeptValue`, and any other value unchanged."""
-    return value.value if isinstance(value, KeptValue) else value
+def unwrapped(value: Any) -> Any:
+    """Return the value inside a `SavedValue`, and any other value unchanged."""
+    return value.value if isinstance(value, SavedValue) else value
 
 
 def _is_json(value: Any) -> bool:
@@ -290,7 +290,7 @@ class KerasMLWriter(StageWriter):
         """Write below ``path``."""
         spark = self.sparkSession
         params = {
-            param.name: to_json(live(value), param.name)
+            param.name: to_json(unwrapped(value), param.name)
             for param, value in self.instance._paramMap.items()  # noqa: SLF001 - as Spark ML's own writers do
             if param.name not in self.instance.left_out
         }

@@ -30,7 +30,7 @@ from distkeras.ps.validate import require_number
 from distkeras.ps.world.places import absolute
 from distkeras.settings import GROUPS, TrainSettings, flattened, texts_of_arguments
 from distkeras.trainer import Trainer
-from distkeras.transformers.files import keeping, live
+from distkeras.transformers.files import saveable, unwrapped
 from distkeras.transformers.params import (
     BOOLEAN,
     COLUMN_OR_NONE,
@@ -97,7 +97,7 @@ def with_trainer_params(kind: _P) -> _P:
         if not isinstance(getattr(kind, name, None), Param):
             setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
     for name in _names_of_params(kind):
-        setattr(kind, name, keeping(getattr(kind, name)))
+        setattr(kind, name, saveable(getattr(kind, name)))
     keywords = [parameter.replace(annotation=Any) for parameter in trainer_keywords().values()]
     for name in (KEYWORDS.get(name, name) for name in _names_of_params(kind)):
         if name not in trainer_keywords():
@@ -247,7 +247,7 @@ class KeywordParams(Params):
         )
 
     def _set(self, **values: Any) -> Any:
-        return super()._set(**{name: live(value) for name, value in values.items()})
+        return super()._set(**{name: unwrapped(value) for name, value in values.items()})
 
     def getOrDefault(self, param: Any) -> Any:
         """Return a parameter's value, or its default.
@@ -255,11 +255,11 @@ class KeywordParams(Params):
         Args:
             param: the parameter, Spark's name of it, or the constructor's keyword.
         """
-        return live(super().getOrDefault(param))
+        return unwrapped(super().getOrDefault(param))
 
     def extractParamMap(self, extra: Any = None) -> Any:
         """Return the values of all parameters that are set or have a default."""
-        return {param: live(value) for param, value in super().extractParamMap(extra).items()}
+        return {param: unwrapped(value) for param, value in super().extractParamMap(extra).items()}
 
     def value(self, keyword: str) -> Any:
         """Return what is set for a keyword, or its default; None where there is neither."""
