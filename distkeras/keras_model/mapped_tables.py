@@ -17,6 +17,7 @@ import numpy as np
 from distkeras.keras_model.archive import CustomObjects, from_bytes, part_to_bytes
 from distkeras.keras_model.model_graph import functional_of, users_of
 from distkeras.keras_model.stored_rows import StoredRows, sorted_files
+from distkeras.keras_model.variables import is_wide
 from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -166,7 +167,7 @@ def _calls(model: Any) -> list[_Call]:
 
 def _is_wide(layer: Any) -> bool:
     """Return whether a layer is a `WideEmbedding` whose vectors are float32."""
-    return bool(getattr(layer, "keeps_rows_at_server", False)) and layer.compute_dtype == "float32"
+    return is_wide(layer) and layer.compute_dtype == "float32"
 
 
 def _is_plain(layer: Any) -> bool:

@@ -32,7 +32,7 @@ from distkeras.keras_model.model_graph import (
 )
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.row_optimizers import reason_against_rows
-from distkeras.keras_model.variables import VariableOrder, moving_statistics, trainable_variables
+from distkeras.keras_model.variables import VariableOrder, is_wide, moving_statistics, trainable_variables
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -179,7 +179,7 @@ def cut(
         plan = _Plan(model, graph, recipe, window, batch_size, names, shapes, least_bytes)
         for path, layer in embeddings:
             table = plan.table(path, layer)
-            if isinstance(table, str) and _is_wide(layer):
+            if isinstance(table, str) and is_wide(layer):
                 raise ConfigurationError(f"the WideEmbedding {path!r} must travel by rows. Received: {table}")
             if isinstance(table, str):
                 kept[path] = table
@@ -255,16 +255,11 @@ def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
                 continue
             seen.add(id(part))
             name = f"{path}/{part.name}" if path else part.name
-            if isinstance(part, keras.layers.Embedding) or _is_wide(part):
+            if isinstance(part, keras.layers.Embedding) or is_wide(part):
                 yield name, part
             yield from walk(part, name)
 
     yield from walk(model, "")
-
-
-def _is_wide(layer: Any) -> bool:
-    """Return whether a layer is a `WideEmbedding`: it has no weights, and only touched rows of its table exist."""
-    return bool(getattr(layer, "keeps_rows_at_server", False))
 
 
 def _masks(layer: Any) -> bool:
@@ -317,7 +312,7 @@ class _Plan:
         assert isinstance(self._window, int)
         ids_by_source = dict(zip([given.source for given in calls], ids, strict=True))
         most = self._window * self._batch_size * sum(number or 0 for number in ids_by_source.values()) + self._always
-        if _is_wide(layer):
+        if is_wide(layer):
             return _TableByRows(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
         few = (
             layer.input_dim < ROWS_RATIO_MIN * most
@@ -329,13 +324,13 @@ class _Plan:
         return _TableByRows(layer, shape, tuple(calls))
 
     def _reason(self, path: str, layer: Any) -> str | None:
-        if self._names is not None and path not in self._names and not _is_wide(layer):
+        if self._names is not None and path not in self._names and not is_wide(layer):
             return "`tables` does not name it"
         if self.graph is None:
             return "only functional and Sequential models of Keras' own classes can be cut"
         if not isinstance(self._window, int):
             return f"a window must be a number of mini-batches. Received: window={self._window!r}"
-        if "/" in path and (_is_wide(layer) or not any(own is layer for own in self.functional.layers)):
+        if "/" in path and (is_wide(layer) or not any(own is layer for own in self.functional.layers)):
             return f"it lies within the layer {path.rpartition('/')[0]!r}{self._nested}"
         own = self._reason_of_layer(layer)
         return own or self._against or self._reason_of_state() or self._reason_of_ids(layer)
@@ -353,7 +348,7 @@ class _Plan:
     def _reason_of_layer(self, layer: Any) -> str | None:
         import keras
 
-        if _is_wide(layer):
+        if is_wide(layer):
             return None if layer.trainable else "it does not train"
         if type(layer) is not keras.layers.Embedding:
             return f"its class is {type(layer).__name__}, and not Embedding itself"
@@ -527,7 +522,7 @@ class _Cutter:
         copies: dict[int, int] = {}
         layers = {layer.name: layer for layer in small.layers}
         for layer in self._functional.layers:
-            if layer.name in layers and not _is_wide(layer):
+            if layer.name in layers and not is_wide(layer):
                 copies.update(
                     (id(variable), id(copy))
                     for variable, copy in zip(layer.variables, layers[layer.name].variables, strict=True)

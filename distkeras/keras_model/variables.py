@@ -141,7 +141,12 @@ def trainable_variables(model: keras.Model) -> list[keras.Variable]:
 def has_rows_at_server(model: keras.Model) -> bool:
     """Return whether a model has a `distkeras.layers.WideEmbedding`, at any depth."""
     layers = model._flatten_layers(include_self=False)  # noqa: SLF001 - Keras has no public list of layers at every depth
-    return any(getattr(layer, "keeps_rows_at_server", False) for layer in layers)
+    return any(map(is_wide, layers))
+
+
+def is_wide(layer: Any) -> bool:
+    """Return whether a layer is a `WideEmbedding`: it has no weights, and only touched rows of its table exist."""
+    return bool(getattr(layer, "keeps_rows_at_server", False))
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:

@@ -34,7 +34,7 @@ from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_FLOATS, Commit, Hello
 from distkeras.ps.protocol.tables import Ids, TableShape, describe
-from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
+from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector, all_finite
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 
 #: A quotient that is below a whole number by at most this share is rounded up: times are sums of rounded numbers.
@@ -773,20 +773,16 @@ def not_finite(
         layouts: of the center and the statistics; empty: the error names no array.
     """
     for part in (*parts, commit.moving_statistics):
-        # A dot product is fast, but overflows for large finite numbers too. So a suspicious part is checked exactly.
-        with np.errstate(over="ignore"):
-            suspicious = part.size > 0 and not math.isfinite(float(np.dot(part, part)))
-        if suspicious:
+        if not all_finite(part):
             bad = np.flatnonzero(~np.isfinite(part))
-            if bad.size:
-                where = f"element {bad[0]}"
-                if layouts:
-                    layout = layouts[part is commit.moving_statistics]
-                    where = f"{layout.locate(int(bad[0]))} ({where})"
-                return NonFiniteError(
-                    f"a commit holds {part[bad[0]]} in {where} ({bad.size} such elements), from mini-batches "
-                    f"{commit.first}-{commit.last} of epoch {commit.epoch}. Lower the learning rate or clip gradients",
-                    worker=commit.worker,
-                    step=commit.first,
-                )
+            where = f"element {bad[0]}"
+            if layouts:
+                layout = layouts[part is commit.moving_statistics]
+                where = f"{layout.locate(int(bad[0]))} ({where})"
+            return NonFiniteError(
+                f"a commit holds {part[bad[0]]} in {where} ({bad.size} such elements), from mini-batches "
+                f"{commit.first}-{commit.last} of epoch {commit.epoch}. Lower the learning rate or clip gradients",
+                worker=commit.worker,
+                step=commit.first,
+            )
     return row_not_finite(commit, shapes) if shapes else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from distkeras.ps.errors import NonFiniteError, ShapeError
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.protocol.touched_rows import RowIndex, grown, initial_rows, put_rows
-from distkeras.ps.rules.base import BLOCK, Chunk, Vector
+from distkeras.ps.rules.base import BLOCK, Chunk, Vector, all_finite
 
 
 class Table:
@@ -226,12 +225,8 @@ def _check_ids(shapes: Sequence[TableShape], name: str, several: Sequence[Ids], 
 def row_not_finite(commit: Commit, shapes: Sequence[TableShape]) -> NonFiniteError | None:
     """Return an error that names the first NaN or infinity in the rows of ``commit``; None if all are finite."""
     for shape, ids, moved in zip(shapes, commit.touched, commit.moved, strict=True):
-        # A dot product overflows for large finite numbers too. So suspicious rows are checked exactly.
-        with np.errstate(over="ignore"):
-            if math.isfinite(float(np.dot(moved, moved))):
-                continue
-        bad = np.flatnonzero(~np.isfinite(moved))
-        if bad.size:
+        if not all_finite(moved):
+            bad = np.flatnonzero(~np.isfinite(moved))
             row, column = divmod(int(bad[0]), shape.width)
             return NonFiniteError(
                 f"a commit holds {moved[bad[0]]} in column {column} of row {ids[row]} of table {shape.name!r} "
