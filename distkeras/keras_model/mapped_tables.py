@@ -16,9 +16,8 @@ import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, from_bytes, part_to_bytes
 from distkeras.keras_model.model_graph import functional_of, users_of
-from distkeras.keras_model.stored_rows import StoredRows, sorted_files
+from distkeras.keras_model.stored_rows import StoredRows, require_ids, sorted_files
 from distkeras.keras_model.variables import is_wide
-from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.tables import TableShape
 
 if TYPE_CHECKING:
@@ -251,14 +250,9 @@ class MappedModel:
                 continue
             if ids.dtype not in (np.int32, np.int64):
                 ids = ids.astype(np.int32)  # truncated, as Embedding does
-            rows = np.where(ids < 0, ids + len(table), ids)  # Keras counts negative ids from the end
-            bad = (rows < 0) | (rows >= len(table))
-            if bad.any():
-                raise BadValueError(
-                    f"ids of {call.layer!r} must be in [0, {len(table)}), its rows. Received: {ids[bad][0]}",
-                    column=self._columns_of(call),
-                )
-            yield np.take(table, rows, axis=0)
+            # Keras counts negative ids from the end, and so does numpy.
+            require_ids(call.layer, ids, -len(table), len(table), self._columns_of(call))
+            yield np.take(table, ids, axis=0)
 
     def _columns_of(self, call: TableCall) -> str:
         return ", ".join(self._columns[number] for number in call.inputs)

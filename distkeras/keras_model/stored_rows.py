@@ -225,12 +225,7 @@ class StoredRows:
             BadValueError: an id is not a row of the table.
         """
         flat = np.asarray(ids).astype(np.int64, copy=False).reshape(-1)
-        bad = (flat < 0) | (flat >= self._shape.rows)
-        if bad.any():
-            raise BadValueError(
-                f"ids of {self._shape.name!r} must be in [0, {self._shape.rows}), its rows. Received: {flat[bad][0]}",
-                column=column,
-            )
+        require_ids(self._shape.name, flat, 0, self._shape.rows, column)
         needed, back = np.unique(flat, return_inverse=True)
         rows = initial_rows(self._shape, needed)
         if len(self._ids):
@@ -239,3 +234,10 @@ class StoredRows:
             rows[trained] = self._rows[places[trained]]
         taken: np.ndarray = rows[back].reshape(*np.shape(ids), self._shape.width)
         return taken
+
+
+def require_ids(name: str, ids: np.ndarray, least: int, rows: int, column: str | None) -> None:
+    """Raise BadValueError, which names ``column``, unless all ids of a table are in ``[least, rows)``."""
+    bad = (ids < least) | (ids >= rows)
+    if bad.any():
+        raise BadValueError(f"ids of {name!r} must be in [0, {rows}), its rows. Received: {ids[bad][0]}", column=column)
