@@ -108,8 +108,8 @@ class ModelFunction:
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
     """Return the type of a `ModelFunction`'s values for several columns, given their names and types."""
     array = T.ArrayType(T.DoubleType())
-    plain = {name: array if isinstance(kind, VectorUDT) else kind for name, kind in fields.items()}
-    return T.StructType([T.StructField(name, kind) for name, kind in plain.items()])
+    kinds = (array if isinstance(kind, VectorUDT) else kind for kind in fields.values())
+    return T.StructType(list(map(T.StructField, fields, kinds)))
 
 
 def predicted(

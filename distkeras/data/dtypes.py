@@ -26,8 +26,7 @@ def float_dtype() -> str:
 
 def label_dtype(spark_type: DataType) -> str:
     """Return the numpy name of the dtype of labels from a column of type ``spark_type``, which may be an array."""
-    _, kind, _ = kind_in(spark_type)
-    dtype = kind.dtype if kind is not None else None
+    dtype = getattr(kind_in(spark_type)[1], "dtype", None)  # None: no type of numpy's
     return float_dtype() if dtype is None or dtype.startswith("float") else _held(dtype)
 
 

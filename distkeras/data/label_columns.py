@@ -244,13 +244,7 @@ def _not_scalar_error(field: StructField, shape: tuple[int, ...], kind: LossKind
 def _of_known_length(field: StructField, column: Column, kind: LossKind) -> Column:
     """Return ``column``; raise ShapeError if vectors have another length than Keras needs, as far as Spark knows it."""
     length = known_length(field)
-    if (
-        kind.by_keras
-        and kind.scores != "ctc"
-        and column.decode is None
-        and length is not None
-        and length != column.size
-    ):
+    if kind.by_keras and kind.scores != "ctc" and column.decode is None and length not in (None, column.size):
         raise _label_shape_error(column, f"vectors of {length} values")
     return column
 
@@ -277,7 +271,6 @@ def _label_shape_error(column: Column, received: str) -> ShapeError:
     number = "one value" if column.size == 1 else f"{column.size} values"
     expected = f"labels must hold {number}, like the model's output"
     if column.classes is not None:
-        expected = (
-            f"labels must be class numbers, {number} a row; one-hot ones need the loss 'categorical_crossentropy'"
-        )
+        advice = "one-hot ones need the loss 'categorical_crossentropy'"
+        expected = f"labels must be class numbers, {number} a row; {advice}"
     return ShapeError(f"{expected}. Received: {received}, loss={column.loss!r}", column=column.name)

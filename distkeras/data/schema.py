@@ -201,8 +201,8 @@ def numeric_column(fields: Sequence[StructField], name: str) -> NumericColumn:
     element, kind, depth = kind_in(field.dataType)
     if kind is not None:
         return NumericColumn(field.name, kind, depth)
-    text = element.simpleString()
-    hint = next((f"; {advice}" for start, advice in _CONVERSION_ADVICE.items() if text.startswith(start)), "")
+    starts = filter(element.simpleString().startswith, _CONVERSION_ADVICE)
+    hint = next((f"; {_CONVERSION_ADVICE[start]}" for start in starts), "")
     raise ColumnTypeError(
         f"a column must hold numbers, arrays of numbers or ML vectors{hint}. "
         f"Received: type={field.dataType.simpleString()}",

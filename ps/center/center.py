@@ -777,8 +777,7 @@ def not_finite(
             bad = np.flatnonzero(~np.isfinite(part))
             where = f"element {bad[0]}"
             if layouts:
-                layout = layouts[part is commit.moving_statistics]
-                where = f"{layout.locate(int(bad[0]))} ({where})"
+                where = f"{layouts[part is commit.moving_statistics].locate(int(bad[0]))} ({where})"
             return NonFiniteError(
                 f"a commit holds {part[bad[0]]} in {where} ({bad.size} such elements), from mini-batches "
                 f"{commit.first}-{commit.last} of epoch {commit.epoch}. Lower the learning rate or clip gradients",
