@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from distkeras.trainers import EnsembleTrainer as EnsembleTrainer
     from distkeras.trainers import SingleTrainer as SingleTrainer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 #: Public names by the module that has them; a test compares with the imports above, which type checkers read.
 _NAMES = {

@@ -141,7 +141,7 @@ def assert_no_jobs(spark: SparkSession) -> None:
 def step_callback_layer(action: Any) -> keras.Layer:
     """Return a layer that returns its input and calls ``action(step)`` in each training step of a worker, from 0.
 
-    The driver never trains, so it never calls it. The class is local: workers get it by value.
+    It does nothing in the driver, which takes a step before the first job. The class is local: workers get it by value.
     """
 
     @keras.saving.register_keras_serializable("tests")
@@ -152,6 +152,10 @@ def step_callback_layer(action: Any) -> keras.Layer:
             self.steps = 0
 
         def act(self) -> np.float32:
+            from pyspark import TaskContext
+
+            if TaskContext.get() is None:
+                return np.float32(0)
             action(self.steps)
             self.steps += 1
             return np.float32(0)
