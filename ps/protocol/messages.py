@@ -198,7 +198,7 @@ class Commit(CommitRecord, Message):
     def of(cls, record: CommitRecord, *, packed: tuple[np.ndarray, ...] = (), **sender: Any) -> Commit:
         """Return the commit that sends ``record``; ``packed`` replaces its parts, ``sender`` has the further fields."""
         commit = object.__new__(cls)  # the constructor of a frozen dataclass takes three times as long
-        vars(commit).update(_OF_NO_GROUP, **vars(record), **sender)
+        vars(commit).update(_OF_NO_GROUP | vars(record) | sender)  # a record may be a commit that is sent again
         vars(commit).update(packed=packed, parts=() if packed else record.parts)
         return commit
 
