@@ -27,8 +27,8 @@ EXCLUSIONS = {
         Exclusion("tls", (False,), _UNENCRYPTED),
         Exclusion("stream", (False,), "the workers of a micro-batch begin one by one"),
     ),
-    "members": (
-        Exclusion("server", ("driver",), "a server that moves is not supported with members"),
+    "a rule whose workers exchange": (
+        Exclusion("server", ("driver",), "a server that moves is not supported"),
         Exclusion("max_skipped", (0,), "what one worker skips is in the parameters of all"),
         Exclusion("tls", (False,), _UNENCRYPTED),
         Exclusion("stream", (False,), "the steps of an epoch must be known before the first one"),

@@ -10,6 +10,10 @@ from pyspark.sql import DataFrame
 import distkeras.transformers.predictor as new
 from distkeras.compat.trainers import SUBMIT, RefusedClass, refusal
 
+# Pipelines that 0.2.0 saved name these classes as members of this module.
+from distkeras.transformers.scaling import StandardTransformer as StandardTransformer
+from distkeras.transformers.shaping import BinaryLabelTransformer as BinaryLabelTransformer
+
 if TYPE_CHECKING:
     import keras
 

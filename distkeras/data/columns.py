@@ -180,8 +180,8 @@ def to_numpy(
     if not len(values):
         return np.empty((0, *column.shape), column.dtype)
     flat = kind.from_arrow(_flatten(kind.lists(values), column, fail), column.dtype, bad)
-    # Only booleans are copied here: they are bits in Arrow, and bytes in numpy.
-    return converted(flat.to_numpy(zero_copy_only=False))
+    # Only booleans need a copy: they are bits in Arrow, and bytes in numpy.
+    return converted(flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type)))
 
 
 _Fail = Callable[..., NoReturn]

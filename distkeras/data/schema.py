@@ -104,7 +104,8 @@ def field_of(fields: Sequence[StructField], name: str) -> StructField:
 
 def known_length(field: StructField) -> int | None:
     """Return the length of a column's vectors from the metadata of Spark ML's stages; None if it is unknown."""
-    length = field.metadata.get("ml_attr", {}).get("num_attrs")
+    _, kind, _ = kind_in(field.dataType)
+    length = field.metadata.get("ml_attr", {}).get("num_attrs") if kind is not None and kind.axes else None
     return None if length is None else int(length)
 
 

@@ -165,7 +165,7 @@ def require_together(server: ServerSettings, training: TrainSettings, *, stream:
         refuse("relays", server, training, stream=stream)
     server.rule.require_job(server.workers, training.num_epoch)
     if server.rule.traits.peers:
-        refuse("members", server, training, stream=stream)
+        refuse("a rule whose workers exchange", server, training, stream=stream)
 
 
 def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any
 
 import numpy as np
@@ -198,7 +198,7 @@ class Commit(CommitRecord, Message):
     def of(cls, record: CommitRecord, *, packed: tuple[np.ndarray, ...] = (), **sender: Any) -> Commit:
         """Return the commit that sends ``record``; ``packed`` replaces its parts, ``sender`` has the further fields."""
         commit = object.__new__(cls)  # the constructor of a frozen dataclass takes three times as long
-        vars(commit).update(_OF_NO_GROUP | vars(record) | sender)  # a record may be a commit that is sent again
+        vars(commit).update(_OWN_DEFAULTS | vars(record) | sender)  # a record may be a commit that is sent again
         vars(commit).update(packed=packed, parts=() if packed else record.parts)
         return commit
 
@@ -223,8 +223,12 @@ class Commit(CommitRecord, Message):
         return sum([ids.size for ids in self.wants]) if self.wants else 0
 
 
-#: What a commit has that is neither the sender's nor the record's.
-_OF_NO_GROUP = {"grouped": False, "companions": NO_IDS, "waited": 0.0, "passed": 0.0}
+#: The defaults of a commit's own fields, as the constructor has them.
+_OWN_DEFAULTS = {
+    own.name: own.default if own.default_factory is MISSING else own.default_factory()
+    for own in fields(Commit)[len(fields(CommitRecord)) :]
+    if (own.default, own.default_factory) != (MISSING, MISSING)
+}
 
 
 @dataclass(frozen=True, eq=False)

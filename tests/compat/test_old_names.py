@@ -6,12 +6,14 @@ import dataclasses
 import importlib
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from pyspark.sql import Row
+from pyspark.ml import PipelineModel
+from pyspark.sql import Row, SparkSession
 from support.present import present
 from support.training.spark_jobs import wrong_model
 
@@ -390,3 +392,18 @@ class TestGetIndex:
     def test_the_index_of_a_vector_of_scores(self, scores: list[float], expected: int) -> None:
         stage = old("transformers", "LabelIndexTransformer")(3, default_index=2, activation_threshold=0.55)
         assert stage.get_index(scores) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("StandardTransformer", (["a"],)), ("BinaryLabelTransformer", ("a", "b", 1.0))]
+)
+def test_a_pipeline_that_an_earlier_release_saved_is_loaded(
+    spark: SparkSession, tmp_path: Path, name: str, arguments: tuple[Any, ...]
+) -> None:
+    stage = old("transformers", name)(*arguments)
+    PipelineModel([stage]).write().save(str(tmp_path / "saved"))
+    (saved,) = tmp_path.glob("saved/stages/*/metadata/part-*")
+    saved.write_text(saved.read_text().replace(type(stage).__module__, "distkeras.compat.stages"))
+    saved.with_name(f".{saved.name}.crc").unlink()
+    (loaded,) = PipelineModel.load(str(tmp_path / "saved")).stages
+    assert type(loaded) is type(stage)

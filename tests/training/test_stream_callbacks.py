@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import patience
+from support.patience import patience, until
 from support.present import present
 from support.prometheus import numbers
 from support.training.small_jobs import counter
@@ -109,6 +109,11 @@ def ends(training: StreamTraining) -> bool:
     return training.awaitTermination(patience(120)) and not training.isActive
 
 
+def shown_by(dashboard: Dashboard) -> dict[str, Any]:
+    """Return the latest record of a page."""
+    return dict(json.loads(read_since(dashboard.watches[0].path)[-1].data))
+
+
 def assert_all_report_the_same(
     latest: MicroBatchProgress, records: RecordsMicroBatches, metrics: PrometheusMetrics, dashboard: Dashboard, log: str
 ) -> None:
@@ -118,11 +123,10 @@ def assert_all_report_the_same(
     found = numbers(metrics)
     names = ("micro_batch", "micro_batch_rows", "micro_batch_seconds", "lag_seconds")
     assert [found[f"distkeras_{name}"] for name in names] == [1, EACH, latest.seconds, latest.lag]
-    page = json.loads(read_since(dashboard.watches[0].path)[-1].data)
+    page = shown_by(dashboard)
     assert page["now"]["micro_batch"] == asdict(latest) | {"loss": pytest.approx(latest.loss, rel=1e-3)}
     assert page["facts"]["stream"]
-    assert page["now"]["state"] == "stopped"
-    assert page["now"]["samples"] in (ROWS, EACH)  # the page may have had no time to look at the first micro-batch
+    assert (page["now"]["state"], page["now"]["samples"]) == ("stopped", ROWS)
     assert f"{latest}" in log
     assert f"at most {latest.lag:.1f} s behind" in log
 
@@ -137,8 +141,7 @@ def test_the_backlog_is_read_from_the_metrics_of_the_sources() -> None:
 def test_callbacks_live_as_long_as_the_stream_and_stop_it(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(2):
-        arrive(tmp_path / "in", number, range(number * EACH, (number + 1) * EACH), ROWS)
+    arrive(tmp_path / "in", 0, range(EACH), ROWS)
     stopping = EarlyStopping(counting_rows(spark, ROWS), target=0.5 - ROWS, every_commits=1)
     hooks, observer, trainer = Hooks(every_commits=1), Hooks(every_seconds=0.05), counter(rows=ROWS, num_epoch=1)
     trainer.observers.append(observer)
@@ -147,6 +150,8 @@ def test_callbacks_live_as_long_as_the_stream_and_stop_it(
     stream = arriving(spark, tmp_path / "in")
     with closing(metrics), dashboard, caplog.at_level("INFO", "distkeras.training.stream"):
         training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint", callbacks=callbacks)
+        until(lambda: shown_by(dashboard)["now"]["samples"] == EACH)  # a page looks once a second
+        arrive(tmp_path / "in", 1, range(EACH, ROWS), ROWS)
         assert ends(training)  # without the callback the stream would wait for more files
         assert training.callbacks == [*callbacks, observer]
         assert_all_report_the_same(present(training.lastProgress), records, metrics, dashboard, caplog.text)
