@@ -7,6 +7,9 @@ loads neither pyspark nor Keras.
 from __future__ import annotations
 
 import difflib
+import json
+import re
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,11 +80,43 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
         raise ConfigurationError(
             f"`{name}` must be of a running Spark session: create it again. Received: {name} of a stopped session"
         )
+    _require_imported_types(name, value)
     if value.isStreaming and not stream:
         raise ConfigurationError(
             f"`{name}` must not be a stream: `Trainer.train_stream` and `KerasEstimator.fitStream` train on streams. "
             f"Received: a streaming DataFrame with columns={value.columns}"
         )
+
+
+def _require_imported_types(name: str, df: DataFrame) -> None:
+    """Raise ConfigurationError if reading the schema would import a module: a Parquet file can name any."""
+    jdf: Any = vars(df).get("_jdf")
+    if jdf is not None:
+        classes = list(_python_classes(json.loads(jdf.schema().json())))
+    else:  # of Spark Connect: the message, which PySpark has not made types of yet
+        client = df.sparkSession.client
+        plan = vars(df)["_plan"].to_proto(client)
+        answer = client._analyze(method="schema", plan=plan)  # noqa: SLF001 - PySpark has no public way without types
+        classes = re.findall(r'python_class: "([^"]*)"', str(answer.schema))
+    known = {*sys.modules, "pyspark.ml.linalg", "pyspark.mllib.linalg"}
+    unknown = sorted({kind for kind in classes if kind.rpartition(".")[0] not in known})
+    if unknown:
+        raise ConfigurationError(
+            f"`{name}` must have columns of types that this program knows: import the module of each type before, if "
+            f"you trust the data. Received: {', '.join(unknown)}"
+        )
+
+
+def _python_classes(value: Any) -> Iterator[str]:
+    """Yield the Python classes of user-defined types in the JSON of a schema."""
+    if isinstance(value, dict):
+        if value.get("type") == "udt" and value.get("pyClass"):
+            yield str(value["pyClass"])
+        for part in value.values():
+            yield from _python_classes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _python_classes(part)
 
 
 def field_of(fields: Sequence[StructField], name: str) -> StructField:
