@@ -20,5 +20,9 @@ setup(
         *packages("transformers", "distkeras.transformers"),
     ],
     package_dir={"distkeras": "distkeras", "distkeras.ps": "ps", "distkeras.transformers": "transformers"},
-    package_data={"distkeras": ["py.typed"], "distkeras.dashboard": ["static/*"]},
+    package_data={
+        "distkeras": ["py.typed"],
+        "distkeras.dashboard": ["static/*"],
+        "distkeras.job_server.store": ["migrations/*.py", "migrations/versions/*.py"],
+    },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from distkeras.keras_model import archive
 from distkeras.metric_columns import arrays_of, in_columns
@@ -407,7 +409,8 @@ def write_files(results: JobResults, folder: Path) -> dict[str, Any]:
     """Write ``model.keras``, ``history.parquet`` and ``commits.parquet`` of a job into a folder.
 
     Returns:
-        What a summary of the job begins with: workers, commits, samples, and the seconds of `JobResults.timings`.
+        What a summary of the job begins with: workers, commits, samples, the seconds of `JobResults.timings`, and the
+        last epoch: its number from 1 on, its samples, and the means of loss and metrics over them, None for a NaN.
 
     Raises:
         LocalProtocolError: nothing has been trained.
@@ -420,4 +423,19 @@ def write_files(results: JobResults, folder: Path) -> dict[str, Any]:
     pq.write_table(commits, folder / "commits.parquet")
     samples = sum(history["samples"].to_pylist())
     workers = len(commits["worker"].unique())
-    return {"workers": workers, "commits": len(commits), "samples": samples, "seconds": results.timings}
+    numbers = {"workers": workers, "commits": len(commits), "samples": samples, "seconds": results.timings}
+    return numbers | {"last_epoch": _last_epoch(history)}
+
+
+def _last_epoch(history: pa.Table) -> dict[str, Any]:
+    if not len(history):
+        return {}
+    epoch = max(history["epoch"].to_pylist())
+    part = history.filter(pc.equal(history["epoch"], epoch))
+    samples = part["samples"].to_numpy()
+    row: dict[str, Any] = {"epoch": epoch + 1, "samples": int(samples.sum())}
+    for name in part.column_names:
+        if pa.types.is_floating(part[name].type):
+            mean = float(part[name].to_numpy() @ samples / samples.sum())
+            row[name] = mean if math.isfinite(mean) else None
+    return row

@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import time
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,20 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
     listing.add_argument("--state", choices=[state.value for state in JobState], help="only jobs in this state")
     listing.add_argument("--text", help="only jobs with this text in their name or user name")
     listing.add_argument("--tag", help="only jobs with this tag")
+    listing.add_argument("--sort", choices=list(_SORTS), default="created", help="order (default: %(default)s)")
     listing.add_argument("--count", type=int, default=20, metavar="N", help="number of entries (default: %(default)s)")
     for name, text in (
         ("watch", "show a job as it gets on, until it has ended"),
         ("show", "print what the server says of a job, as JSON"),
         ("cancel", "end a job"),
-        ("resubmit", "send a job once more, as yours, with the same model"),
         ("remove", "remove an ended job, and its files"),
     ):
         _action(actions, name, text).add_argument("job", help="the job's id")
+    again = _action(actions, "resubmit", "send a job once more, as yours, with the same model")
+    again.add_argument("job", help="the job's id")
+    again.add_argument(
+        "--set", **PAIRS, help="fields of its description with new values: data=PLACE, options.learning_rate=0.01, …"
+    )
     printed = _action(actions, "log", "print what a job's driver and Spark print")
     printed.add_argument("job", help="the job's id")
     printed.add_argument("-f", "--follow", action="store_true", help="print further output until the job has ended")
@@ -55,12 +61,17 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
     token.add_argument("--days", type=float, metavar="N", help="days of validity (default: as long as your own token)")
     token.add_argument("--user", help="user of the token; only administrators can set it")
     _action(actions, "tokens", "list your tokens; all tokens, as an administrator")
-    _action(actions, "revoke", "revoke a token").add_argument("token", help="id of the token")
+    revoke = _action(actions, "revoke", "revoke a token, and the tokens that it has made")
+    revoke.add_argument("token", help="id of the token")
+    revoke.add_argument("--alone", action="store_true", help="keep the tokens that it has made")
     user = _action(actions, "user", "add a user, as an administrator")
     user.add_argument("name", help="name of the user")
-    user.add_argument("--admin", action="store_true", help="make the user an administrator")
+    user.add_argument("--role", choices=["user", "admin", "metrics"], default="user", help="default: %(default)s")
     _action(actions, "users", "list users, as an administrator")
     _action(actions, "remove-user", "revoke all tokens of a user, as an administrator").add_argument(
+        "name", help="name of the user"
+    )
+    _action(actions, "reinstate-user", "let a removed user have tokens again, as an administrator").add_argument(
         "name", help="name of the user"
     )
     audit = _action(actions, "audit", "list the audit log, the latest entries first, as an administrator")
@@ -116,7 +127,6 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 def _add_job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="name of the job")
     parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="tags of the job")
-    parser.add_argument("--webhook", metavar="URL", help="URL to which the server posts the end of the job")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="wait until the job has ended, at most so long")
 
 
@@ -146,7 +156,6 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         hyper_parameters=from_text(arguments.rule, arguments.set),
         name=arguments.name,
         tags=arguments.tags,
-        webhook=arguments.webhook,
         checkpoint_every=arguments.checkpoint_every,
         early_stopping=values_of(arguments.early_stopping) or None,
         **options,
@@ -164,7 +173,7 @@ def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
     }
     keywords = {name: value for name, value in options.items() if value is not None}
     model = arguments.model or client.job(arguments.job)
-    keywords |= {"name": arguments.name, "tags": arguments.tags, "webhook": arguments.webhook}
+    keywords |= {"name": arguments.name, "tags": arguments.tags}
     _report_sent(client.predict(model, data=arguments.data, output=arguments.output, **keywords), arguments)
 
 
@@ -175,11 +184,66 @@ def _report_sent(job: RemoteJob, arguments: argparse.Namespace) -> None:
 
 
 def _list(client: JobClient, arguments: argparse.Namespace) -> None:
-    jobs = client.jobs(arguments.state, text=arguments.text, tag=arguments.tag)
-    for job in islice(jobs, arguments.count):
-        began = _moment(job.record["created"])
-        words = " ".join([job.record["name"], *job.record["tags"]])
-        _write(f"{job.id}  {job.state:<9}  {began}  {job.record['user']:<12}  {words}\n")
+    found = client.jobs(arguments.state, text=arguments.text, tag=arguments.tag)
+    records = [job.record for job in islice(found, arguments.count)]
+    for record in sorted(records, key=_SORTS[arguments.sort], reverse=arguments.sort in ("created", "duration")):
+        numbers = f"{_duration(record)}  {_text(_last(record), 'epoch')}  {_text(_last(record), 'loss')}"
+        words = " ".join([record["name"], *record["tags"], *([f"({why})"] if (why := _why(record)) else [])])
+        began = _moment(record["created"])
+        _write(f"{record['id']}  {record['state']:<10}  {began}  {numbers}  {record['user']:<12}  {words}\n")
+
+
+def _last(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the numbers of a job's last epoch; nothing unless it is done."""
+    numbers: Mapping[str, Any] = (record["summary"] or {}).get("last_epoch", {})
+    return numbers
+
+
+def _text(numbers: Mapping[str, Any], name: str) -> str:
+    value = numbers.get(name)
+    return f"{'-' if value is None else f'{value:.4g}':>8}"
+
+
+def _why(record: Mapping[str, Any]) -> str:
+    """Return why a job has ended before its last epoch, in one line."""
+    return str(record["error"] or (record["summary"] or {}).get("stopped") or "").partition("\n")[0][:100]
+
+
+def _duration(record: Mapping[str, Any]) -> str:
+    seconds = _seconds(record)
+    return f"{'-' if seconds is None else str(timedelta(seconds=round(seconds))):>8}"
+
+
+def _seconds(record: Mapping[str, Any]) -> float | None:
+    """Return how long a job has run; None if it has not begun."""
+    if record["started"] is None:
+        return None
+    return float((record["ended"] or time.time()) - record["started"])
+
+
+def _or_last(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+#: The orders of a list of jobs.
+_SORTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "created": lambda record: record["created"],
+    "duration": lambda record: -1.0 if (seconds := _seconds(record)) is None else seconds,
+    "loss": lambda record: _or_last(_last(record).get("loss")),
+    "name": lambda record: record["name"],
+    "state": lambda record: record["state"],
+}
+
+
+def _resubmit(client: JobClient, arguments: argparse.Namespace) -> None:
+    changes: dict[str, Any] = {}
+    for name, value in values_of(arguments.set).items():
+        *groups, last = name.split(".")
+        place = changes
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    _write(_job(client, arguments).resubmit(**changes).id + "\n")
 
 
 def _tokens(client: JobClient, _arguments: argparse.Namespace) -> None:
@@ -258,15 +322,16 @@ _ACTIONS: dict[str, Any] = {
     "watch": _watch,
     "show": lambda client, arguments: _write(json.dumps(_job(client, arguments).record, indent=2) + "\n"),
     "log": _log,
-    "resubmit": lambda client, arguments: _write(_job(client, arguments).resubmit().id + "\n"),
+    "resubmit": _resubmit,
     "cancel": lambda client, arguments: _job(client, arguments).cancel(),
     "remove": lambda client, arguments: _job(client, arguments).remove(),
     "fetch": lambda client, arguments: _job(client, arguments).save_model(arguments.out),
     "token": _token,
     "tokens": _tokens,
-    "revoke": lambda client, arguments: client.revoke_token(arguments.token),
-    "user": lambda client, arguments: client.add_user(arguments.name, "admin" if arguments.admin else "user"),
+    "revoke": lambda client, arguments: client.revoke_token(arguments.token, alone=arguments.alone),
+    "user": lambda client, arguments: client.add_user(arguments.name, arguments.role),
     "users": _users,
     "remove-user": lambda client, arguments: client.remove_user(arguments.name),
+    "reinstate-user": lambda client, arguments: client.reinstate_user(arguments.name),
     "audit": _audit,
 }

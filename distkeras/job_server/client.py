@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tqdm.auto import tqdm
 
-from distkeras.data.losses import CHOSEN_BY_LABELS
 from distkeras.job_server.connection import ServerConnection
-from distkeras.job_server.errors import DescriptionError, JobFailedError
+from distkeras.job_server.errors import DescriptionError, JobFailedError, UnavailableError
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.keras_model import archive
 from distkeras.ps.errors import DeadlineError, ServerLostError
@@ -70,7 +69,6 @@ class JobClient:
         hyper_parameters: Mapping[str, Any] = _NO_OPTIONS,
         name: str = "",
         tags: Sequence[str] = (),
-        webhook: str | None = None,
         checkpoint_every: int = 100,
         time_budget: float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
@@ -87,7 +85,6 @@ class JobClient:
             hyper_parameters: hyper-parameters of the rule.
             name: name of the job.
             tags: tags of the job, without spaces.
-            webhook: URL to which the server posts a JSON record when the job has ended, if its operator allows the URL.
             checkpoint_every: commits from one snapshot to the next, from which a job continues if its driver has died.
             time_budget: seconds after which training ends early and successfully.
             early_stopping: a dictionary with ``data``, Parquet on the server to evaluate the center on, and keywords of
@@ -108,7 +105,6 @@ class JobClient:
             data=str(data),
             name=name,
             tags=list(tags) or None,
-            webhook=webhook,
             checkpoint_every=checkpoint_every,
             time_budget=time_budget,
             early_stopping=None if early_stopping is None else dict(early_stopping),
@@ -120,7 +116,6 @@ class JobClient:
             from distkeras.job_server.submission import description_of, model_of
 
             return self.send("/jobs", description | description_of(model), model_of(model))
-        _require_known(options)
         description |= {"rule": rule, "hyper_parameters": dict(hyper_parameters), "options": options}
         return self.send("/jobs", description, _bytes_of(model))
 
@@ -132,7 +127,6 @@ class JobClient:
         output: str,
         name: str = "",
         tags: Sequence[str] = (),
-        webhook: str | None = None,
         **options: Any,
     ) -> RemoteJob:
         """Send a predict job, which writes the rows of ``data`` with the model's predictions, and return at once.
@@ -142,12 +136,10 @@ class JobClient:
             data: Parquet to predict for; a path or URI on the server.
             output: new folder on the server to write to, below your own folder in a place that the server allows. It is
                 complete when the job is done.
-            name, tags, webhook: as in `submit`, which has the errors, too.
+            name, tags: as in `submit`, which has the errors, too.
             options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
         """
-        description = _given(
-            data=data, output=output, name=name, tags=list(tags) or None, webhook=webhook, options=options
-        )
+        description = _given(data=data, output=output, name=name, tags=list(tags) or None, options=options)
         if isinstance(model, RemoteJob):
             return self.send("/predictions", description | {"job": model.id}, None)
         return self.send("/predictions", description, _bytes_of(model))
@@ -197,16 +189,24 @@ class JobClient:
         """
         return list(self.connection.call("GET", "/tokens")["tokens"])
 
-    def revoke_token(self, token_id: str) -> None:
-        """Revoke a token by its id, which `tokens` returns.
+    def revoke_token(self, token_id: str, *, alone: bool = False) -> None:
+        """Revoke a token by its id, which `tokens` returns, and the tokens that it has made.
+
+        Args:
+            alone: keep the tokens that it has made, as when you replace a token by one that it has made.
 
         Raises:
             NotFoundError: You have no such token.
+            StateError: No administrator would have a valid token any more.
         """
-        self.connection.call("DELETE", f"/tokens/{token_id}")
+        self.connection.call("DELETE", f"/tokens/{token_id}", alone=alone or None)
 
     def add_user(self, name: str, role: str = "user") -> None:
-        """Add a user, if you are an administrator; `new_token` creates their token."""
+        """Add a user, if you are an administrator; `new_token` creates their token.
+
+        Args:
+            role: "user", "admin", or "metrics", which may read the server's numbers and nothing else.
+        """
         self.connection.call("POST", "/users", {"name": name, "role": role})
 
     def users(self) -> list[dict[str, Any]]:
@@ -216,6 +216,10 @@ class JobClient:
     def remove_user(self, name: str) -> None:
         """Revoke all tokens of a user, if you are an administrator. Their jobs stay."""
         self.connection.call("DELETE", f"/users/{name}")
+
+    def reinstate_user(self, name: str) -> None:
+        """Let a removed user have tokens again, if you are an administrator; the old ones stay revoked."""
+        self.connection.call("POST", f"/users/{name}/reinstate")
 
     def audit(self) -> Iterator[dict[str, Any]]:
         """Yield the audit log, the latest entries first, if you are an administrator. It is read in pages."""
@@ -318,7 +322,7 @@ class RemoteJob:
             try:
                 ended = self.refresh().state in FINAL  # read first: then the last answer is complete
                 answer = self.connection.call("GET", self._path(part), offset=offset)
-            except (ServerLostError, DeadlineError):
+            except (ServerLostError, DeadlineError, UnavailableError):
                 if time.monotonic() > min(away, deadline):
                     raise
                 time.sleep(_POLL_SECONDS)
@@ -360,15 +364,20 @@ class RemoteJob:
             if answer["text"]:
                 yield answer["text"]
 
-    def resubmit(self) -> RemoteJob:
+    def resubmit(self, **changes: Any) -> RemoteJob:
         """Submit the job again, as your own, with the same model, and return the new job.
+
+        Args:
+            changes: fields of the description with new values, such as ``data``, ``output``, ``name``, or
+                ``options={"learning_rate": 0.01}``: of a dictionary, the entries that are given are replaced, and one
+                with None is left out.
 
         Raises:
             DescriptionError: The server now refuses the job; ``field`` says which part.
             StateError: The job's model no longer exists.
             QuotaError: You have too many jobs or bytes on the server.
         """
-        return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit")))
+        return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit"), changes or None))
 
     def log(self, last: int = 20_000) -> str:
         """Return the last bytes of what the driver and Spark have printed."""
@@ -428,22 +437,6 @@ class RemoteJob:
 
 def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _require_known(options: Mapping[str, Any]) -> None:
-    """Check that Keras knows the names of losses and metrics, which the server does not check."""
-    import keras
-
-    for option, get in (("loss", keras.losses.get), ("metrics", keras.metrics.get)):
-        value = options.get(option)
-        names = value if isinstance(value, list | tuple) else [value]
-        texts = [name for name in names if isinstance(name, str)]
-        for name in [text for text in texts if text.lower() not in CHOSEN_BY_LABELS[option]]:
-            try:
-                get(name)
-            except ValueError:
-                field = f"options.{option}"
-                raise DescriptionError(f"`{field}` must be one that Keras knows. Received: {name!r}", field) from None
 
 
 def _is_trainer(value: Any) -> TypeGuard[Trainer]:

@@ -140,7 +140,7 @@ def is_loopback(host: str) -> bool:
 
 
 class NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect, which could send a token or a webhook's job to another host."""
+    """Follows no redirect, which could send a token to another host."""
 
     def redirect_request(self, *_arguments: Any, **_keywords: Any) -> None:
         """Return no new request, so that the answer is an error."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from distkeras.callbacks import EarlyStopping
+from distkeras.data.losses import CHOSEN_BY_LABELS
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.submission import LEFT_OUT
 from distkeras.ps.errors import ConfigurationError
@@ -162,6 +163,8 @@ _OF_TRAINER = _model_of_options(
         "weighted_metrics": Words,
         "loss_weights": Annotated[list[float], Field(max_length=_ITEMS)],
         "num_workers": Annotated[int, Field(ge=1, le=100_000)],
+        "num_epoch": Annotated[int, Field(ge=1, le=1_000_000)],
+        "batch_size": Annotated[int, Field(ge=1, le=10_000_000)],
         "worker_optimizer": Word | OptimizerConfig,
     },
 )
@@ -188,10 +191,6 @@ class Description(Submitted):
 
     name: Line = Field("", description="A name of your choice for the job.")
     data: Place = Field(description="Path or URI of the Parquet to read, in a folder that the server allows.")
-    webhook: Place | None = Field(
-        None,
-        description="URL to which the server posts a JSON record when the job has ended, if the operator allows it.",
-    )
     tags: list[Tag] = Field([], max_length=20, description="Tags of the job.")
 
     @classmethod
@@ -234,6 +233,7 @@ class JobDescription(Description):
     def _check_together(self) -> Self:
         """Check the fields in combination, as far as is possible without a model."""
         rule = self.build_rule()
+        _require_known(self.options.model_dump(include={*_KNOWN_BY_KERAS}))
         self.made_early_stopping(cast("DataFrame", None))  # the rows are read later
         arguments = defaults_of(Trainer) | flattened(self.keywords()) | {"deadlines": Deadlines()}
         try:
@@ -302,6 +302,30 @@ class PredictionDescription(Description):
         None, description="The finished job whose model predicts. Without it, a model must be sent."
     )
     options: PredictorOptions = Field(PredictorOptions(), description="Keywords of ModelPredictor.")
+
+
+#: Options whose values name something of Keras, by its module.
+_KNOWN_BY_KERAS = {
+    "loss": "losses",
+    "metrics": "metrics",
+    "weighted_metrics": "metrics",
+    "worker_optimizer": "optimizers",
+}
+
+
+def _require_known(options: Mapping[str, Any]) -> None:
+    """Raise DescriptionError for a name that Keras does not know, so that no job has to start to find that out."""
+    for option, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        names = [one["class_name"] if isinstance(one, dict) else one for one in values if one is not None]
+        for name in [name for name in names if name.lower() not in CHOSEN_BY_LABELS.get(option, ())]:
+            import keras
+
+            try:
+                getattr(keras, _KNOWN_BY_KERAS[option]).get(name)
+            except ValueError:
+                field = f"options.{option}"
+                raise DescriptionError(f"`{field}` must be one that Keras knows. Received: {name!r}", field) from None
 
 
 def description_error(error: ValidationError, prefix: str = "", *, form: bool = False) -> DescriptionError:

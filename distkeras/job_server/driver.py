@@ -25,7 +25,7 @@ from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.description import JobDescription, PredictionDescription
 from distkeras.job_server.model_file import require_archive, require_size, require_weights
-from distkeras.job_server.places import require_no_links
+from distkeras.job_server.places import require_listed, require_no_links
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, append, write_whole
 from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
@@ -43,7 +43,7 @@ from distkeras.trainer import Trainer
 from distkeras.transformers.predictor import ModelPredictor, PackedModel
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 #: The line that the server sends after it has recorded this process.
 GO = b"go\n"
@@ -88,11 +88,10 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
     """Train or predict.
 
     Returns:
-        The summary: of training, the rule, the numbers of workers, commits, samples and seconds, and why it was stopped
-        early; of predictions, the number of rows.
+        The summary: of training, the rule, what `distkeras.results.write_files` returns, and why it was stopped early;
+        of predictions, the number of rows.
     """
     order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
-    require_no_links(order["data"])
     require_archive(folder.sent_model)
     require_weights(folder.sent_model.read_bytes())
     require_size(folder.sent_model.read_bytes())
@@ -130,7 +129,7 @@ def predict(
     predictor = ModelPredictor(
         PackedModel(folder.sent_model.read_bytes()), **description.options.model_dump(exclude_unset=True)
     )
-    rows = predictor.transform(spark.read.parquet(data))
+    rows = predictor.transform(_read(spark, data))
     if not folder.begun.exists():
         if _exists(spark, output):
             raise ConfigurationError(f"`output` must not exist yet. Received: {output}, which exists")
@@ -174,15 +173,13 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
     callbacks: list[Callback] = [ProgressLines(folder.progress, attempt), JobWatch(folder.journal)]
     if description.time_budget is not None:
         callbacks.append(TimeBudget(description.time_budget))
-    if "validation" in order:
-        require_no_links(order["validation"])
     trainer = trainer_of(folder.sent_model.read_bytes(), description)
     with _session(folder, order) as spark:
         if "validation" in order:
-            stopping = description.made_early_stopping(spark.read.parquet(order["validation"]))
+            stopping = description.made_early_stopping(_read(spark, order["validation"]))
             callbacks += [stopping] if stopping is not None else []
         trainer.train(
-            spark.read.parquet(order["data"]),
+            _read(spark, order["data"]),
             callbacks=callbacks,
             checkpoint=Checkpoint(str(folder.checkpoint), description.checkpoint_every),
             resume=True,
@@ -191,6 +188,14 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
         summary = {"rule": trainer.rule.name, **numbers, "stopped": trainer.stopped}
     shutil.rmtree(folder.checkpoint, ignore_errors=True)
     return summary
+
+
+def _read(spark: SparkSession, uri: str) -> DataFrame:
+    """Return the rows of Parquet in a place that the server allows."""
+    require_no_links(uri)
+    df = spark.read.parquet(uri)
+    require_listed(df.inputFiles(), uri)  # a folder may have become a link since
+    return df
 
 
 @contextlib.contextmanager

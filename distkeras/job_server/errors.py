@@ -70,6 +70,12 @@ class StorageError(JobServerError):
     status = 507
 
 
+class UnavailableError(JobServerError):
+    """The server's database does not answer; the request may be sent again."""
+
+    status = 503
+
+
 class RateError(JobServerError):
     """Too many requests without a valid token came from one address."""
 

@@ -89,6 +89,11 @@ def _require_members(archive: zipfile.ZipFile, size: int) -> None:
         expected = member.filename in {*_NEEDED, VALUES} or path.parts[0] == "assets"
         if not expected or ".." in path.parts or path.is_absolute() or re.search(r"[\\\x00-\x1f:]", member.filename):
             raise _refused(f"an archive with Keras' files only. Received: {member.filename[:200]!r} in it")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # Python unpacks the other kinds without a bound, regardless of the size that the archive states.
+            raise _refused(
+                f"an archive of stored and deflated files. Received: {member.filename[:200]!r} in another form"
+            )
         if member.flag_bits & 1 or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
             raise _refused(f"an archive of plain files. Received: {member.filename[:200]!r}, which is not a plain file")
     total = sum(member.file_size for member in members)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from distkeras.job_server.errors import DescriptionError
 
@@ -33,6 +33,18 @@ def require_no_links(uri: str) -> None:
     if links:
         name = links[0].name[:_SHOWN]
         raise DescriptionError(f"{uri} must not have symbolic links that leave it. Received: {name!r}")
+
+
+def require_listed(files: Iterable[str], uri: str) -> None:
+    """Raise DescriptionError if a file that Spark will read lies elsewhere than in ``uri``, by a link that is new."""
+    if not uri.startswith(_LOCAL):
+        return
+    for file in files:
+        path = Path(unquote(urlsplit(file).path))
+        if path.resolve() != path or not path.is_relative_to(uri.removeprefix(_LOCAL)):
+            raise DescriptionError(
+                f"{uri} must not have symbolic links that leave it. Received: {path.name[:_SHOWN]!r}"
+            )
 
 
 def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> str:
@@ -69,6 +81,18 @@ def require_output(place: str, roots: Sequence[str], user: str) -> str:
     if any(uri == "{}{}".format(*_located(folder)) for folder in own):
         raise DescriptionError(f"`output` must be a folder below {uri}. Received: {uri} itself", "output")
     return uri
+
+
+def require_own(uri: str, roots: Sequence[str], user: str, field: str) -> None:
+    """Raise DescriptionError if ``uri`` holds outputs of others: it is in one of ``roots``, and not the user's own."""
+    for root in roots:
+        (base, above), (found, path) = _located(root), _located(uri)
+        if base != found or path.is_relative_to(above / user):
+            continue
+        if path.is_relative_to(above) or above.is_relative_to(path):
+            raise DescriptionError(
+                f"`{field}` must not hold what jobs of others have written. Received: {uri[:_SHOWN]}", field
+            )
 
 
 def require_elsewhere(uri: str, folder: Path, field: str) -> None:

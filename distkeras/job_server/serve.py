@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
 import stat
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
+from types import FrameType
 from typing import Any
 
 from distkeras.job_server.connection import is_loopback
@@ -22,8 +25,7 @@ from distkeras.job_server.server.listener import HttpListener
 from distkeras.job_server.server.services import Services, ServiceSettings, data_roots
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore, Quota
-from distkeras.job_server.store.tables import open_database
-from distkeras.job_server.webhooks import WebhookSender
+from distkeras.job_server.store.tables import database_id, open_database
 from distkeras.ps.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,10 @@ log = logging.getLogger(__name__)
 PORT = 8571
 #: The environment variable with the database's URL: other users could read a password on the command line.
 DATABASE = "DISTKERAS_JOBS_DATABASE"
+_LOG_LINE = "%(asctime)s %(levelname)s %(message)s"
 _MEGABYTE, _HOUR, _DAY = 1 << 20, 3600.0, 86400.0
+#: The signals that end the server.
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that the check of the jobs in progress may take to end.
 _LAST_CHECK_SECONDS = 30.0
 
@@ -51,7 +56,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     several("--data", "PLACE", "folder or URI that jobs may read")
     several("--output", "PLACE", "folder or URI that predict jobs may write to")
-    several("--webhooks", "URL", "prefix of the URLs to which the server may post the end of a job")
     add("--master", default="local[*,4]", help="Spark's master (default: %(default)s)")
     several("--conf", "NAME=VALUE", "Spark setting for all jobs")
     add("--slots", type=int, default=1, help="number of jobs that run at a time (default: %(default)s)")
@@ -65,6 +69,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--plain-http", action="store_true", help="allow an address that other machines can reach, without TLS")
     add("--database", metavar="URL", help=f"SQLAlchemy URL (default: {DATABASE}, or a SQLite file in --folder)")
     add("--files", type=Path, help="folder of the jobs' files, for all servers of a database (default: in --folder)")
+    add("--attempts", type=int, default=3, metavar="N", help="most drivers that are started for one job (default: 3)")
+    add("--log-format", choices=["text", "json"], default="text", help="form of the server's own log (%(default)s)")
+    add(
+        "--new-admin-token",
+        action="store_true",
+        help="write a new token of the user admin, who becomes an administrator, to admin.token in --folder, and end",
+    )
+    _add_limits(parser.add_argument_group("limits"))
+
+
+def _add_limits(limits: Any) -> None:
+    add = limits.add_argument
     add("--upload-max", type=int, default=512, metavar="MB", help="largest size of a model (default: %(default)s)")
     add(
         "--user-max",
@@ -95,12 +111,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="largest size of a job's log; the latest output is kept (%(default)s)",
     )
-    add("--attempts", type=int, default=3, metavar="N", help="most drivers that are started for one job (default: 3)")
     add("--retention-days", type=float, metavar="N", help="days to keep an ended job (default: no limit)")
 
 
 class JobServer:
-    """The job server. The constructor binds its port; `run` serves until `stop`."""
+    """The job server. The constructor binds its port; `run` serves until a signal ends it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         if not (is_loopback(options.host) or options.trusted_proxy or options.plain_http):
@@ -126,28 +141,23 @@ class JobServer:
             reserve=options.disk_reserve * _MEGABYTE,
             quota=Quota(options.user_max * _MEGABYTE, options.queued_max),
             private=[options.folder.absolute()],
-            webhooks=options.webhooks,
         )
         self._folder = _private(options.folder)
-        self._engine = open_database(
-            options.database or os.environ.get(DATABASE) or f"sqlite:///{self._folder / 'jobs.sqlite'}"
-        )
+        self._engine = open_database(_database_of(options, self._folder))
         files = JobFiles(options.files or self._folder / "files")
+        files.bind(database_id(self._engine), JobStore(self._engine).is_known)
         tempfile.tempdir = str(files.temporary())  # uploads are received on the disk of the jobs' files
         jobs = JobStore(self._engine)
         self._runner = JobRunner(jobs, files, runner)
-        self._webhooks = WebhookSender(jobs)
         services = Services(Accounts(self._engine), jobs, files, settings, self._runner.silence)
-        self._write_first_token(services.accounts)
+        _write_token(self._folder, services.accounts.bootstrap())
         self._host = options.host
         self._http = HttpListener(
             create_app(services),
-            services.accounts,
             options.host,
             options.port,
             upload_max=settings.upload_max + _MEGABYTE * 2,
             trusted_proxy=options.trusted_proxy,
-            room=lambda: files.free() - settings.reserve,
         )
         self._stop = Event()
 
@@ -157,45 +167,80 @@ class JobServer:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._http.port}"
 
     def run(self) -> None:
-        """Serve until `stop`. The drivers of jobs continue, and the next server takes them over."""
-        works = {"distkeras-jobs": self._runner.run, "distkeras-webhooks": self._webhooks.run}
-        threads = [Thread(target=work, args=(self._stop,), name=name, daemon=True) for name, work in works.items()]
-        for thread in threads:
-            thread.start()
+        """Serve until SIGTERM or SIGINT. The drivers of jobs continue, and the next server takes them over."""
+        runner = Thread(target=self._runner.run, args=(self._stop,), name="distkeras-jobs", daemon=True)
+        runner.start()
         log.info("the job server listens at %s , its page is %s/dashboard", self.url, self.url)
         try:
-            self._http.run(self._stop)
+            self._http.run()
         finally:
             self._stop.set()
-            for thread in threads:
-                thread.join(_LAST_CHECK_SECONDS)
+            runner.join(_LAST_CHECK_SECONDS)
             self._engine.dispose()
 
-    def stop(self) -> None:
-        """Make `run` return."""
-        self._stop.set()
-
-    def _write_first_token(self, accounts: Accounts) -> None:
-        token = accounts.bootstrap()
-        if token is None:
-            return
-        path = self._folder / "admin.token"
-        path.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
-        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        path.write_text(token + "\n")
-        log.info("the first administrator's token is in %s", path)
+    def drain(self) -> None:
+        """Start no more jobs, and end when none of this server's jobs runs."""
+        log.info("no more jobs begin here; the server ends when those that run have ended")
+        self._runner.drain(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def serve(options: argparse.Namespace) -> int:
     """Run the server, and return the exit status."""
     os.umask(0o077)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines() if options.log_format == "json" else logging.Formatter(_LOG_LINE))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("distkeras").setLevel(logging.INFO)
+    if options.new_admin_token:
+        folder = _private(options.folder)
+        engine = open_database(_database_of(options, folder))
+        _write_token(folder, Accounts(engine).rescue())
+        engine.dispose()
+        return 0
     server = JobServer(options)
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: server.stop())
+    signal.signal(signal.SIGUSR1, lambda *_: server.drain())
+    for name in _ENDING:
+        signal.signal(name, _end)
     server.run()
     return 0
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    """Make `JobServer.run` return, which then ends what it has begun; further signals are ignored."""
+    for name in _ENDING:
+        signal.signal(name, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+class _JsonLines(logging.Formatter):
+    """Formats each record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return time (UTC, ISO 8601), level, logger and message, and the traceback of an error."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _write_token(folder: Path, token: str | None) -> None:
+    """Write an administrator's token to a file that only this process' user can read; None: there is none to write."""
+    if token is None:
+        return
+    path = folder / "admin.token"
+    path.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
+    path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    path.write_text(token + "\n")
+    log.info("an administrator's token is in %s", path)
+
+
+def _database_of(options: argparse.Namespace, folder: Path) -> str:
+    return str(options.database or os.environ.get(DATABASE) or f"sqlite:///{folder / 'jobs.sqlite'}")
 
 
 def _memory_max(options: argparse.Namespace) -> int:

@@ -285,7 +285,6 @@ def test_the_command_line_manages_a_job(
         "data": service.data("x"),
         "name": "mine",
         "tags": ["nightly", "a.1"],
-        "webhook": None,
         "checkpoint_every": 100,
         "time_budget": None,
         "early_stopping": {"data": service.data("y"), "patience": 3},

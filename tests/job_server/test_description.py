@@ -71,7 +71,6 @@ def test_a_description_survives_a_round_trip() -> None:
         "time_budget": None,
         "early_stopping": {"data": "/data/test.parquet", "monitor": "accuracy", "patience": 3},
         "tags": ["a", "b.1"],
-        "webhook": "https://hooks.example/x",
     }
     made = JobDescription.from_json(given)
     assert made.to_json() == given
@@ -113,6 +112,12 @@ def test_a_description_survives_a_round_trip() -> None:
             {"options": {"worker_optimizer": {"class_name": "sgd", "config": {"x": {"class_name": "y"}}}}},
             "options.worker_optimizer.config.x",
         ),
+        ({"options": {"loss": "mean_squared_eror"}}, "options.loss"),
+        ({"options": {"metrics": ["accuracy", "acuracy"]}}, "options.metrics"),
+        ({"options": {"worker_optimizer": "adamm"}}, "options.worker_optimizer"),
+        ({"options": {"worker_optimizer": {"class_name": "adamm"}}}, "options.worker_optimizer"),
+        ({"options": {"num_epoch": 10**7}}, "options.num_epoch"),
+        ({"options": {"batch_size": 10**8}}, "options.batch_size"),
         ({"options": {"custom_objects": {}}}, "options.custom_objects"),
         ({"options": {"host": "0.0.0.0"}}, "options.host"),
         ({"options": []}, "options"),
@@ -208,7 +213,7 @@ def test_every_keyword_of_the_predictor_is_in_the_schema_or_excluded() -> None:
 def test_a_predict_job_survives_a_round_trip() -> None:
     options = {"features_col": ["a", "b"], "output_col": "p", "batch_size": 7, "output_type": "vector"}
     given: dict[str, Any] = {"data": "/a", "output": "/b", "job": "a" * 32, "options": options, "name": "mine"}
-    given |= {"tags": ["a"], "webhook": None}
+    given |= {"tags": ["a"]}
     made = PredictionDescription.from_json(given)
     assert made.to_json() == given
     assert PredictionDescription.from_json(json.loads(json.dumps(made.to_json()))) == made

@@ -106,6 +106,16 @@ def refused(data: bytes, folder: Path) -> str:
     return caught.value.message
 
 
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_that_python_unpacks_without_a_bound_are_refused(kind: int) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive.to_bytes(dense()))) as source, zipfile.ZipFile(packed, "w", kind) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with pytest.raises(DescriptionError, match="of stored and deflated files"):
+        require_archive(packed)
+
+
 @pytest.mark.parametrize("build", [dense, functional, words, mixed, lazy])
 def test_models_that_keras_saved_are_accepted(build: Callable[[], keras.Model], tmp_path: Path) -> None:
     data = archive.to_bytes(build())

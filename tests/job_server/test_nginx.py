@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import http.client
-import ipaddress
-import re
-import shutil
+import select
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from support.job_server import nginx
 from support.job_server.service import JobService
-from support.patience import patience, until
+from support.patience import patience
 
 from distkeras.job_server import Client
 from distkeras.job_server.errors import QuotaError
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ServerLostError
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx is installed"),
-]
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "gateway.md"
-REST = """
-daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-    {server}
-}}
-"""
-
-
-def make_certificate(folder: Path) -> Path:
-    """Make a self-signed certificate for 127.0.0.1, with its key in the same folder."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gateway")])
-    now = datetime.datetime.now(datetime.UTC)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "gateway.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
-    (folder / "gateway.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return folder / "gateway.pem"
+pytestmark = [pytest.mark.slow, nginx.needs_nginx]
 
 
 @pytest.fixture(scope="module")
@@ -71,33 +32,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobService]:
 
 @pytest.fixture(scope="module")
 def gateway(service: JobService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    """Start nginx with the guide's configuration; return its port and its certificate."""
-    folder = tmp_path_factory.mktemp("nginx")
-    certificate = make_certificate(folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (lines,) = re.findall(r"^```nginx\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    for headers, real in (
-        ("8443", str(port)),
-        ("/etc/ssl", str(folder)),
-        ("127.0.0.1:8571", f"127.0.0.1:{service.port}"),
-    ):
-        assert headers in lines
-        lines = lines.replace(headers, real)
-    (folder / "nginx.conf").write_text(REST.format(folder=folder, server=lines))
-    server = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "log")])
-
-    def listens() -> bool:
-        assert server.poll() is None
-        with socket.socket() as sock:
-            return sock.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        until(listens)
-        yield port, certificate
-    finally:
-        server.terminate()
-        server.wait(patience(20))
+    with nginx.gateway(tmp_path_factory.mktemp("nginx"), [service.port]) as gateway:
+        yield gateway
 
 
 def ask(gateway: tuple[int, Path], path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
@@ -143,14 +79,48 @@ def test_the_server_receives_the_clients_address_and_scheme(service: JobService,
     assert (entry["action"], entry["address"]) == ("refused", "127.0.0.7")
 
 
-def test_a_strangers_large_body_is_refused_at_its_header(gateway: tuple[int, Path]) -> None:
+def begun(gateway: tuple[int, Path], head: bytes) -> ssl.SSLSocket:
+    """Send the beginning of a request."""
     context = ssl.create_default_context(cafile=str(gateway[1]))
-    with (
-        socket.create_connection(("127.0.0.1", gateway[0]), patience(20)) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as sock,
-    ):
-        sock.sendall(b"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 100)
+    plain = socket.create_connection(("127.0.0.1", gateway[0]), patience(20))
+    sock = context.wrap_socket(plain, server_hostname="127.0.0.1")
+    sock.sendall(head)
+    return sock
+
+
+_HEAD = b"POST /api/v1/%s HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n%s\r\n" + b"x" * 100
+
+
+@pytest.mark.parametrize("path", [b"jobs", b"predictions"])
+@pytest.mark.parametrize("token", [b"", b"Authorization: Bearer dk_x\r\n"])
+def test_a_strangers_large_body_is_refused_at_its_header(gateway: tuple[int, Path], path: bytes, token: bytes) -> None:
+    with begun(gateway, _HEAD % (path, token)) as sock:
         assert b" 401 " in sock.recv(4096).partition(b"\r\n")[0]
+
+
+def test_a_large_body_elsewhere_is_refused(gateway: tuple[int, Path]) -> None:
+    with begun(gateway, b"POST /api/v1/tokens HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n") as sock:
+        assert b" 413 " in sock.recv(4096).partition(b"\r\n")[0]
+
+
+def test_slow_and_unfinished_connections_do_not_keep_others_out(service: JobService, gateway: tuple[int, Path]) -> None:
+    """More of them than an address may have: the next address is still served."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(begun(gateway, b"GET /api/v1/me HTTP/1.1\r\nHost: x\r\n"))
+        for _ in range(3):
+            answer = ask(gateway, "/api/v1/me", {"Authorization": f"Bearer {service.tokens['ann']}"})
+            assert answer.status == 200
+
+
+def test_only_so_many_uploads_arrive_at_once(service: JobService, gateway: tuple[int, Path]) -> None:
+    token = f"Authorization: Bearer {service.tokens['ann']}\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        uploads = [stack.enter_context(begun(gateway, _HEAD % (b"jobs", token))) for _ in range(9)]
+        ready, _, _ = select.select(uploads, [], [], patience(20))
+        assert b" 503 " in ready[0].recv(4096).partition(b"\r\n")[0]
+        assert len(ready) == 1
+    assert ask(gateway, "/api/v1/me", {"Authorization": f"Bearer {service.tokens['ann']}"}).status == 200
 
 
 def test_a_body_that_is_too_large_is_a_typed_error(

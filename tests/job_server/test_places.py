@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.places import require_allowed, require_elsewhere, require_no_links, require_output
+from distkeras.job_server.places import (
+    require_allowed,
+    require_elsewhere,
+    require_listed,
+    require_no_links,
+    require_output,
+)
 
 
 @pytest.fixture
@@ -123,3 +129,17 @@ def test_a_link_out_of_a_folder_is_refused_before_it_is_read(tmp_path: Path, lin
     (tmp_path / link).symlink_to(tmp_path / "closed")
     with pytest.raises(DescriptionError, match="symbolic link"):
         require_no_links(f"file://{tmp_path}/rows")
+
+
+def test_files_that_spark_lists_through_a_new_link_are_refused(tmp_path: Path, roots: list[str]) -> None:
+    uri = require_allowed(str(tmp_path / "open" / "deep"), roots)
+    (tmp_path / "closed" / "a b.parquet").touch()
+    (tmp_path / "open" / "deep" / "c.parquet").touch()
+    require_no_links(uri)
+    require_listed([f"{uri}/c.parquet"], uri)
+    (tmp_path / "open" / "deep").rename(tmp_path / "open" / "moved")
+    (tmp_path / "open" / "deep").symlink_to(tmp_path / "closed")
+    for listed in (f"{uri}/a%20b.parquet", f"file://{tmp_path}/closed/a%20b.parquet"):
+        with pytest.raises(DescriptionError, match=r"a b\.parquet"):
+            require_listed([listed], uri)
+    require_listed(["hdfs://name/data/x"], "hdfs://name/data")

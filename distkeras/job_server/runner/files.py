@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -11,15 +12,19 @@ import shutil
 import stat
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.ps.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 #: The most bytes of progress in one answer.
 PIECE_MAX = 1 << 20
-#: Seconds after which a folder without a job is removed.
+#: Seconds after which an upload that has not ended is removed.
 _STRAY_SECONDS = 86400.0
 
 
@@ -197,11 +202,40 @@ class JobFiles:
         """Return the free bytes of the file system."""
         return shutil.disk_usage(self.root).free
 
-    def stray_folders(self) -> list[JobFolder]:
-        """Return folders that have not changed for a day; those in `incoming` do not belong to a job."""
+    def stray_uploads(self) -> list[JobFolder]:
+        """Return folders of uploads that have not changed for a day: their server has died meanwhile."""
         limit = time.time() - _STRAY_SECONDS
-        folders = [path for parent in (self._incoming, self._jobs) for path in parent.iterdir()]
-        return [JobFolder(path) for path in folders if path.lstat().st_mtime < limit]
+        return [JobFolder(path) for path in self._incoming.iterdir() if path.lstat().st_mtime < limit]
+
+    def bind(self, database: str, is_known: Callable[[str], bool]) -> None:
+        """Bind this folder to a database, so that no other one is used with the jobs' files.
+
+        Args:
+            database: the database's name; see `store.tables.database_id`.
+            is_known: returns whether the database has a job of this id.
+
+        Raises:
+            ConfigurationError: the folder belongs to another database.
+        """
+        path, ids = self.root / "database", [folder.name for folder in self._jobs.iterdir()]
+        if not path.exists() and (not ids or any(is_known(job_id) for job_id in ids)):
+            draft = path.with_name(f"database.{uuid.uuid4().hex}")
+            draft.write_text(database, encoding="utf-8")
+            with contextlib.suppress(FileExistsError):  # another server was first
+                os.link(draft, path)
+            draft.unlink()
+        owner = path.read_text(encoding="utf-8") if path.exists() else "unknown, with jobs that this one does not have"
+        if owner != database:
+            raise ConfigurationError(
+                f"`database` must be the one of the jobs' files in {self.root}. Received: {database}, where the files "
+                f"belong to {owner}; begin with an empty folder, or restore both from one backup"
+            )
+        unknown = [job_id for job_id in ids if not is_known(job_id)]
+        if unknown:
+            log.warning(
+                "%s has files of %d jobs that the database does not have, such as %s; they stay",
+                self._jobs, len(unknown), unknown[0],
+            )  # fmt: skip
 
 
 def write_whole(path: Path, value: Any) -> None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from distkeras.job_server.driver import GO
-from distkeras.job_server.errors import NotFoundError, StateError
+from distkeras.job_server.errors import StateError
 from distkeras.job_server.runner.files import JobFiles, JobFolder, write_whole
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import WORKING_STATES, JobState
@@ -106,6 +106,11 @@ class JobRunner:
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
         self._next_sweep, self._next_renewal = 0.0, clock()
         self._checked_at = time.monotonic()
+        self._when_drained: Callable[[], object] | None = None
+
+    def drain(self, when_drained: Callable[[], object]) -> None:
+        """Start no more jobs; call ``when_drained`` at each check at which none runs."""
+        self._when_drained = when_drained
 
     def silence(self) -> float:
         """Return the seconds since the jobs were last checked."""
@@ -134,9 +139,13 @@ class JobRunner:
         self._children = {job: child for job, child in self._children.items() if child.poll() is None or job in mine}
         self._signs = {key: sign for key, sign in self._signs.items() if key[1] in {job.id for job in active}}
         for job in active:
-            if job.server != self.name and not self._adopt(job):
+            if job.server != self.name and (self._when_drained is not None or not self._adopt(job)):
                 continue
             running += not self._check(self._store.get(_SERVER, job.id))
+        if self._when_drained is not None:
+            if not running:
+                self._when_drained()
+            return
         while running < self._settings.slots and self._files.free() >= self._settings.reserve:
             claimed = self._store.claim(self.name)
             if claimed is None:
@@ -276,7 +285,7 @@ class JobRunner:
         result = folder.read_result(job.attempt) or {}
         size, excess = folder.size(), self._excesses.pop(job.id, None)
         if result.get("state") == JobState.DONE:
-            self._store.move(job, JobState.DONE, size=size)
+            self._store.move(job, JobState.DONE, size=size, summary=result.get("summary"))
         elif job.cancel is not None:
             self._store.move(job, JobState.CANCELLED, size=size)
         elif result.get("state") == JobState.FAILED:
@@ -294,7 +303,7 @@ class JobRunner:
             self._store.move(job, JobState.LOST, text.replace("the last one died", "the last one"), size, died)
 
     def _sweep(self) -> None:
-        """Remove expired jobs, and folders without a job, every `_REMOVAL_SECONDS` seconds."""
+        """Remove expired jobs, and uploads that ended in the middle, every `_REMOVAL_SECONDS` seconds."""
         if time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + _REMOVAL_SECONDS
@@ -306,11 +315,8 @@ class JobRunner:
                 except StateError:
                     continue  # its user has removed it
                 log.info("job %s of %s is removed, as its retention has ended", job.id, job.user)
-        for folder in self._files.stray_folders():
-            try:
-                self._store.get(_SERVER, folder.path.name)
-            except NotFoundError:
-                self._files.remove(folder)
+        for folder in self._files.stray_uploads():
+            self._files.remove(folder)
 
 
 def _is_working(folder: JobFolder, job: StoredJob) -> bool:

@@ -14,16 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import saved_page
-from distkeras.job_server.description import Description, JobDescription, JobId, PredictionDescription, Tag
+from distkeras.job_server.description import Description, JobDescription, JobId, PredictionDescription, Tag, json_of
 from distkeras.job_server.errors import DescriptionError, NotFoundError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
-from distkeras.job_server.places import require_allowed, require_elsewhere, require_existing, require_output
+from distkeras.job_server.places import (
+    require_allowed,
+    require_elsewhere,
+    require_existing,
+    require_output,
+    require_own,
+)
 from distkeras.job_server.runner.files import JobFolder, read_progress
 from distkeras.job_server.server.services import audit, services
 from distkeras.job_server.server.views import JobsView, JobView, RowsView, TextView, endpoints
 from distkeras.job_server.states import PREDICT, TRAIN, JobState
 from distkeras.job_server.store.jobs import ORDER, StoredJob, new_id
-from distkeras.job_server.webhooks import require_webhook
 
 jobs_api = endpoints("jobs")
 
@@ -102,17 +107,31 @@ def submit_prediction(form: PredictionForm) -> Any:
 
 @jobs_api.post("/jobs/<job>/resubmit", responses={201: JobView})
 def resubmit_job(path: JobPath) -> Any:
-    """Submit a job once more, as yours: its description is checked again, and its model is the one that was sent."""
+    """Submit a job once more, as yours, with its model; a JSON body replaces fields of its description (RFC 7396)."""
     job = _job(path)
     write = _copy_of(
         services().files.of(job.id).sent_model,
         StateError(f"job {job.id} cannot be submitted again: its model was removed"),
     )
+    description = _merged(job.submitted, json_of(request.get_data() or b"{}"))
     if job.kind == TRAIN:
-        training = JobDescription.from_json(job.submitted)
+        training = JobDescription.from_json(description)
         return _accept(training, _training_order(training), write)
-    prediction = PredictionDescription.from_json(job.submitted)
+    prediction = PredictionDescription.from_json(description)
     return _accept(prediction, _prediction_order(prediction), write)
+
+
+def _merged(value: Any, changes: Any) -> Any:
+    """Return JSON with changes, as RFC 7396 merges them: an object's fields one by one, and null removes one."""
+    if not isinstance(changes, dict):
+        return changes
+    merged = dict(value) if isinstance(value, dict) else {}
+    for name, change in changes.items():
+        if change is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), change)
+    return merged
 
 
 def _training_order(description: JobDescription) -> dict[str, Any]:
@@ -132,8 +151,11 @@ def _prediction_order(description: PredictionDescription) -> dict[str, Any]:
 
 def _data(data: str, field: str = "data") -> str:
     """Return the URI of the Parquet that a job reads, if the server allows it."""
-    uri = require_allowed(data, services().settings.data, field)
+    settings = services().settings
+    uri = require_allowed(data, settings.data, field)
     _require_public(uri, field)
+    if not g.account.is_admin:
+        require_own(uri, settings.output, g.account.name, field)
     require_existing(uri, field)
     return uri
 
@@ -190,13 +212,11 @@ def _copy_of(model: Path, error: Exception) -> Callable[[Path], object]:
 def _accept(description: Description, order: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
     """Put a job with its model into the queue; if that fails, remove its files."""
     files, settings = services().files, services().settings
-    if description.webhook is not None:
-        require_webhook(description.webhook, settings.webhooks)
-    if files.free() < settings.reserve:
-        raise StorageError(f"The server's disk has fewer than {settings.reserve} bytes left: try again later.")
     folder = files.incoming()
     try:
         write_model(folder.sent_model)
+        if files.free() < settings.reserve:  # with the model, which goes if there is no room for it
+            raise StorageError(f"The server's disk has fewer than {settings.reserve} bytes left: try again later.")
         require_archive(folder.sent_model)
         size, job_id = folder.sent_model.stat().st_size, new_id()
         folder = files.accept(folder, job_id)

@@ -19,7 +19,7 @@ from distkeras.job_server.server.views import (
     UsersView,
     endpoints,
 )
-from distkeras.job_server.store.accounts import NAME, UserInfo
+from distkeras.job_server.store.accounts import ADMIN, NAME, UserInfo
 
 account_api, admin_api = endpoints("account"), endpoints("admin")
 
@@ -52,7 +52,7 @@ class UserRequest(Submitted):
     """A user to add."""
 
     name: UserName
-    role: Literal["user", "admin"] = "user"
+    role: Literal["user", "admin", "metrics"] = "user"
 
 
 class AuditQuery(BaseModel):
@@ -62,9 +62,15 @@ class AuditQuery(BaseModel):
     limit: int = Field(100, ge=1, le=1000)
 
 
+class RevokeQuery(BaseModel):
+    """What to revoke."""
+
+    alone: bool = Field(False, description="Keep the tokens that this token has made.")
+
+
 @admin_api.before_request
 def _require_admin() -> None:
-    g.account.require_admin()
+    g.account.require(ADMIN)
 
 
 @account_api.get("/me", responses={200: MeView})
@@ -84,22 +90,22 @@ def make_token(body: TokenRequest) -> Any:
     """Make a token, which only this answer shows. An administrator may make tokens of other users."""
     user = body.user or g.account.name
     if user != g.account.name:
-        g.account.require_admin()
+        g.account.require(ADMIN)
     limit = g.account.expires
     expires = limit if body.days is None else time.time() + body.days * 86400.0
     if limit is not None and expires > limit:
         raise DescriptionError(
             f"`days` must not exceed those of the caller's own token. Received: days={body.days:g}", "days"
         )
-    token = services().accounts.add_token(user, body.note, expires)
+    token = services().accounts.add_token(user, body.note, expires, parent=g.account.token)
     audit("make token", f"{token.split('_')[1]} of {user}")
     return {"token": token}, 201
 
 
 @account_api.delete("/tokens/<token>", responses={204: None})
-def revoke_token(path: TokenPath) -> Any:
-    """Revoke a token."""
-    services().accounts.revoke(g.account, path.token)
+def revoke_token(path: TokenPath, query: RevokeQuery) -> Any:
+    """Revoke a token, and the tokens that it has made."""
+    services().accounts.revoke(g.account, path.token, alone=query.alone)
     audit("revoke token", path.token)
     return "", 204
 
@@ -123,6 +129,14 @@ def remove_user(path: UserPath) -> Any:
     """Revoke all tokens of a user, whose jobs stay. Only for administrators."""
     services().accounts.remove_user(path.user)
     audit("remove user", path.user)
+    return "", 204
+
+
+@admin_api.post("/users/<user>/reinstate", responses={204: None})
+def reinstate_user(path: UserPath) -> Any:
+    """Let a removed user have tokens again; the old ones stay revoked. Only for administrators."""
+    services().accounts.reinstate_user(path.user)
+    audit("reinstate user", path.user)
     return "", 204
 
 

@@ -18,17 +18,19 @@ from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from werkzeug.exceptions import HTTPException
 
 import distkeras
 from distkeras.dashboard.page import server_page
 from distkeras.job_server.description import DESCRIPTION_BYTES_MAX, description_error, json_of
-from distkeras.job_server.errors import DescriptionError, JobServerError, RateError, UnauthorizedError
+from distkeras.job_server.errors import DescriptionError, ForbiddenError, JobServerError, RateError, UnauthorizedError
 from distkeras.job_server.server.about_jobs import jobs_api
 from distkeras.job_server.server.about_users import account_api, admin_api
 from distkeras.job_server.server.services import FailureLimit, Services, services
 from distkeras.job_server.server.views import ErrorView
+from distkeras.job_server.store.accounts import ADMIN, METRICS
 from distkeras.ps.errors import ConfigurationError
 
 server_pages = Blueprint("server", __name__)
@@ -52,8 +54,8 @@ def show_health() -> tuple[Response, int]:
 
 @server_pages.get("/metrics")
 def show_metrics() -> Response:
-    """Answer with the server's numbers in the text format of Prometheus; for administrators."""
-    g.account.require_admin()
+    """Answer with the server's numbers in the text format of Prometheus; for the roles admin and metrics."""
+    g.account.require(ADMIN, METRICS)
     registry, current = CollectorRegistry(), services()
     jobs = Gauge("distkeras_jobs", "Jobs in each state.", ["state"], registry=registry)
     for state, count in current.jobs.counts().items():
@@ -172,6 +174,8 @@ def _require_account(services: Services, failures: FailureLimit) -> None:
     token = bearer(request.headers.get("Authorization"))
     account = services.accounts.authenticate(token) if token else None
     if account is not None:
+        if account.role == METRICS and request.path != "/metrics":
+            raise ForbiddenError(f"the role {METRICS} may read /metrics only. Received: {request.path[:100]}")
         g.account = account
         return
     address = request.remote_addr or ""
@@ -210,6 +214,9 @@ def _answer_error(error: Exception) -> Response:
         status, detail = error.status, {"type": type(error).__name__, "message": error.message}
         if isinstance(error, DescriptionError) and error.field:
             detail["field"] = error.field
+    elif isinstance(error, OperationalError | PoolTimeoutError):
+        log.error("%s %r failed: %s", request.method, request.path, str(error).partition("\n")[0])
+        status, detail = 503, {"type": "UnavailableError", "message": "The server's database does not answer."}
     elif isinstance(error, ConfigurationError):
         status, detail = 422, {"type": "DescriptionError", "message": error.message}
     elif isinstance(error, HTTPException):

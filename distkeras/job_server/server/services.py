@@ -26,7 +26,6 @@ class ServiceSettings:
         upload_max: the most bytes of a model.
         quota: of each user.
         reserve: the least free bytes on the disk for a job to be accepted.
-        webhooks: prefixes of URLs to which the outcomes of jobs may be posted.
         private: folders of the server's own files, which no job may read or write, even if they are in ``data``.
     """
 
@@ -36,7 +35,6 @@ class ServiceSettings:
     quota: Quota = field(default_factory=Quota)
     reserve: int = 1 << 30
     private: Sequence[Path] = ()
-    webhooks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

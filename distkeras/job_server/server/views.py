@@ -19,6 +19,7 @@ _ERRORS = {
     409: "The state of the job does not allow it.",
     413: "The request or the user's files are too large.",
     422: "The request is not valid; `field` names the part.",
+    503: "The server's database does not answer.",
     429: "Too many requests without a valid token came from this address.",
     507: "The server's disk is nearly full.",
 }

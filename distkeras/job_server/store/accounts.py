@@ -6,6 +6,7 @@ finds, so that a slow hash would add nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -15,14 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import BaseModel
-from sqlalchemy import Engine, Row, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotFoundError, StateError
 from distkeras.job_server.store.tables import AUDIT, TOKENS, USERS
 
-USER, ADMIN = "user", "admin"
-ROLES = (USER, ADMIN)
+#: ``metrics`` may read the server's numbers and nothing else.
+USER, ADMIN, METRICS = "user", "admin", "metrics"
+ROLES = (USER, ADMIN, METRICS)
 #: The valid names of users.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -39,22 +41,24 @@ class Account:
     Args:
         id: in the database.
         expires: when their token expires, in seconds since the epoch; None: never.
+        token: id of their token.
     """
 
     id: int
     name: str
     role: str
     expires: float | None = None
+    token: str | None = None
 
     @property
     def is_admin(self) -> bool:
         """Return whether the user may see and cancel all jobs."""
         return self.role == ADMIN
 
-    def require_admin(self) -> None:
-        """Raise ForbiddenError unless the account may manage users."""
-        if not self.is_admin:
-            raise ForbiddenError(f"only administrators may do this; the role of the caller is {self.role}")
+    def require(self, *roles: str) -> None:
+        """Raise ForbiddenError unless the account has one of these roles."""
+        if self.role not in roles:
+            raise ForbiddenError(f"this is for the roles {' and '.join(roles)}. Received: {self.role}")
 
 
 class TokenInfo(BaseModel, frozen=True):
@@ -106,6 +110,14 @@ class Accounts:
             return None  # another server was first
         return self.add_token(ADMIN, "first token")
 
+    def rescue(self) -> str:
+        """Return a new token of the user `ADMIN`, who is an administrator from now on."""
+        with contextlib.suppress(StateError):
+            self.add_user(ADMIN, ADMIN)
+        with self._engine.begin() as connection:
+            connection.execute(update(USERS).where(USERS.c.name == ADMIN).values(active=True, role=ADMIN))
+        return self.add_token(ADMIN, "made on the server's machine")
+
     def add_user(self, name: str, role: str = USER) -> UserInfo:
         """Add a user, without a token; DescriptionError for an invalid name or role, StateError for a taken name."""
         if NAME.fullmatch(name) is None:
@@ -127,23 +139,42 @@ class Accounts:
             return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
 
     def remove_user(self, name: str) -> None:
-        """Invalidate a user's tokens; their jobs stay. NotFoundError if unknown, StateError for the last admin."""
+        """Revoke a user's tokens; their jobs stay. NotFoundError if unknown, StateError for the last administrator."""
+        with self._engine.begin() as connection:
+            user = self._set_active(connection, name, active=False)
+            theirs = update(TOKENS).where(TOKENS.c.user_id == user, TOKENS.c.revoked.is_(None))
+            connection.execute(theirs.values(revoked=self._clock()))
+            self._require_administrator(connection, f"{name} cannot be removed")
+
+    def reinstate_user(self, name: str) -> None:
+        """Let a removed user have tokens again; the old ones stay revoked. NotFoundError if unknown."""
+        with self._engine.begin() as connection:
+            self._set_active(connection, name, active=True)
+
+    def _set_active(self, connection: Connection, name: str, *, active: bool) -> int:
+        """Return the id of a user."""
         if NAME.fullmatch(name) is None:
             raise NotFoundError("there is no such user: the text is not a name of a user")
-        with self._engine.begin() as connection:
-            deactivated = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
-            admins = select(func.count()).where(USERS.c.role == ADMIN, USERS.c.active)
-            if not deactivated:
-                raise NotFoundError(f"there is no user {name}")
-            if not connection.execute(admins).scalar_one():
-                raise StateError(f"{name} is the last administrator and cannot be removed; add another one first")
+        connection.execute(update(USERS).where(USERS.c.name == name).values(active=active))
+        user: int | None = connection.execute(select(USERS.c.id).where(USERS.c.name == name)).scalar()
+        if user is None:
+            raise NotFoundError(f"there is no user {name}")
+        return user
 
-    def add_token(self, user: str, note: str = "", expires: float | None = None) -> str:
+    def _require_administrator(self, connection: Connection, what: str) -> None:
+        """Raise StateError if no administrator has a valid token any more, so that the transaction is undone."""
+        valid = (TOKENS.c.revoked.is_(None)) & or_(TOKENS.c.expires.is_(None), TOKENS.c.expires > self._clock())
+        query = select(func.count()).select_from(TOKENS).join(USERS)
+        if not connection.execute(query.where(USERS.c.role == ADMIN, USERS.c.active, valid)).scalar_one():
+            raise StateError(f"{what}: no administrator would have a valid token; make one for another administrator")
+
+    def add_token(self, user: str, note: str = "", expires: float | None = None, *, parent: str | None = None) -> str:
         """Return a new token, which is shown only here.
 
         Args:
             note: the purpose of the token.
             expires: when it expires, in seconds since the epoch; None: never.
+            parent: id of the token that makes it, and ends it when it is revoked.
 
         Raises:
             NotFoundError: there is no such user, or they were removed.
@@ -155,6 +186,7 @@ class Accounts:
             if user_id is None:
                 raise NotFoundError(f"there is no user {user}, or they were removed")
             values = {"id": token_id, "user_id": user_id, "digest": _digest(secret), "note": note[:200]}
+            values["parent"] = parent
             connection.execute(insert(TOKENS).values(values | {"created": self._clock(), "expires": expires}))
         return f"dk_{token_id}_{secret}"
 
@@ -170,16 +202,30 @@ class Accounts:
             rows = connection.execute(query.order_by(columns.created, columns.id)).mappings()
             return [TokenInfo.model_validate(row) for row in rows]
 
-    def revoke(self, viewer: Account, token_id: str) -> None:
-        """Revoke a token; raise NotFoundError if the viewer sees no such token."""
+    def revoke(self, viewer: Account, token_id: str, *, alone: bool = False) -> None:
+        """Revoke a token, and the tokens that it has made, and those that these have made.
+
+        Args:
+            alone: the tokens that it has made stay valid.
+
+        Raises:
+            NotFoundError: the viewer sees no such token.
+            StateError: no administrator would have a valid token any more.
+        """
         if _TOKEN_ID.fullmatch(token_id) is None:
             raise NotFoundError("there is no such token: the text is not the id of a token")
-        change = update(TOKENS).where(TOKENS.c.id == token_id).values(revoked=self._clock())
+        first = select(TOKENS.c.id).where(TOKENS.c.id == token_id)
         if not viewer.is_admin:
-            change = change.where(TOKENS.c.user_id == viewer.id)
+            first = first.where(TOKENS.c.user_id == viewer.id)
+        made = first.cte(recursive=True)
+        made = made.union(select(TOKENS.c.id).join(made, TOKENS.c.parent == made.c.id))
         with self._engine.begin() as connection:
-            if not connection.execute(change).rowcount:
+            ids = list(connection.execute(first if alone else select(made.c.id)).scalars())
+            if not ids:
                 raise NotFoundError(f"there is no token {token_id}, or it belongs to another user")
+            change = update(TOKENS).where(TOKENS.c.id.in_(ids), TOKENS.c.revoked.is_(None))
+            connection.execute(change.values(revoked=self._clock()))
+            self._require_administrator(connection, f"token {token_id} cannot be revoked")
 
     def authenticate(self, token: str) -> Account | None:
         """Return the user of a token; None if it is not valid."""
@@ -190,7 +236,7 @@ class Accounts:
             return None
         if row.expires is not None and row.expires <= self._clock():
             return None
-        return Account(row.user_id, row.name, row.role, row.expires)
+        return Account(row.user_id, row.name, row.role, row.expires, row.id)
 
     def _token_row(self, token_id: str) -> Row[tuple[object, ...]] | None:
         query = select(TOKENS, USERS.c.name, USERS.c.role, USERS.c.active).join_from(TOKENS, USERS)

@@ -56,6 +56,10 @@ class JobSummary(BaseModel):
     attempt: int = Field(description="The number of drivers that were started for the job.")
     cancelled: bool
     error: str | None
+    summary: dict[str, Any] | None = Field(
+        description="The numbers of a job that is done: epochs, loss, metrics, commits, samples, seconds by part, and "
+        "why a callback has stopped it early; the rows of a predict job."
+    )
     bytes: int
 
 
@@ -69,9 +73,6 @@ class StoredJob(JobSummary):
         renewal: rises while that process is alive.
         driver: the process that runs it.
         cancel: when a user cancelled it.
-        webhook: the URL to which its outcome is posted; None: there is none.
-        tries: the number of attempts to post.
-        notify: when to post next; None: never.
     """
 
     number: int
@@ -80,9 +81,6 @@ class StoredJob(JobSummary):
     renewal: int
     driver: str | None
     cancel: float | None
-    webhook: str | None
-    tries: int
-    notify: float | None
 
     @property
     def order(self) -> Mapping[str, Any]:
@@ -151,8 +149,6 @@ class JobStore:
         values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
         values["tags"] = "".join(f" {tag} " for tag in description.get("tags", []))
         values |= {"description": json.dumps(description), "created": self._clock(), "attempt": 0}
-        if description.get("webhook"):
-            values |= {"webhook": description["webhook"], "notify": 0.0}
         theirs = JOBS.c.user_id == account.id
         with self._engine.begin() as connection:
             # This locks the user's row: other submissions of the user wait, so that the counts below stay correct.
@@ -175,6 +171,11 @@ class JobStore:
         for job in self._read(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))):
             return job
         raise NotFoundError(f"there is no job {job_id}, or it belongs to another user")
+
+    def is_known(self, job_id: str) -> bool:
+        """Return whether there is a job of this id."""
+        with self._engine.connect() as connection:
+            return connection.execute(select(JOBS.c.number).where(JOBS.c.id == job_id)).first() is not None
 
     def page(
         self,
@@ -290,6 +291,7 @@ class JobStore:
         error: str | None = None,
         size: int | None = None,
         outcome: str | None = None,
+        summary: Mapping[str, Any] | None = None,
     ) -> bool:
         """Change a job's state; return False if its state does not allow it any more, or another server has it.
 
@@ -298,6 +300,7 @@ class JobStore:
             error: why it did not end successfully.
             size: bytes of its files.
             outcome: how this attempt ended. Default: the error, or the state.
+            summary: the numbers of a job that is done, JSON-ready.
         """
         values: dict[str, Any] = {"state": state}
         if state in FINAL:
@@ -306,6 +309,8 @@ class JobStore:
             values |= {"server": None, "driver": None}
         if size is not None:
             values["bytes"] = size
+        if summary is not None:
+            values["summary"] = json.dumps(summary)
         allowed: ColumnElement[bool] = JOBS.c.state.in_(before(state))
         if state is JobState.QUEUED:
             allowed = allowed & JOBS.c.cancel.is_(None)
@@ -318,22 +323,6 @@ class JobStore:
     def ended_before(self, moment: float) -> list[StoredJob]:
         """Return the jobs that ended before ``moment``, the oldest first."""
         return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment))
-
-    def due_webhooks(self) -> list[StoredJob]:
-        """Return ended jobs whose webhook is due, the oldest first."""
-        return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.notify <= self._clock()))
-
-    def claim_webhook(self, job: StoredJob, pause: float | None) -> bool:
-        """Record an attempt of a webhook, and the ``pause`` in seconds to the next; False if another server did."""
-        values = {"tries": job.tries + 1, "notify": None if pause is None else self._clock() + pause}
-        change = update(JOBS).where(JOBS.c.id == job.id, JOBS.c.tries == job.tries, JOBS.c.notify == job.notify)
-        with self._engine.begin() as connection:
-            return bool(connection.execute(change.values(**values)).rowcount)
-
-    def end_webhook(self, job: StoredJob) -> None:
-        """Record that a job's webhook was acknowledged."""
-        with self._engine.begin() as connection:
-            connection.execute(update(JOBS).where(JOBS.c.id == job.id).values(notify=None))
 
     def _read(
         self, query: Select[Any], order: ColumnElement[Any] = JOBS.c.number, limit: int | None = None
@@ -382,4 +371,5 @@ def _seen_by(viewer: Account) -> ColumnElement[bool]:
 def _job_of(row: Row[Any]) -> StoredJob:
     values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
     values |= {"tags": values["tags"].split(), "description": json.loads(values["description"])}
+    values["summary"] = None if values["summary"] is None else json.loads(values["summary"])
     return StoredJob(**values, cancelled=values["cancel"] is not None)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sqlite3
+import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Double,
     Engine,
     ForeignKey,
@@ -24,22 +32,34 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
+    inspect,
     make_url,
     select,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from distkeras.ps.errors import ConfigurationError
 
-#: The version of the tables below; a database with another one is refused.
-VERSION = 5
-#: Seconds that a writer of SQLite waits for another one.
-_BUSY = 30.0
+#: What releases before 0.4.0 compare, so that they refuse the tables below: Alembic's revision counts since then.
+VERSION = 6
+#: The revisions of the tables of earlier releases, by what they wrote into ``distkeras_meta``.
+_REVISIONS = {2: "0001", 5: "0002"}
+_MIGRATIONS = Path(__file__).with_name("migrations")
+#: Seconds that a writer of SQLite waits for another one; that a database may take to answer, and all work in one
+#: transaction; and that a caller waits for a free connection.
+_BUSY, _ANSWER_SECONDS, _POOL_SECONDS = 30.0, 30.0, 15.0
+#: The lock of PostgreSQL under which one server at a time changes tables.
+_LOCK = 0x646B6A6F6273
 
 METADATA = MetaData()
 
-#: Times are seconds since the epoch.
-META = Table("distkeras_meta", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
+#: Times are seconds since the epoch. ``id`` names this database: `JobFiles.bind`.
+META = Table(
+    "distkeras_meta",
+    METADATA,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(32), nullable=False),
+)
 USERS = Table(
     "distkeras_users",
     METADATA,
@@ -50,6 +70,7 @@ USERS = Table(
     Column("created", Double, nullable=False),
     sqlite_autoincrement=True,
 )
+#: ``parent`` is the token that made this one, and ends it when it is revoked.
 TOKENS = Table(
     "distkeras_tokens",
     METADATA,
@@ -60,7 +81,9 @@ TOKENS = Table(
     Column("created", Double, nullable=False),
     Column("expires", Double),
     Column("revoked", Double),
+    Column("parent", String(16)),
 )
+#: ``summary`` is JSON: the numbers of a job that has ended.
 JOBS = Table(
     "distkeras_jobs",
     METADATA,
@@ -81,9 +104,7 @@ JOBS = Table(
     Column("driver", String(64)),
     Column("cancel", Double),
     Column("error", Text),
-    Column("webhook", Text),
-    Column("tries", Integer, nullable=False, default=0),
-    Column("notify", Double),
+    Column("summary", Text),
     Column("bytes", BigInteger, nullable=False),
     Index("distkeras_jobs_by_user", "user_id", "number"),
     Index("distkeras_jobs_by_state", "state", "number"),
@@ -112,13 +133,13 @@ AUDIT = Table(
 
 
 def open_database(url: str) -> Engine:
-    """Open a database, and create its tables if there are none.
+    """Open a database, and create its tables, or change those of an earlier release.
 
     Args:
         url: of SQLAlchemy, such as ``sqlite:////var/lib/distkeras/jobs.sqlite`` or ``postgresql+psycopg://host/name``.
 
     Raises:
-        ConfigurationError: it cannot be opened, or its tables are of another version.
+        ConfigurationError: it cannot be opened, or its tables are of a later release.
     """
     try:
         parsed = make_url(url)
@@ -131,39 +152,74 @@ def open_database(url: str) -> Engine:
                 raise ConfigurationError(f"`database` must be a file, because threads share it. Received: {url_shown}")
             # Other users must not read it: it has everyone's jobs.
             os.close(os.open(Path(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
-            engine = create_engine(parsed, connect_args={"timeout": _BUSY})
+            engine = create_engine(parsed, connect_args={"timeout": _BUSY}, pool_timeout=_POOL_SECONDS)
             event.listen(engine, "connect", _prepare_sqlite)
         else:
-            engine = create_engine(parsed, pool_pre_ping=True)
-        version = _create_tables(engine)
-    except (OSError, SQLAlchemyError, ImportError) as error:
+            arguments = {"connect_timeout": int(_ANSWER_SECONDS)} if "psycopg" in parsed.get_driver_name() else {}
+            engine = create_engine(parsed, connect_args=arguments, pool_timeout=_POOL_SECONDS)
+            event.listen(engine, "checkout", _begin_deadline)
+            event.listen(engine, "checkin", _end_deadline)
+        try:
+            with engine.begin() as connection:
+                _prepare_tables(connection)
+        except BaseException:
+            engine.dispose()
+            raise
+    except (OSError, SQLAlchemyError, ImportError, CommandError) as error:
         text = str(error).partition("\n")[0]
         raise ConfigurationError(f"`database` must be one that opens. Received: {url_shown}: {text}") from error
-    if version != VERSION:
-        engine.dispose()
-        raise ConfigurationError(
-            f"`database` must have tables of version {VERSION}. Received: {version}, in {url_shown}"
-        )
     return engine
 
 
-def _create_tables(engine: Engine) -> int:
-    """Create missing tables, perhaps at the same time as another server, and return the version of the tables."""
-    try:
-        METADATA.create_all(engine)
-    except DBAPIError:
-        METADATA.create_all(engine)  # the other server has created them, or this raises the error
-    try:
-        with engine.begin() as connection:
-            if connection.execute(select(META.c.version)).first() is None:
-                connection.execute(insert(META).values(version=VERSION))
-    except IntegrityError:
-        pass  # the other server was first
+def database_id(engine: Engine) -> str:
+    """Return the name that the database was given when its tables were created."""
     with engine.connect() as connection:
-        return int(connection.execute(select(META.c.version)).scalar_one())
+        return str(connection.execute(select(META.c.id)).scalar_one())
+
+
+def _prepare_tables(connection: Connection) -> None:
+    """Create the tables, or migrate them, while other servers that start wait."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    elif connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    names = inspect(connection).get_table_names()
+    if META.name not in names:
+        METADATA.create_all(connection)
+        connection.execute(insert(META).values(version=VERSION, id=uuid.uuid4().hex))
+        command.stamp(config, "head")
+        return
+    version = connection.execute(select(META.c.version)).scalar_one()
+    if version in _REVISIONS:
+        command.stamp(config, _REVISIONS[version])
+    elif version != VERSION:
+        raise CommandError(f"tables of version {version}, which no release of distkeras up to this one has")
+    command.upgrade(config, "head")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     """Allow readers and a writer at the same time, and make commits durable in a crash of the machine."""
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_deadline(connection: Any, record: Any, _proxy: Any) -> None:
+    """Let a connection that is used end: no driver limits how long it waits for the answer of a database that hangs."""
+    timer = threading.Timer(_ANSWER_SECONDS, _cut, [connection])
+    timer.daemon = True
+    timer.start()
+    record.info["deadline"] = timer
+
+
+def _end_deadline(_connection: Any, record: Any) -> None:
+    record.info.pop("deadline").cancel()
+
+
+def _cut(connection: Any) -> None:
+    """Shut down a connection's socket, so that the wait for an answer ends with an error of the driver."""
+    # The driver may have closed it already, or its connections have no `fileno`.
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)

@@ -38,6 +38,7 @@ LEASE = 30.0
 def test_a_finished_job_is_done(office: RunnerHarness) -> None:
     job = office.ended(office.add("train"))
     assert (job.state, job.attempt, job.error) == (JobState.DONE, 1, None)
+    assert job.summary == {"last_epoch": {"epoch": 2, "loss": 0.5}}
     assert job.bytes == office.folder(job).size() > 0
     assert present(job.started) <= present(job.ended)
 
@@ -475,15 +476,49 @@ def test_jobs_are_removed_after_their_retention(office: RunnerHarness) -> None:
     office.ended(running)
 
 
-def test_old_folders_without_a_job_are_removed(office: RunnerHarness) -> None:
+def test_only_old_uploads_are_removed(office: RunnerHarness) -> None:
+    """The folder of a job that the database does not have stays: the database may be an older backup."""
     job = office.ended(office.add("train"))
-    strays = [office.files.incoming(), office.files.of("0" * 32)]
-    strays[1].path.mkdir()
-    fresh = office.files.incoming()
-    for folder in [*strays, office.folder(job)]:
+    upload, unknown, fresh = office.files.incoming(), office.files.of("0" * 32), office.files.incoming()
+    unknown.path.mkdir()
+    for folder in (upload, unknown, office.folder(job)):
         os.utime(folder.path, (0, 0))
     office.open().tick()
-    assert [folder.path.exists() for folder in [*strays, fresh, office.folder(job)]] == [False, False, True, True]
+    assert [folder.path.exists() for folder in (upload, unknown, fresh, office.folder(job))] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+def test_files_belong_to_one_database(office: RunnerHarness, caplog: pytest.LogCaptureFixture) -> None:
+    job = office.add("train")
+    with pytest.raises(ConfigurationError, match="belong to unknown, with jobs that this one does not have"):
+        office.files.bind("other", lambda job_id: False)
+    office.files.bind("ours", office.store.is_known)
+    office.files.bind("ours", office.store.is_known)
+    assert not caplog.records
+    with pytest.raises(ConfigurationError, match="Received: other, where the files belong to ours"):
+        office.files.bind("other", office.store.is_known)
+    office.files.bind("ours", lambda job_id: False)  # an older backup of the database
+    assert f"files of 1 jobs that the database does not have, such as {job.id}; they stay" in caplog.text
+    assert office.folder(job).path.is_dir()
+
+
+def test_a_server_that_drains_starts_and_takes_over_nothing(office: RunnerHarness) -> None:
+    running = office.add("wait")
+    office.waits(running)
+    waiting, drained = office.add("train"), []
+    office.runner.drain(lambda: drained.append(office.look(running).state))
+    office.runner.tick()
+    assert not drained
+    office.go_on(running)
+    assert office.ended(running).state is JobState.DONE
+    office.tick_until(lambda: drained)
+    assert set(drained) == {JobState.DONE}
+    assert office.look(waiting).state is JobState.QUEUED
+    assert office.ended(waiting, office.open()).state is JobState.DONE
 
 
 def test_a_progress_file_is_read_in_whole_lines(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.exc import OperationalError
 from support.job_server.service import JobService
 from support.patience import patience, until
 
-from distkeras.job_server.errors import StateError
+from distkeras.job_server.errors import DescriptionError, StateError, UnavailableError
 from distkeras.job_server.runner.files import JobFolder
 from distkeras.job_server.states import JobState
+from distkeras.job_server.store.jobs import JobStore
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,29 @@ class TestResubmission:
         finally:
             again.cancel()
 
+    def test_a_job_is_submitted_again_with_changes(self, service: JobService, jobs: dict[str, str]) -> None:
+        before = service.call("GET", f"/jobs/{jobs['Spring sales']}", "ann").json["description"]
+        data = service.data("other")
+        changes = {"data": data, "name": "again", "options": {"num_epoch": 3}}
+        again = service.client("ann").job(jobs["Spring sales"]).resubmit(**changes)
+        service.call("POST", f"/jobs/{again.id}/cancel", "ann")
+        options = {**before["options"], "num_epoch": 3}
+        assert again.record["description"] == before | {"data": data, "name": "again", "options": options}
+        without = again.resubmit(options={"num_epoch": None})
+        service.call("POST", f"/jobs/{without.id}/cancel", "ann")
+        assert without.record["description"]["options"] == before["options"]
+
+    @pytest.mark.parametrize(
+        ("changes", "field"),
+        [({"data": "/etc"}, "data"), ({"options": {"batch_size": 0}}, "options.batch_size"), ({"rate": 1}, "rate")],
+    )
+    def test_changes_are_checked(
+        self, service: JobService, jobs: dict[str, str], changes: dict[str, Any], field: str
+    ) -> None:
+        with pytest.raises(DescriptionError) as caught:
+            service.client("ann").job(jobs["Spring sales"]).resubmit(**changes)
+        assert caught.value.field == field
+
     def test_another_users_job_is_not_found(self, service: JobService, jobs: dict[str, str]) -> None:
         assert service.call("POST", f"/jobs/{jobs['Spring sales']}/resubmit", "ben").status == 404
 
@@ -124,6 +149,18 @@ class TestMetrics:
             assert answer.json["status"] == "failing"
             assert len(answer.json["problems"]) == 1
 
+    def test_a_database_that_does_not_answer_is_not_the_servers_defect(
+        self, service: JobService, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_store: JobStore, *_arguments: Any, **_options: Any) -> None:
+            raise OperationalError("SELECT 1", {}, TimeoutError("no answer"))
+
+        monkeypatch.setattr(JobStore, "page", fail)
+        answer = service.call("GET", "/jobs", "ann")
+        assert (answer.status, answer.json["error"]["type"]) == (503, "UnavailableError")
+        with pytest.raises(UnavailableError):
+            next(service.client("ann").jobs())
+
     def test_the_runner_reports_the_time_of_its_last_tick(self, tmp_path: Path) -> None:
         stop = threading.Event()
         with JobService(tmp_path) as own:
@@ -146,6 +183,15 @@ class TestMetrics:
         assert counts.keys() == {state.value for state in JobState}
         assert sum(counts.values()) == len(service.call("GET", "/jobs?limit=1000", "admin").json["jobs"])
         assert families["distkeras_disk_free_bytes"].samples[0].value > 0
+
+    def test_a_token_for_metrics_reads_nothing_else(self, service: JobService, jobs: dict[str, str]) -> None:
+        client = service.client("admin")
+        client.add_user("prometheus", "metrics")
+        token = client.new_token(user="prometheus")
+        assert service.call("GET", "/metrics", token, prefix="").status == 200
+        for path in ("/me", "/jobs", f"/jobs/{jobs['spring']}", "/tokens"):
+            assert service.call("GET", path, token).status == 403
+        assert service.post("/tokens", token, {}).status == 403
 
     @pytest.mark.parametrize(("who", "status"), [("ann", 403), (None, 401)])
     def test_the_metrics_require_an_administrator(self, service: JobService, who: str | None, status: int) -> None:

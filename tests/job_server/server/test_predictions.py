@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,23 @@ def test_fetching_the_model_of_a_predict_job_is_an_error(service: JobService, mo
     for part in ("model", "history", "commits"):
         answer = service.call("GET", f"/jobs/{job}/{part}", "ann")
         assert (answer.status, "to predict" in answer.json["error"]["message"]) == (409, True)
+
+
+def test_predictions_are_read_by_their_owner_only(folder: Path, model: bytes) -> None:
+    """The folder of all outputs lies within the data that jobs may read."""
+    with JobService(folder) as service:
+        shared = replace(service.services.settings, data=[str(folder)])
+        object.__setattr__(service.services, "settings", shared)
+        scored = Path(service.output("ann"))
+        scored.mkdir(parents=True)
+        for who, data, status in (
+            ("ann", scored, 201),
+            ("admin", scored, 201),
+            ("ben", scored, 422),
+            ("ben", scored.parent, 422),
+            ("ben", scored.parent.parent, 422),
+        ):
+            answer = service.submit(who, model, data=str(data))
+            assert answer.status == status, (who, data)
+            if status == 422:
+                assert answer.json["error"]["field"] == "data"

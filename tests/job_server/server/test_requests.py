@@ -17,8 +17,8 @@ from support.job_server.service import JSON, JobService
 from support.patience import patience
 from support.present import present
 
+from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.server.app import create_app
-from distkeras.job_server.server.listener import ANONYMOUS_BODY_MAX
 from distkeras.job_server.server.services import FailureLimit
 from distkeras.job_server.server.views import PREFIX, ErrorView, JobView
 
@@ -117,21 +117,21 @@ def raw(service: JobService, head: str, sent: bytes = b"") -> bytes:
         return sock.recv(4096)
 
 
-@pytest.mark.parametrize("length", [f"Content-Length: {ANONYMOUS_BODY_MAX + 1}", "Transfer-Encoding: chunked"])
-def test_a_strangers_large_body_is_refused_at_its_header(service: JobService, length: str) -> None:
-    """The body has not arrived, and the server does not wait for it."""
-    head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\n{length}\n"
-    assert b" 401 " in raw(service, head + "\n")
-    assert b" 401 " in raw(service, head + "Authorization: Bearer dk_x\n\n")
-    assert b" 100 " in raw(service, f"{head}Authorization: Bearer {service.tokens['ann']}\nExpect: 100-continue\n\n")
+def test_a_model_is_refused_if_the_disk_has_no_room_for_it(
+    folder: Path, model: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room is measured with the model on the disk, so that the reserve stays free however many arrive at once."""
+    with JobService(folder, reserve=1 << 17) as service:
 
+        def free(files: JobFiles) -> int:
+            return (1 << 17) + len(model) - 1 - sum(path.stat().st_size for path in files.root.rglob("sent.keras"))
 
-def test_a_large_body_is_refused_if_the_disk_has_no_room(folder: Path) -> None:
-    with JobService(folder) as service:
-        service.room = 1 << 17
-        head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\nAuthorization: Bearer {service.tokens['ann']}\n"
-        assert b" 507 " in raw(service, f"{head}Content-Length: {(1 << 17) + 1}\n\n")
-        assert b" 100 " in raw(service, f"{head}Content-Length: {1 << 17}\nExpect: 100-continue\n\n")
+        monkeypatch.setattr(JobFiles, "free", free)
+        answer = service.submit("ann", model)
+        assert (answer.status, detail_of(answer)["type"]) == (507, "StorageError")
+        assert not list(service.files.root.rglob("sent.keras"))
+        monkeypatch.setattr(JobFiles, "free", lambda files: free(files) + 1)
+        assert service.submit("ann", model).status == 201
 
 
 def test_credentials_that_a_browser_sends_by_itself_grant_no_access(service: JobService) -> None:

@@ -48,6 +48,7 @@ ROUTES = {
     "GET /api/v1/users": ADMIN,
     "POST /api/v1/users": ADMIN,
     "DELETE /api/v1/users/{user}": ADMIN,
+    "POST /api/v1/users/{user}/reinstate": ADMIN,
     "GET /api/v1/audit": ADMIN,
 }
 #: A named part of a path, as Flask writes it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -47,17 +48,19 @@ def postgres() -> Iterator[str]:
         [str(programs["postgres"]), *place, "-h", "127.0.0.1", "-p", str(port), "-k", str(folder), "-F"], **quiet
     )
     try:
-        until(lambda: _listens(port))
+        until(lambda: _accepts(f"postgresql://ann:secret@127.0.0.1:{port}/postgres"))
         yield f"postgresql+psycopg://ann:secret@127.0.0.1:{port}/postgres"
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)  # ends also what a query still does
         server.wait(patience(60))
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _listens(port: int) -> bool:
+def _accepts(url: str) -> bool:
+    """Return whether the server accepts connections: its port listens before it does."""
+    psycopg = pytest.importorskip("psycopg")
     try:
-        socket.create_connection(("127.0.0.1", port), patience(1)).close()
-    except ConnectionRefusedError:
+        psycopg.connect(url, connect_timeout=int(patience(5))).close()
+    except psycopg.OperationalError:
         return False
     return True

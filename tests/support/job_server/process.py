@@ -45,6 +45,10 @@ class Server:
         self._process.send_signal(name)
         return self._process.wait(patience(60))
 
+    def ended(self) -> int:
+        """Wait until the server ends by itself; return its exit status."""
+        return present(self._process).wait(patience(300))
+
     @property
     def token(self) -> str:
         return (self.folder / "server" / "admin.token").read_text().strip()

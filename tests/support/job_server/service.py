@@ -6,7 +6,7 @@ import http.client
 import json
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,14 @@ class JobService:
         upload_max: int = 1 << 20,
         trusted_proxy: str | None = None,
         database: str | None = None,
-        webhooks: Sequence[str] = (),
+        reserve: int = 0,
     ) -> None:
         (folder / "data").mkdir(exist_ok=True)
-        self._stop = threading.Event()
-        self.room = 1 << 40
         self.engine = open_database(database or f"sqlite:///{folder / 'jobs.sqlite'}")
         self.accounts, self.store = Accounts(self.engine), JobStore(self.engine)
         self.files = JobFiles(folder / "files")
         (folder / "output").mkdir(exist_ok=True)
-        settings = ServiceSettings(
-            [str(folder / "data")], [str(folder / "output")], upload_max, reserve=0, webhooks=webhooks
-        )
+        settings = ServiceSettings([str(folder / "data")], [str(folder / "output")], upload_max, reserve=reserve)
         self.services = Services(self.accounts, self.store, self.files, settings)
         self.tokens = {}
         for name, role in (("admin", "admin"), ("ann", "user"), ("ben", "user")):
@@ -67,33 +63,27 @@ class JobService:
         limit = failures or FailureLimit(most=10_000)
         self._http = HttpListener(
             create_app(self.services, limit),
-            self.accounts,
             "127.0.0.1",
             0,
             upload_max=upload_max + (2 << 20),
-            room=lambda: self.room,
             trusted_proxy=trusted_proxy,
         )
         self.port = self._http.port
         self.runner = JobRunner(self.store, self.files, RunnerSettings(slots=2, command=STUB, grace=0.0))
-        self._thread = threading.Thread(target=self._http.run, args=(self._stop,), daemon=True)
+        self._thread = threading.Thread(target=self._http.run, daemon=True)
 
     def __enter__(self) -> JobService:
         self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._stop.set()
+        self._http.stop()
         self._thread.join(patience(20))
         self.engine.dispose()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def connections(self) -> int:
-        return self._http.connections
 
     def client(self, name: str) -> Client:
         return Client(self.url, self.tokens[name])

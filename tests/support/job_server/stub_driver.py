@@ -49,7 +49,7 @@ def work(folder: Path, attempt: int) -> int:
     sent = (folder / "sent.keras").read_bytes() if (folder / "sent.keras").exists() else b"model"
     (folder / "model.keras").write_bytes(sent)
     failed = {"state": "failed", "type": "ShapeError", "error": "the rows must fit"}
-    result = failed if "fail" in todo else {"state": "done", "summary": {}}
+    result = failed if "fail" in todo else {"state": "done", "summary": {"last_epoch": {"epoch": 2, "loss": 0.5}}}
     partial = folder / "partial"
     partial.write_text(json.dumps(result))
     partial.rename(folder / f"result-{attempt}.json")
