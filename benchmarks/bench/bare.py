@@ -16,14 +16,40 @@ from contextlib import suppress
 
 import numpy as np
 
-from bench.echo import receive
-from bench.processes import tune
+from bench.processes import Where, tune
 from distkeras.ps.rules.base import BLOCK
 
 
 def server(size: int) -> Callable[[socket.socket], None]:
     """Return a function for `processes.serving`; it serves one center of ``size`` elements, float32, zeros at first."""
     return BareCenter(size).serve
+
+
+def receive(sock: socket.socket, buffer: memoryview) -> bool:
+    """Fill ``buffer``, and return whether that succeeded; False if the peer has disconnected."""
+    # One system call for all bytes: on a busy machine up to a quarter faster than several.
+    return sock.recv_into(buffer, 0, socket.MSG_WAITALL) == len(buffer)
+
+
+class BareClient:
+    """A client that sends a vector to the server and receives the center.
+
+    Args:
+        number: number of the client.
+        address: address of the server.
+        size: number of elements of the vector, float32.
+    """
+
+    def __init__(self, number: int, address: Where, size: int) -> None:
+        self._sock = tune(socket.create_connection(address))
+        self._sent = np.full(size, 1e-3, np.float32).data.cast("B")
+        self._received = np.empty(size, np.float32).data.cast("B")
+
+    def exchange(self) -> None:
+        """Send the vector, and wait for the complete answer."""
+        self._sock.sendall(self._sent)
+        if not receive(self._sock, self._received):
+            raise EOFError("the server closed the connection")
 
 
 class BareCenter:

@@ -42,13 +42,11 @@ class Link:
     Args:
         device: network device of the near end.
         host: address of the near end.
-        far: address of the far end.
         namespace: path of the network namespace of the far end.
     """
 
     device: str
     host: str
-    far: str
     namespace: str
 
 
@@ -75,9 +73,7 @@ def shaped(gbps: int) -> Iterator[Link]:
             _tool(*within, "ip", "route", "change", str(net), "dev", end, "src", address, "congctl", "cubic")
             bucket = ("rate", f"{gbps}gbit", "burst", BURST[gbps], "latency", QUEUE)
             _tool(*within, "tc", "qdisc", "add", "dev", end, "root", "tbf", *bucket)
-        # Processes of the far end communicate without the cable, as those of the near end do.
-        _tool("nsenter", f"--net={namespace}", "ip", "link", "set", "lo", "up")
-        yield Link(device, near, far, namespace)
+        yield Link(device, near, namespace)
 
 
 @contextmanager

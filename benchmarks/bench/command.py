@@ -17,24 +17,7 @@ from pathlib import Path
 from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
 from bench.report import describe, load, machine, regressions, save, table
 
-SECTIONS = (
-    "ps",
-    "step",
-    "data",
-    "predict",
-    "groups",
-    "stream",
-    "search",
-    "train",
-    "tables",
-    "start",
-    "scale",
-    "safety",
-    "goodput",
-    "link",
-    "hosts",
-    "simulator",
-)
+SECTIONS = ("ps", "step", "data", "predict", "groups", "train", "tables", "start", "goodput", "link")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""The measurement of a figure: ours, its limit, an echo and the plain way, in turns; only their ratios are reported.
+"""The measurement of a figure: ours, its limit and the plain way, in turns; only their ratios are reported.
 
 Absolute rates drift from run to run on a shared machine, but the ratio of two consecutive runs hardly does. So a ratio
 is computed for each round: the median over the rounds is the figure, and their relative interquartile range is its
@@ -38,7 +38,6 @@ class Case:
             short compared with the time over which a shared machine's speed changes.
         note: further text of the row; a callable is called after the last round.
         missing: what this machine lacks to measure the case; empty if it lacks nothing.
-        echo: for an exchange, one timed run of a server that only sends back what it received.
         once: whether there is one round, without a spread, because a run takes minutes and repeats its work itself.
         rounds: maximum number of rounds, for runs that take long.
     """
@@ -54,7 +53,6 @@ class Case:
     turns: int = 1
     note: str | Callable[[], str] = ""
     missing: str = ""
-    echo: Run | None = None
     once: bool = False
     rounds: int = ROUNDS
 
@@ -69,10 +67,10 @@ class Row:
 
     Args:
         section, case, unit, target_limit, target_naive, note: see `Case`.
-        ours, limit, naive, echo: rates; None if the case has no such side, or could not be measured.
-        ratio_to_limit, ratio_to_naive, ratio_to_echo: our rate over theirs, computed within each round; None if there
-            is none, or it was refused.
-        spread_to_limit, spread_to_naive, spread_to_echo: interquartile range of the rounds' ratios over their median.
+        ours, limit, naive: rates; None if the case has no such side, or could not be measured.
+        ratio_to_limit, ratio_to_naive: our rate over theirs, computed within each round; None if there is none, or it
+            was refused.
+        spread_to_limit, spread_to_naive: interquartile range of the rounds' ratios over their median.
         runs: number of rounds; 0 if it could not be measured.
         refused: why a ratio is missing; empty if none is.
         processor: the processor on which it was measured.
@@ -93,9 +91,6 @@ class Row:
     runs: int
     refused: str = ""
     note: str = ""
-    echo: float | None = None
-    ratio_to_echo: float | None = None
-    spread_to_echo: float | None = None
     processor: str = ""
 
     @property
@@ -115,7 +110,7 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     Raises:
         ValueError: If the rate of a side is not positive.
     """
-    sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive, "echo": case.echo}
+    sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive}
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
     runs = (1 if case.once else min(runs, case.rounds)) if present else 0
     rates: dict[str, list[float]] = {name: [] for name, _ in present}
@@ -131,11 +126,10 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     ours = rates.get("ours", [])
     to_limit, limit_spread = _ratio(ours, rates.get("limit"))
     to_naive, naive_spread = _ratio(ours, rates.get("naive"))
-    to_echo, echo_spread = _ratio(ours, rates.get("echo"))
     refusals = [f"not measured: {case.missing}"] if case.missing else []
     refusals += [
         f"ratio to {other} refused: its rounds disagree by {spread:.0%}"
-        for other, spread in (("limit", limit_spread), ("naive", naive_spread), ("echo", echo_spread))
+        for other, spread in (("limit", limit_spread), ("naive", naive_spread))
         if spread is not None and spread > MEANINGLESS
     ]
     return Row(
@@ -154,9 +148,6 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
         runs=runs,
         refused="; ".join(refusals),
         note=case.note() if callable(case.note) else case.note,
-        echo=medians.get("echo"),
-        ratio_to_echo=to_echo,
-        spread_to_echo=echo_spread,
     )
 
 

@@ -1,23 +1,19 @@
-"""The section "predict": predictions, and the preparation of their rows, from DataFrame to DataFrame."""
+"""The section "predict": predictions, from DataFrame to DataFrame."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bench.measure import Case, Factory
 from bench.workload import WORKERS, build, rows, session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 SECTION = "predict"
 BATCH = 1024
@@ -28,14 +24,12 @@ TURNS = 5
 WARM_UP = 8
 #: A longer table repeats the same rows this many times: it takes longer, but no more memory.
 TIMES = 10
-#: The shapes to which 784 numbers are reshaped.
-SHAPES = ((28, 28, 1), (14, 14, 2, 2))
 
 
 def cases(quick: bool) -> list[Factory]:
     """Return all cases of the section."""
     count = 10_000 if quick else 60_000
-    return [partial(_predict, count), partial(_predict, count, TIMES), partial(_reshape, 2_000 if quick else 20_000)]
+    return [partial(_predict, count), partial(_predict, count, TIMES)]
 
 
 @contextmanager
@@ -93,38 +87,3 @@ def _predict(count: int, times: int = 1) -> Iterator[Case]:
             turns=TURNS if times == 1 else 1,
             note=f"limit: Keras predict on arrays, batches of {BATCH}; naive: on a row at a time, without starts",
         )
-
-
-@contextmanager
-def _reshape(count: int) -> Iterator[list[Case]]:
-    from pyspark.ml.functions import array_to_vector
-    from pyspark.sql.functions import col
-
-    from distkeras.data.datasets import write_parquet
-    from distkeras.transformers import ReshapeTransformer
-
-    with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
-        arrays = spark.read.parquet(write_parquet(Path(directory) / "rows", *rows(count), files=WORKERS)).cache()
-        vectors = arrays.select(array_to_vector(col("features")).alias("features")).cache()
-
-        def rate(frame: DataFrame, shape: tuple[int, ...]) -> float:
-            began = time.perf_counter()
-            reshaped = ReshapeTransformer("features", "reshaped", shape).transform(frame).select("reshaped")
-            reshaped.write.format("noop").mode("overwrite").save()
-            return count / (time.perf_counter() - began)
-
-        for frame, shape in itertools.product((arrays, vectors), SHAPES):
-            rate(frame, shape)
-        yield [
-            Case(
-                SECTION,
-                f"ML vectors to {shape}",
-                "rows/s",
-                partial(rate, vectors, shape),
-                partial(rate, arrays, shape),
-                target_limit=0.33,
-                turns=3,
-                note="limit: arrays to the same shape",
-            )
-            for shape in SHAPES
-        ]

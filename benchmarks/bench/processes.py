@@ -61,16 +61,15 @@ class Service:
 
 
 @contextmanager
-def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "127.0.0.1") -> Iterator[Service]:
+def serving(make: Callable[[], Callable[[socket.socket], None]]) -> Iterator[Service]:
     """Yield a server process with a thread per connection.
 
     Args:
         make: picklable function; it is called in the new process and returns the function that each connection's
             thread calls.
-        host: address to bind.
     """
     ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs, make, host), daemon=True)
+    process = _SPAWN.Process(target=_serve, args=(theirs, make), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -80,8 +79,8 @@ def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "12
         process.join(_PATIENCE)
 
 
-def _serve(pipe: Connection, make: Callable[[], Callable[[socket.socket], None]], host: str) -> None:
-    listener = socket.create_server((host, 0), backlog=1024)
+def _serve(pipe: Connection, make: Callable[[], Callable[[socket.socket], None]]) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     threading.Thread(target=_accept, args=(listener, make()), daemon=True).start()
     pipe.send(listener.getsockname()[:2])
     with suppress(EOFError):
@@ -103,9 +102,8 @@ class Fleet:
     """
 
     def __init__(self, clients: int, sides: Mapping[str, Callable[[int], ExchangeClient]]) -> None:
-        self.clients = clients
         processes = min(clients, _PROCESSES)
-        self._members: list[tuple[Connection, int]] = []
+        self._pipes: list[Connection] = []
         self._processes = []
         for first in range(processes):
             ours, theirs = _SPAWN.Pipe()
@@ -114,16 +112,15 @@ class Fleet:
             process.start()
             theirs.close()
             self._processes.append(process)
-            self._members.append((ours, first))
-        self._stride = processes
+            self._pipes.append(ours)
 
     def __enter__(self) -> Fleet:
-        for pipe, _ in self._members:
+        for pipe in self._pipes:
             _answer(pipe, 0.0)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for pipe, _ in self._members:
+        for pipe in self._pipes:
             pipe.close()  # Closing the pipe ends the process.
         for process in self._processes:
             process.join(_PATIENCE)
@@ -133,22 +130,17 @@ class Fleet:
         """Return the pids of the clients' processes."""
         return [process.pid or 0 for process in self._processes]
 
-    def run(
-        self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None, count: int = 0
-    ) -> Exchanges:
+    def run(self, side: str, seconds: float, *, count: int = 0) -> Exchanges:
         """Let all clients exchange at the same time, as fast as they can.
 
         Args:
             side: side whose server they use.
             seconds: duration; each client ends with its first exchange after it.
-            pause: seconds that a client sleeps before each exchange, instead of computing.
-            active: number of clients that take part; None for all.
             count: number of exchanges of each client, instead of ``seconds``, for clients that wait for each other.
         """
-        for pipe, first in self._members:
-            share = len(range(first, self.clients if active is None else active, self._stride))
-            pipe.send((side, seconds, pause, share, count))
-        return _total([_answer(pipe, seconds) for pipe, _ in self._members])
+        for pipe in self._pipes:
+            pipe.send((side, seconds, count))
+        return _total([_answer(pipe, seconds) for pipe in self._pipes])
 
 
 def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[int], ExchangeClient]]) -> None:
@@ -157,23 +149,20 @@ def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[in
     with ThreadPoolExecutor(len(numbers)) as pool:
         while True:
             try:
-                side, seconds, pause, share, count = pipe.recv()
+                side, seconds, count = pipe.recv()
             except EOFError:
                 return
-            work = partial(_work, seconds=seconds, pause=pause, most=count)
-            pipe.send(_total(list(pool.map(work, clients[side][:share]))))
+            pipe.send(_total(list(pool.map(partial(_work, seconds=seconds, most=count), clients[side]))))
 
 
 def _total(parts: list[Exchanges]) -> Exchanges:
     return Exchanges(sum(part.exchanges for part in parts), sum(part.rate for part in parts))
 
 
-def _work(client: ExchangeClient, seconds: float, pause: float, most: int) -> Exchanges:
+def _work(client: ExchangeClient, seconds: float, most: int) -> Exchanges:
     began = now = time.perf_counter()
     count = 0
     while count < most if most else now - began < seconds:
-        if pause:
-            time.sleep(pause)
         client.exchange()
         count += 1
         now = time.perf_counter()

@@ -1,21 +1,20 @@
-"""The parameter server: exchanges compared with a bare server, an echo and a plain one; memory, time, kernels.
+"""The parameter server: exchanges compared with a bare server; memory, processor time, kernels.
 
 Servers and clients (`processes.Fleet`) run in separate processes, as in production, over loopback, with the same socket
 buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by the new center. The
-limit's server (`bare`) receives, checks, adds and sends; the echo's sends back what it received.
+limit's server (`bare`) receives, checks, adds and sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from bench import kernels, relays
 from bench.measure import Case, Factory
-from bench.naive import Shapes
 from bench.processes import cpu_seconds, status
-from bench.rig import Rig, dense, elements, rig
+from bench.rig import Rig, Shapes, dense, elements, rig
 
 SECTION = "ps"
 
@@ -34,11 +33,8 @@ def cases(quick: bool) -> list[Factory]:
     """Return all cases of the section."""
     seconds = 0.5
     return [
-        partial(exchanges, SMALL, 1, seconds, 0.80, 4),
-        partial(exchanges, SMALL, 8, seconds, 0.80, 4),
-        partial(exchanges, SMALL, 64, seconds, 0.80, 4),
-        partial(exchanges, MEDIUM, 1, seconds, 0.80, 7),
-        partial(exchanges, MEDIUM, 8, seconds, 0.80, 10),
+        *(partial(exchanges, SMALL, clients, seconds) for clients in (1, 8, 64)),
+        *(partial(exchanges, MEDIUM, clients, seconds) for clients in (1, 8)),
         *(partial(other_rule, rule, 8, seconds, target) for rule, target in OTHER_RULES.items()),
         partial(relays.loads, SECTION, MEDIUM, 8),
         partial(memory, 4, 2 * seconds),
@@ -47,74 +43,64 @@ def cases(quick: bool) -> list[Factory]:
 
 
 @contextmanager
-def exchanges(
-    shapes: Shapes, clients: int, seconds: float, target_limit: float, target_naive: float
-) -> Iterator[list[Case]]:
-    """Yield cases of plain additions; with the medium model, also of the server's processor time."""
-    with rig(shapes, clients, sides=("ours", "shared", "limit", "echo", "naive")) as built:
+def exchanges(shapes: Shapes, clients: int, seconds: float) -> Iterator[list[Case]]:
+    """Yield cases of plain additions; with the medium model, also of processor time and of shared memory."""
+    with rig(shapes, clients, sides=("ours", "shared", "limit")) as built:
+        rate = _rate_of(built, seconds)
+        name = _name(shapes, clients, "downpour")
         found = [
             Case(
                 SECTION,
-                _name(shapes, clients, "downpour"),
+                name,
                 "exchanges/s",
-                lambda: built.fleet.run("ours", seconds).rate,
-                lambda: built.fleet.run("limit", seconds).rate,
-                lambda: built.fleet.run("naive", seconds).rate,
-                target_limit,
-                target_naive,
+                partial(rate, "ours"),
+                partial(rate, "limit"),
+                target_limit=0.8,
                 turns=TURNS,
-                echo=lambda: built.fleet.run("echo", seconds).rate,
             )
         ]
         if shapes == MEDIUM:
-            found += _through_shared_memory(built, _name(shapes, clients, "downpour"), seconds)
-            found.append(
-                Case(
-                    SECTION,
-                    f"server's processor time, {_name(shapes, clients, 'downpour')}",
-                    "exchanges/processor second",
-                    lambda: _exchanges_per_cpu_second(built, "ours", seconds),
-                    lambda: _exchanges_per_cpu_second(built, "limit", seconds),
-                    lambda: _exchanges_per_cpu_second(built, "naive", seconds),
-                    target_naive=6,
-                    turns=TURNS,
-                    echo=lambda: _exchanges_per_cpu_second(built, "echo", seconds),
-                )
-            )
+            found += _of_medium(built, name, seconds)
         yield found
 
 
-def _through_shared_memory(built: Rig, name: str, seconds: float) -> list[Case]:
-    """Return cases of clients that share memory with their server, and of the processor time of all processes."""
-    clients = built.fleet.pids
+def _of_medium(built: Rig, name: str, seconds: float) -> list[Case]:
+    """Return cases of the server's processor time, and of clients that share memory with their server."""
+    clients, rate, unit = built.fleet.pids, _rate_of(built, seconds), "exchanges/processor second"
 
-    def run(side: str) -> float:
-        return built.fleet.run(side, seconds).rate
+    def alone(side: str) -> float:
+        return _exchanges_per_cpu_second(built, side, seconds)
 
-    def per_cpu_second(side: str) -> float:
+    def together(side: str) -> float:
         return _exchanges_per_cpu_second(built, side, seconds, clients)
 
-    note = "limit: a raw echo over the connection; naive: the same server over the connection"
+    note = "naive: the same server over the connection"
     return [
+        Case(
+            SECTION,
+            f"server's processor time, {name}",
+            unit,
+            partial(alone, "ours"),
+            partial(alone, "limit"),
+            turns=TURNS,
+        ),
         Case(
             SECTION,
             f"{name}, shared memory",
             "exchanges/s",
-            lambda: run("shared"),
-            lambda: run("echo"),
-            lambda: run("ours"),
-            target_limit=1.6 if len(clients) == 1 else 1.3,
+            partial(rate, "shared"),
+            None,
+            partial(rate, "ours"),
             turns=TURNS,
             note=note,
         ),
         Case(
             SECTION,
             f"processor time of server and clients, {name}, shared memory",
-            "exchanges/processor second",
-            lambda: per_cpu_second("shared"),
-            lambda: per_cpu_second("echo"),
-            lambda: per_cpu_second("ours"),
-            target_limit=1.6,
+            unit,
+            partial(together, "shared"),
+            None,
+            partial(together, "ours"),
             turns=TURNS,
             note=note,
         ),
@@ -125,44 +111,42 @@ def _through_shared_memory(built: Rig, name: str, seconds: float) -> list[Case]:
 def other_rule(rule: str, clients: int, seconds: float, target_limit: float) -> Iterator[Case]:
     """Yield the case of a rule that does more than add, compared with the same bare server, which only adds."""
     with rig(MEDIUM, clients, rule=rule) as built:
+        rate = _rate_of(built, seconds)
         yield Case(
             SECTION,
             _name(MEDIUM, clients, rule),
             "exchanges/s",
-            lambda: built.fleet.run("ours", seconds).rate,
-            lambda: built.fleet.run("limit", seconds).rate,
-            echo=lambda: built.fleet.run("echo", seconds).rate,
+            partial(rate, "ours"),
+            partial(rate, "limit"),
             target_limit=target_limit,
             turns=TURNS,
         )
 
 
 @contextmanager
-def memory(clients: int, seconds: float) -> Iterator[list[Case]]:
-    """Yield cases of a large model: exchanges, and the server's peak memory."""
+def memory(clients: int, seconds: float) -> Iterator[Case]:
+    """Yield the case of the server's peak memory with a large model."""
     bound = 4 * elements(LARGE) * (1 + clients) * _HEADROOM / 1024
-    with rig(LARGE, clients) as built:
-        yield [
-            Case(
-                SECTION,
-                _name(LARGE, clients, "downpour"),
-                "exchanges/s",
-                lambda: built.fleet.run("ours", seconds).rate,
-                lambda: built.fleet.run("limit", seconds).rate,
-                echo=lambda: built.fleet.run("echo", seconds).rate,
-                target_limit=0.80,
-                turns=TURNS,
-            ),
-            Case(
-                SECTION,
-                f"peak memory, {_name(LARGE, clients, 'downpour')}",
-                "1/KiB",
-                lambda: 1 / status(built.pids["ours"], "VmHWM"),
-                lambda: 1 / bound,
-                target_limit=1.0,
-                note="limit: center and a buffer a connection, + 10 %",
-            ),
-        ]
+    with rig(LARGE, clients, sides=("ours",)) as built:
+
+        def ours() -> float:
+            built.fleet.run("ours", seconds)
+            return 1 / status(built.pids["ours"], "VmHWM")
+
+        yield Case(
+            SECTION,
+            f"peak memory, {_name(LARGE, clients, 'downpour')}",
+            "1/KiB",
+            ours,
+            lambda: 1 / bound,
+            target_limit=1.0,
+            note="limit: center and a buffer a connection, + 10 %",
+        )
+
+
+def _rate_of(built: Rig, seconds: float) -> Callable[[str], float]:
+    """Return a function that measures the exchanges a second of a side."""
+    return lambda side: built.fleet.run(side, seconds).rate
 
 
 def _name(shapes: Shapes, clients: int, rule: str) -> str:

@@ -9,9 +9,8 @@ from functools import partial
 import numpy as np
 
 from bench.measure import Case
-from bench.naive import Shapes
 from bench.processes import ExchangeClient, Fleet, cpu_seconds
-from bench.rig import WorkerExchange, elements
+from bench.rig import Shapes, WorkerExchange, elements
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess

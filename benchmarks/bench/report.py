@@ -14,17 +14,7 @@ from typing import Any
 from bench.measure import Row
 
 _LIBRARIES = ("numpy", "keras", "tensorflow", "pyspark", "pyarrow")
-_HEAD = (
-    "section",
-    "case",
-    "of the limit",
-    "target",
-    "of the echo",
-    "times the plain way",
-    "target",
-    "note",
-    "processor",
-)
+_HEAD = ("section", "case", "of the limit", "target", "times the plain way", "target", "note", "processor")
 #: Numbers that identify a processor if a virtual machine shortens its name.
 _CPU_NUMBERS = {"cpu family": "family", "model": "model"}
 
@@ -102,7 +92,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.case,
         _ratio(row.ratio_to_limit, row.spread_to_limit, row.target_limit),
         _target(row.target_limit),
-        _ratio(row.ratio_to_echo, row.spread_to_echo, None),
         _ratio(row.ratio_to_naive, row.spread_to_naive, row.target_naive),
         _target(row.target_naive),
         "; ".join(filter(None, [row.refused, row.note])),
@@ -135,7 +124,6 @@ def regressions(old: Iterable[Row], new: Iterable[Row]) -> list[str]:
             continue
         for what, then, spread_then, now, spread_now in (
             ("of the limit", was.ratio_to_limit, was.spread_to_limit, row.ratio_to_limit, row.spread_to_limit),
-            ("of the echo", was.ratio_to_echo, was.spread_to_echo, row.ratio_to_echo, row.spread_to_echo),
             ("times the plain way", was.ratio_to_naive, was.spread_to_naive, row.ratio_to_naive, row.spread_to_naive),
         ):
             if then is None or now is None:

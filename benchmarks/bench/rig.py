@@ -1,4 +1,4 @@
-"""The project's server, the bare one, the echo and the plain one, each in its own process, with the same clients."""
+"""The project's server and the bare one, each in its own process, with the same clients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bench import bare, echo, naive
-from bench.naive import Shapes
+from bench import bare
 from bench.processes import ExchangeClient, Fleet, serving
 from distkeras.ps.protocol.messages import NO_FLOATS, CommitRecord
 from distkeras.ps.rules import make
@@ -23,6 +22,8 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
 
+#: The shapes of a model's arrays.
+Shapes = tuple[tuple[int, ...], ...]
 #: Mini-batches of a commit, each with a row of history: timestamp, samples, loss and a metric.
 STEPS, HISTORY = 5, 4
 ETA = 1e-3
@@ -108,7 +109,7 @@ class Rig:
 
 @contextmanager
 def rig(
-    shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit", "echo")
+    shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit")
 ) -> Iterator[Rig]:
     """Yield a warm `Rig`.
 
@@ -116,7 +117,7 @@ def rig(
         shapes: shapes of the model's arrays.
         clients: number of clients.
         rule: rule of the project's server, with its defaults.
-        sides: "ours", and some of "shared", "limit", "echo" and "naive".
+        sides: some of "ours", "shared" and "limit".
     """
     size = elements(shapes)
     connect: dict[str, Callable[[int], ExchangeClient]] = {}
@@ -133,16 +134,9 @@ def rig(
             driver.close()
             exchange = partial(WorkerExchange, address=server.address, size=size, shared=side == "shared")
             connect[side], pids[side] = exchange, server.pid
-        for side, make_server in (("limit", partial(bare.server, size)), ("echo", partial(echo.server, 4 * size))):
-            if side in sides:
-                other = stack.enter_context(serving(make_server))
-                connect[side], pids[side] = partial(echo.EchoClient, address=other.address, size=size), other.pid
-        if "naive" in sides:
-            plain = stack.enter_context(serving(partial(naive.server, shapes)))
-            connect["naive"], pids["naive"] = (
-                partial(naive.NaiveClient, address=plain.address, shapes=shapes),
-                plain.pid,
-            )
+        if "limit" in sides:
+            other = stack.enter_context(serving(partial(bare.server, size)))
+            connect["limit"], pids["limit"] = partial(bare.BareClient, address=other.address, size=size), other.pid
         fleet = stack.enter_context(Fleet(clients, connect))
         for side in connect:
             fleet.run(side, _WARM_UP)

@@ -54,9 +54,6 @@ def _whole_jobs(models: tuple[str, ...]) -> Iterator[list[Case]]:
         found += [programs.long_job(model, 6, "downpour") for model in models if model == "M"]
         found += [
             programs.first_step(f"{_job(*small)}, the fifth in a session", Program("warm", *small), 1.0),
-            programs.first_step(
-                "the successor of a worker that is killed, S", Program("killed", "S", 20, "downpour"), 1.5
-            ),
             programs.many_fits(*small),
             programs.memory(*small),
         ]

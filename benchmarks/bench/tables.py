@@ -22,13 +22,8 @@ import numpy as np
 from bench.measure import Case, Factory
 from bench.workload import PATIENCE, WORKERS, answer, fit_rate, session, steady_rate
 from distkeras import Monitoring, Trainer
-from distkeras.layers import WideEmbedding
 from distkeras.ps import rules
-from distkeras.ps.center.center import Center
-from distkeras.ps.center.tables import Table
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.protocol.messages import Commit
-from distkeras.ps.protocol.tables import TableShape
 
 if TYPE_CHECKING:
     import keras
@@ -49,8 +44,8 @@ MANY = 4_000_000
 #: Rows from which a case has one round, and the rounds of smaller tables.
 _LARGE, _ROUNDS = 1_000_000, 2
 _NOTE = f"epochs >= 2; DOWNPOUR, window {WINDOW}"
-#: For the server's arithmetic: rows of a commit and of its reply, and the number of different commits.
-_TOUCHED, _COMMITS = 5_000, 16
+#: Windows with different ids, for the rows of a window in NumPy alone.
+_WINDOWS = 16
 #: Seconds between two polls of the workers' memory.
 _POLL_SECONDS = 0.05
 
@@ -63,22 +58,19 @@ def cases(quick: bool) -> list[Factory]:
     count = 100_000 if quick else 200_000
     return [
         *(partial(_table, rows, count) for rows in sizes),
-        partial(_wide, sizes[-1], count),
         partial(_snapshots, sizes[-2], count, 20 if quick else 100),
         partial(_memory, sizes[-1], count),
-        partial(_arithmetic, sizes[-1] // 4, 100 if quick else 1000),
     ]
 
 
-def model_of(rows: int, optimizer: str, folder: str | None = None) -> keras.Model:
-    """Return a compiled classifier over rows of ids, with one table: a `WideEmbedding` if there is a ``folder``."""
+def model_of(rows: int, optimizer: str) -> keras.Model:
+    """Return a compiled classifier over rows of ids, with one table."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
     ids = keras.Input((IDS,), dtype="int32")
-    given: dict[str, Any] = {"name": "table"}
-    table = layers.Embedding(rows, WIDTH, **given) if folder is None else WideEmbedding(rows, WIDTH, folder, **given)
+    table = layers.Embedding(rows, WIDTH, name="table")
     hidden = layers.Dense(32, activation="relu")(layers.Flatten()(table(ids)))
     model = keras.Model(ids, layers.Dense(1, activation="sigmoid")(hidden))
     model.compile(getattr(keras.optimizers, optimizer)(OPTIMIZERS[optimizer]), "binary_crossentropy")
@@ -190,12 +182,12 @@ def _beside_bare(rows: int, optimizer: str, workers: int, frame: Frames) -> Case
 def bare_seconds(rows: int, windows: int = 64) -> float:
     """Return the processor seconds that NumPy takes for the rows of one window, at worker and server."""
     rng = np.random.default_rng(0)
-    ids = rng.integers(0, rows, (_COMMITS, WINDOW * BATCH * IDS), np.int32)
+    ids = rng.integers(0, rows, (_WINDOWS, WINDOW * BATCH * IDS), np.int32)
     table, moved = np.zeros((rows, WIDTH), np.float32), np.full((ids.shape[1], WIDTH), 1e-3, np.float32)
     spent = 0.0
-    for number in range(-_COMMITS, windows):  # negative numbers warm up the memory
+    for number in range(-_WINDOWS, windows):  # negative numbers warm up the memory
         began = time.thread_time()
-        touched, _ = np.unique(ids[number % _COMMITS], return_inverse=True)
+        touched, _ = np.unique(ids[number % _WINDOWS], return_inverse=True)
         table[touched] += moved[: touched.size]
         _ = table[touched]  # These are the rows of a reply.
         spent += (time.thread_time() - began) * (number >= 0)
@@ -210,27 +202,6 @@ def with_bare_rows(rate: float, workers: int, seconds: float) -> float:
 
 def _name(rows: int, optimizer: str, workers: int) -> str:
     return f"{rows} rows, {optimizer}, {workers} worker{'s' * (workers > 1)}"
-
-
-@contextmanager
-def _wide(rows: int, count: int) -> Iterator[list[Case]]:
-    with _frames(count) as frame, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as folder:
-
-        def case(optimizer: str, workers: int) -> Case:
-            return Case(
-                SECTION,
-                f"WideEmbedding: {_name(rows, optimizer, workers)}",
-                "samples/s",
-                lambda: steady(model_of(rows, optimizer, folder), workers, frame(rows), "auto"),
-                _few(optimizer, workers, frame),
-                lambda: plain_rate(rows, optimizer, count),
-                target_limit=0.7,
-                target_naive=50.0 if rows == MANY else None,
-                once=rows == MANY,
-                note=f"{_NOTE}; limit: Embedding of {FEW} rows; naive: Embedding and fit, in a process of its own",
-            )
-
-        yield [case(optimizer, 2) for optimizer in OPTIMIZERS]
 
 
 @contextmanager
@@ -271,23 +242,6 @@ def _memory(rows: int, count: int) -> Iterator[Case]:
             once=rows == MANY,
             note=f"limit: {small} rows; the same ids; SGD, 1 worker, window {WINDOW}",
         )
-
-
-@contextmanager
-def _arithmetic(rows: int, commits: int) -> Iterator[list[Case]]:
-    def case(rule: str) -> Case:
-        center, bare = RowsAtCenter(rule, rows), BareRows(rows)
-        return Case(
-            SECTION,
-            f"{rule}'s arithmetic on rows",
-            "commits/processor second",
-            lambda: _commit_rate(center, commits),
-            lambda: _commit_rate(bare, commits),
-            target_limit=0.7,
-            note=f"{_TOUCHED} rows of {WIDTH} in a commit and in its reply; limit: NumPy's gather, add and scatter",
-        )
-
-    yield [case(rule) for rule in ("downpour", "dynsgd")]
 
 
 def _plain(rows: int, optimizer: str, count: int, sender: Connection) -> None:
@@ -376,87 +330,3 @@ def _workers_peak() -> int:
             continue
         peak = max([peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))])
     return peak
-
-
-class RowsAtCenter:
-    """A center with one table only, and commits of its rows.
-
-    Args:
-        rule: name of the update rule.
-        rows: number of rows of the table.
-    """
-
-    def __init__(self, rule: str, rows: int) -> None:
-        self._ids, self._moved = _commits_of(rows)
-        self.table = Table(TableShape("table", rows, WIDTH, _TOUCHED))
-        self._center = Center(rules.make(rule), np.zeros(0, np.float32), workers=2, tables=[self.table])
-        for worker in range(2):
-            self._center.join(worker, 0)
-            self._center.release(worker, 0).buffer.drop()
-
-    def prepare(self, number: int) -> Callable[[], object]:
-        """Receive a commit; return a function that applies it and gathers the rows of its reply."""
-        center, worker = self._center, number % 2
-        lease, buffer = center.leases[worker], center.pool.take()
-        touched, wants = self._ids[number % _COMMITS], self._ids[(number + 1) % _COMMITS]
-        commit = Commit(
-            worker=worker,
-            attempt=0,
-            incarnation=center.incarnation,
-            sequence=lease.sequence + 1,
-            epoch=0,
-            first=lease.batch,
-            last=lease.batch,
-            epoch_end=False,
-            wants_center=True,
-            learning_rate=0.01,
-            scale=1.0,
-            waited=0.0,
-            parts=(buffer.array,),
-            history=np.zeros((1, 3)),
-            touched=(touched,),
-            moved=(self._moved.copy(),),
-            wants=(wants,),
-        )
-
-        def step() -> None:
-            center.commit(commit, [buffer])
-            center.release(worker, 0, (wants,)).buffer.drop()
-
-        return step
-
-
-class BareRows:
-    """The same rows in an array, updated by NumPy alone."""
-
-    def __init__(self, rows: int) -> None:
-        self._ids, self._moved = _commits_of(rows)
-        self.array = np.zeros((rows, WIDTH), np.float32)
-
-    def prepare(self, number: int) -> Callable[[], object]:
-        """See `RowsAtCenter`."""
-        touched, wants = self._ids[number % _COMMITS], self._ids[(number + 1) % _COMMITS]
-        moved = self._moved.copy().reshape(-1, WIDTH)
-
-        def step() -> object:
-            self.array[touched] += moved
-            return self.array[wants]
-
-        return step
-
-
-def _commits_of(rows: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the rows of each commit, int64 in ascending order, and their movement, float32, flat."""
-    rng = np.random.default_rng(0)
-    ids = [np.sort(rng.choice(rows, _TOUCHED, replace=False)) for _ in range(_COMMITS)]
-    return ids, rng.normal(scale=1e-3, size=_TOUCHED * WIDTH).astype(np.float32)
-
-
-def _commit_rate(side: RowsAtCenter | BareRows, commits: int) -> float:
-    spent = 0.0
-    for number in range(commits):
-        step = side.prepare(number)
-        began = time.thread_time()
-        step()
-        spent += time.thread_time() - began
-    return commits / spent

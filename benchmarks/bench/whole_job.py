@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +27,6 @@ RATES = {"keras": 0.1, "elephas": 0.1, "agn": 0.3, "downpour": 0.1}
 WINDOWS = {"agn": 3, "downpour": 10}
 #: The number of equal trainings in one session, for jobs in a warm session.
 WARM = 5
-#: Commits before a worker is killed.
-AFTER = 20
 #: The number of folds and the factors on the learning rate of a cross-validation.
 FOLDS, FACTORS = 3, (0.25, 0.5, 1.0, 1.5)
 
@@ -171,37 +167,6 @@ def distkeras(
     return trained, took | {"first step": first - called}
 
 
-def with_a_killed_worker(folder: Path, model: str, epochs: int, rule: str) -> Result:
-    """Kill a worker's process while it trains; measure the time from the next attempt's start to its first step."""
-    from distkeras import Callback
-
-    killed: list[int] = []
-
-    class Kill(Callback):
-        def on_center(self, context: Any) -> None:
-            if not killed:
-                killed.append(python_workers()[0])
-                os.kill(killed[0], signal.SIGKILL)
-
-    with tempfile.TemporaryDirectory() as log:
-        SESSION.update(
-            {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.eventLog.dir": log}
-        )
-        spark = ready_session()
-        rows = spark.read.parquet(str(folder / "rows"))
-        trainer, trained = fit(rows, model, epochs, rule, callbacks=[Kill(every_commits=AFTER)])
-        commits = [row for row in trainer.ledger.orderBy("clock").collect() if row["clock"] is not None]
-        last = max(row["attempt"] for row in commits)
-        (worker,) = {row["worker"] for row in commits if row["attempt"] == last}
-        before = [row for row in commits if row["worker"] == worker and row["attempt"] != last]
-        step = sum(row["last_batch"] - row["first_batch"] + 1 for row in before)
-        found = trainer.history.where(f"worker = {worker} and iteration = {step}").selectExpr("double(timestamp)")
-        ((first,),) = found.collect()
-        spark.stop()
-        (launched,) = retries(Path(log))
-    return trained, {"first step": first - launched}
-
-
 def with_memory(
     folder: Path, model: str, epochs: int, rule: str, *, job: Callable[..., Result], whose: Callable[[], list[int]]
 ) -> Result:
@@ -231,13 +196,6 @@ def proportional_memory(pid: int) -> float:
     except (OSError, ValueError):  # The process has ended in the meantime.
         return 0.0
     return int(line.split()[1]) / 2**20
-
-
-def retries(log: Path) -> list[float]:
-    """Return when Spark launched retried tasks, from its event log."""
-    lines = [line for file in log.rglob("*") if file.is_file() for line in file.read_text().splitlines()]
-    events = [json.loads(line) for line in lines if line.startswith('{"Event":"SparkListenerTaskStart"')]
-    return [event["Task Info"]["Launch Time"] / 1e3 for event in events if event["Task Info"]["Attempt"]]
 
 
 def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result:
@@ -289,7 +247,6 @@ KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
     "ready": partial(distkeras, session=ready_session),
     # The last of several equal trainings in one session.
     "warm": partial(distkeras, session=ready_session, times=WARM),
-    "killed": with_a_killed_worker,
     "many of keras": many_of_keras,
     "many of elephas": many_of_elephas,
     "many": cross_validation,

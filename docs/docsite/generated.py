@@ -30,7 +30,7 @@ RULES = {
     "ssgd": "A baseline in synchronous rounds is needed.",
 }
 
-#: The README's six figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
+#: The README's five figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
 #: "naive"), and the two sides, as "measurement, compared with reference".
 FIGURES = (
     ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark with 4.8 million "
@@ -43,8 +43,6 @@ FIGURES = (
      "nothing reads them"),
     ("predict", "S, 60000 rows", "limit", "distributed prediction, compared with `keras.Model.predict` on "
      "arrays"),
-    ("safety", "ledger, history and finite check, M, 2 workers, AGN, window 10, batches of 128", "limit",
-     "the same job with ledger, history and finite check, compared with a job without them"),
 )  # fmt: skip
 
 #: What the summary of the page on performance has in addition.
@@ -53,17 +51,16 @@ FURTHER_FIGURES = (
      "server"),
     ("ps", "19.2 MB, 8 clients, dana_dc", "limit", "exchanges of 19.2 MB with 8 clients under DANA-DC, compared with "
      "the same bare server"),
-    ("scale", "64 clients compared with 16", "limit", "throughput with 64 clients, compared with 16 clients"),
     ("step", "M, batches of 32, windows of 10", "limit", "steps of a medium model, compared with a bare compiled loop"),
     ("step", "S, batches of 32, windows of 10", "limit", "steps of a small model, compared with a bare compiled loop"),
     ("data", "first pass, Parquet", "naive", "mini-batches from Parquet, compared with `rdd.mapPartitions`"),
     ("data", "later epochs", "naive", "later passes over the rows, compared with the first pass"),
     ("train", "S, 2 workers, AGN, window 10, batches of 32", "naive", "epoch of a whole job with a small model, "
      "compared with `fit` on both cores"),
-    ("safety", "snapshots every 100 commits, M, 2 workers, AGN, window 10, batches of 128", "limit", "the same job "
-     "with snapshots, compared with a job without them"),
-    ("link", "M, 2 workers, window 10, exchange overlapped with compute, 1 Gbps", "limit", "training with overlapped "
-     "exchanges at 1 Gbps, compared with no exchange"),
+    ("ps", "19.2 MB, 8 workers in 1 group", "naive", "windows of 8 workers in one relay group, "
+     "compared with 8 workers without relays"),
+    ("ps", "19.2 MB, 8 workers in 2 groups", "naive", "windows of 8 workers in two relay groups, "
+     "compared with 8 workers without relays"),
     ("link", "19.2 MB exchange, int8, 1 Gbps", "naive", "exchanges in int8 at 1 Gbps, compared with float32"),
     ("start", "S, 3 epochs, DOWNPOUR, window 10, batches of 128, a session of `distkeras.spark`", "naive", "short "
      "whole job in a session of `distkeras.spark`, compared with elephas"),
