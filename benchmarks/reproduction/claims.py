@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from reproduction.parts import Section
-from reproduction.spreads import Spread
-
-T = TypeVar("T")
-
-#: The contents of the files of results: plain numbers, lists and dictionaries by the job's name.
+#: The contents of the file of results: plain numbers, lists and dictionaries by the job's name.
 Results = Mapping[str, Any]
 #: A `functools.partial` of a module-level function, which another process can run.
 Job = Callable[[], Any]
+#: A verdict in words; None: the spread over the seeds is too wide for one.
+VERDICTS = {True: "yes", False: "**no**", None: "undecided"}
 
 
 @dataclass(frozen=True)
@@ -23,54 +20,86 @@ class Scale:
     """The size of the runs.
 
     Args:
-        name: "tiny", "quick", "middle" or "full".
-        seeds: seeds of the reported runs; learning rates are chosen with seed 0. The seeds of the middle scale were
-            not used before: its criteria were written after the quick scale's figures had been seen.
+        name: "tiny" or "report".
         length: factor on all budgets of gradients and commits.
+        most: maximum number of seeds.
     """
 
     name: str
-    seeds: tuple[int, ...]
     length: float
+    most: int
 
-    @property
-    def few(self) -> tuple[int, ...]:
-        """Return enough seeds for large differences."""
-        return self.seeds[:5]
-
-    @property
-    def many(self) -> tuple[int, ...]:
-        """Return ten seeds, for runs that differ most from each other."""
-        return tuple(range(self.seeds[0], self.seeds[0] + 10))
+    def seeds(self, first: int, count: int) -> tuple[int, ...]:
+        """Return ``count`` seeds from ``first`` on, or fewer; learning rates are chosen with seed 0."""
+        return tuple(range(first, first + min(count, self.most)))
 
     def budget(self, number: int, multiple: int = 1) -> int:
         """Return ``number`` at this scale, as a multiple of ``multiple``."""
         return max(1, round(number * self.length / multiple)) * multiple
 
-    def pick(self, quick: T, full: T) -> T:
-        """Return ``full`` at the full scale, ``quick`` at others."""
-        return full if self.name == "full" else quick
 
-
-SCALES = {
-    "tiny": Scale("tiny", (1, 2, 3), 0.02),
-    "quick": Scale("quick", (1, 2, 3), 1.0),
-    "middle": Scale("middle", (11, 12, 13, 14, 15, 16), 1.0),
-    "full": Scale("full", (1, 2, 3, 4, 5), 4.0),
-}
+SCALES = {"tiny": Scale("tiny", 0.02, 3), "report": Scale("report", 1.0, 10)}
 
 
 @dataclass(frozen=True)
-class Criteria:
-    """A set of criteria, with their jobs and their section of the report.
+class Check:
+    """A criterion that was fixed before its runs, and their result.
 
     Args:
-        jobs: returns the jobs at a scale, by name.
-        section: returns the section from the figures, and draws its pictures into the folder.
+        criterion: in words, with its limits.
+        paper: the paper's result.
+        here: the result of the runs.
+        holds: whether it is met; None if the spread over the seeds is too wide to decide.
+        revised: whether it was written after the figures of a first criterion, which could not decide, had been seen.
     """
 
-    jobs: Callable[[Scale], dict[str, Job]]
-    section: Callable[[Results, Scale, Path], Section]
+    criterion: str
+    paper: str
+    here: str
+    holds: bool | None
+    revised: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report; cells are Markdown."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture of the report, and its caption."""
+
+    file: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The section of a claim, in the order: setting, checks, blocks."""
+
+    setting: str
+    checks: list[Check]
+    blocks: list[Table | Figure | str]
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of criteria that are met, of all, and of those that are undecided."""
+
+    met: int = 0
+    all: int = 0
+    undecided: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        """Return the sum of both."""
+        return Count(self.met + other.met, self.all + other.all, self.undecided + other.undecided)
+
+    def __str__(self) -> str:
+        return f"{self.met} of {self.all}" + (f", {self.undecided} undecided" if self.undecided else "")
 
 
 @dataclass(frozen=True)
@@ -82,16 +111,15 @@ class Claim:
         title: its heading.
         says: the claim in one or two sentences.
         source: paper, figures, sections.
-        first: the criteria that were fixed before the first run; `reproduction.revised` has further ones.
+        jobs: returns the jobs at a scale, by name.
+        section: returns the section from the figures, and draws its pictures into the folder.
+        before: the verdicts of criteria as first written whose programs are only in release 0.3.0.
     """
 
     name: str
     title: str
     says: str
     source: str
-    first: Criteria
-
-
-def over_seeds(results: Results, name: str, scale: Scale, key: str) -> Spread:
-    """Return a figure of the jobs ``name/seed``, over the seeds."""
-    return Spread.of([results[f"{name}/{seed}"][key] for seed in scale.seeds])
+    jobs: Callable[[Scale], dict[str, Job]]
+    section: Callable[[Results, Scale, Path], Section]
+    before: Count = Count()

@@ -1,36 +1,30 @@
-"""The Markdown report. Every figure in it comes from the results."""
+"""The Markdown report. Every figure in it comes from the results, but for the claims in `EARLIER`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from reproduction.claims import SCALES, Claim, Scale
-from reproduction.parts import VERDICTS, Check, Figure, Section, Table
+from reproduction.claims import VERDICTS, Check, Claim, Count, Figure, Scale, Section, Table
 from reproduction.spreads import listed
 
+FIGURES = "results.json"
 FRAME = (
-    "This page reports claims of five papers (sections 1 to 10), and of papers from 2022 on (sections 11 to 13), that "
-    "were tested at small scale. The tests use the simulator of the "
+    "This page reports claims of papers that were tested at small scale. The tests use the simulator of the "
     "parameter server with a virtual clock and the server's own update rules. They train a perceptron (784-32-10, "
-    "ReLU, softmax cross-entropy, mini-batches of 32) on Fashion-MNIST, or minimize Beale's function. The papers "
+    "ReLU, softmax cross-entropy, mini-batches of 32) on Fashion-MNIST. The papers "
     "trained larger networks on other data for longer. Comparable are the order of the rules, which of them diverge, "
     "and by how much they differ, but not the accuracies themselves."
 )
-HONESTY = {
-    "first": "The **first** criteria were written down before the first run and have not been changed since. "
-    "Afterwards, grids of learning rates (compensation, ormo, throughput, daso) were extended or moved beyond an edge "
-    "at which best rates lay. One of them was SSGDm's grid, whose rates had been too high for it to train at all. The "
-    "runs at a quarter of the rate (momentum) were added, and do not count for any criterion. “(edge)” marks a rate "
-    "that is still the first or the last of its grid, so that a better one may lie outside.",
-    "revised": "The **revised** criteria complement those first criteria that cannot decide: nothing trained at the "
-    "rate that all rules shared, a control was missing, or the required difference is as large as the difference "
-    "between seeds. They were written after the first figures had been seen, and rates were tried with seeds 0 and 1. "
-    "The seeds of the middle scale, which they are tested with, had not been used in any run. Five or six seeds left "
-    "most criteria of momentum and ormo undecided, and some of elastic, throughput and daso. These were then run with "
-    "ten seeds and the same criteria, with wider grids for momentum (and, after its first figures, for efficiency).",
-}
+CRITERIA = (
+    "Criteria **as first written** were written down before the first run and have not been changed since. “(edge)” "
+    "marks a rate that is the first or the last of its grid, so that a better one may lie outside. **Revised** "
+    "criteria replace first ones that cannot decide: nothing trained at the rate that all rules shared, a control was "
+    "missing, or the required difference is as large as the difference between seeds. They were written after the "
+    "first figures had been seen, and rates were tried with seeds 0 and 1. Seeds from 11 on, which they are tested "
+    "with, had not been used in any run. Five or six seeds left most of them undecided; these were then run with ten "
+    "seeds and the same criteria, and those of momentum with wider grids."
+)
 INTERVALS = (
     "Each revised criterion, and each criterion of communication, slow-worker and many-workers, is about a difference "
     "taken seed by seed, because runs with the same seed begin alike and draw the same mini-batches. It holds if the "
@@ -38,30 +32,89 @@ INTERVALS = (
     "if the interval lies on the other side, and is undecided if the interval contains the limit. Such a difference is "
     "written as mean [lower, upper]."
 )
-FILES = {"first": "results.json", "revised": "revised.json"}
-WRITTEN = {"first": "criteria as first written", "revised": "revised ones"}
-TITLES = {"first": "First criteria", "revised": "Revised criteria"}
+BEFORE = (
+    "Verdicts with a star were measured before version 0.3.0: the programs, criteria and figures are in that release, "
+    "and the counts here are copied from its report. They include all first criteria that revised ones have replaced, "
+    "and are not in the list of what does not reproduce."
+)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A claim whose program is only in release 0.3.0.
+
+    Args:
+        claim: the claim.
+        source: its paper.
+        first, revised: the verdicts.
+        found: what was found, in a sentence.
+    """
+
+    claim: str
+    source: str
+    first: Count
+    revised: Count
+    found: str
+
+
+EARLIER = (
+    Earlier(
+        "Mean staleness is n − 1",
+        "Hermans 2017",
+        Count(5, 6),
+        Count(),
+        "It is, for any speeds. It is distributed geometrically only with memoryless workers.",
+    ),
+    Earlier(
+        "DynSGD: dividing by the staleness stabilizes",
+        "Hermans 2017",
+        Count(1, 3),
+        Count(1, 1),
+        "DynSGD trains with 20 workers where DOWNPOUR diverges, and loses accuracy with windows of 10.",
+    ),
+    Earlier(
+        "Elastic averaging reaches an equilibrium, which early stopping uses",
+        "Hermans 2017",
+        Count(2, 4),
+        Count(1, 3, 1),
+        "It does, but a plain window that exchanges as often gains nearly as much as early stopping. Whether AEASGD "
+        "gains from longer windows is undecided.",
+    ),
+    Earlier(
+        "AGN is temporally more efficient than AEASGD",
+        "Hermans 2017",
+        Count(0, 2),
+        Count(0, 2),
+        "Over the time of training, AEASGD was ahead of AGN in 4 of 5 settings.",
+    ),
+    Earlier(
+        "Delay compensation makes ASGD as good as sequential SGD",
+        "Zheng et al. 2017",
+        Count(0, 3),
+        Count(2, 3, 1),
+        "DC-ASGD was more accurate than ASGD only at a rate that is too high for ASGD. At their own rates no "
+        "difference was found with 32 workers.",
+    ),
+    Earlier(
+        "DASO takes less time than blocking synchronization at the same accuracy",
+        "Coquelin et al. 2022",
+        Count(4, 4),
+        Count(2, 2),
+        "It does; with more nodes it loses more accuracy than blocking does.",
+    ),
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A claim with its sections; a section is None if it was not run.
-
-    Args:
-        claim: the claim.
-        first: by the first criteria.
-        revised: by the revised ones.
-        has_revised: whether there are any.
-    """
+    """A claim with its section."""
 
     claim: Claim
-    first: Section | None
-    revised: Section | None
-    has_revised: bool
+    section: Section
 
-    def section(self, kind: str) -> Section | None:
-        """Return the section by the criteria "first" or "revised"."""
-        return self.first if kind == "first" else self.revised
+    def count(self, revised: bool) -> Count:
+        """Return the verdicts of the criteria as first written, or of the ``revised`` ones."""
+        return count([check for check in self.section.checks if check.revised == revised])
 
 
 @dataclass(frozen=True)
@@ -70,32 +123,30 @@ class Findings:
 
     Args:
         parts: one for each claim.
-        scales: of each set of criteria that was run.
-        seconds: the measured processor time, by set and claim.
-        cost: the estimated cost of another scale, from `cost.measure`; empty if it was not measured.
+        scale: of all runs.
+        seconds: the measured processor time by claim.
     """
 
     parts: Sequence[Part]
-    scales: Mapping[str, Scale]
-    seconds: Mapping[str, Mapping[str, float]]
-    cost: Mapping[str, Any]
+    scale: Scale
+    seconds: Mapping[str, float]
 
-    def checks(self, kind: str) -> list[tuple[Part, Check]]:
-        """Return the checks of all criteria of a set that were run."""
-        sections = [(part, part.section(kind)) for part in self.parts]
-        return [(part, check) for part, section in sections if section is not None for check in section.checks]
+
+def count(checks: Sequence[Check]) -> Count:
+    """Return the verdicts of some criteria."""
+    verdicts = [check.holds for check in checks]
+    return Count(verdicts.count(True), len(verdicts), verdicts.count(None))
 
 
 def verdict(section: Section) -> str:
     """Return the number of criteria that are met, in words."""
-    verdicts = [check.holds for check in section.checks]
-    met, undecided = verdicts.count(True), verdicts.count(None)
-    if met == len(verdicts):
+    found = count(section.checks)
+    if found.met == found.all:
         return "reproduced"
-    beside = f", {undecided} undecided" if undecided else ""
-    if met:
-        return f"reproduced in part ({met} of {len(verdicts)} criteria{beside})"
-    return f"not reproduced ({undecided} of {len(verdicts)} undecided)" if undecided else "not reproduced"
+    beside = f", {found.undecided} undecided" if found.undecided else ""
+    if found.met:
+        return f"reproduced in part ({found.met} of {found.all} criteria{beside})"
+    return f"not reproduced ({found.undecided} of {found.all} undecided)" if found.undecided else "not reproduced"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -104,129 +155,115 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def count(checks: Sequence[Check]) -> str:
-    """Return a count such as "3 of 5, 1 undecided"."""
-    verdicts = [check.holds for check in checks]
-    undecided = f", {verdicts.count(None)} undecided" if None in verdicts else ""
-    return f"{verdicts.count(True)} of {len(verdicts)}{undecided}"
-
-
-def headline(found: Findings) -> str:
-    """Return the sentence that is also in the README."""
-    texts = []
-    for kind in found.scales:
-        checks = [check for _, check in found.checks(kind)]
-        met, undecided = sum(check.holds is True for check in checks), sum(check.holds is None for check in checks)
-        beside = f" ({undecided} undecided)" if undecided else ""
-        texts.append(f"{met} of {len(checks)} {WRITTEN[kind]} are met{beside}")
+def headline(found: Findings, earlier: Sequence[Earlier]) -> str:
+    """Return the sentence that is also in the README, about the criteria of all claims."""
+    first = [total for part in found.parts for total in (part.claim.before, part.count(False))]
+    revised = [part.count(True) for part in found.parts]
+    totals = {
+        "criteria as first written": sum((*first, *(one.first for one in earlier)), Count()),
+        "revised ones": sum((*revised, *(one.revised for one in earlier)), Count()),
+    }
+    texts = [
+        f"{total.met} of {total.all} {name} are met" + (f" ({total.undecided} undecided)" if total.undecided else "")
+        for name, total in totals.items()
+        if total.all
+    ]
     return f"{'; '.join(texts)}."
 
 
 def report(found: Findings, chosen: str) -> str:
-    """Return the whole text; ``chosen`` has the options that selected claims."""
-    kinds = list(found.scales)
-    commands = [
-        f"`python benchmarks/reproduction --scale {scale.name} --criteria {kind}{chosen}`"
-        for kind, scale in found.scales.items()
-    ]
-    claims = [
-        (f"[{part.claim.title}](#{part.claim.name})", *(_summary(part, kind) for kind in kinds)) for part in found.parts
-    ]
+    """Return the whole text; ``chosen`` has the options that selected claims, without which it has all claims."""
+    earlier = () if chosen else EARLIER
     lines = [
         "# Reproduction of the papers' claims",
         FRAME,
-        *(HONESTY[kind] for kind in kinds),
+        CRITERIA,
         INTERVALS,
-        f"Made by {' and '.join(commands)}; do not edit. The figures are in "
-        f"{' and '.join(f'[{FILES[kind]}]({FILES[kind]})' for kind in kinds)}. Spreads are mean ± standard deviation "
-        "over the seeds.",
-        headline(found),
-        table(("claim", *(f"{TITLES[kind].lower()}, met ({found.scales[kind].name} scale)" for kind in kinds)), claims),
+        f"Made by `python benchmarks/reproduction --scale {found.scale.name}{chosen}`; do not edit. The figures are in "
+        f"[{FIGURES}]({FIGURES}). Spreads are mean ± standard deviation over the seeds.",
+        headline(found, earlier),
+        table(
+            ("claim", "criteria as first written, met", "revised criteria, met"),
+            [_summary(part) for part in found.parts],
+        ),
+        BEFORE,
+        *_earlier(earlier),
         *_cost(found),
         "## What does not reproduce at this scale",
         _failures(found),
     ]
     for number, part in enumerate(found.parts, 1):
-        lines += _claim(number, part, found.scales)
+        lines += _claim(number, part)
     return "\n\n".join(lines) + "\n"
 
 
-def _summary(part: Part, kind: str) -> str:
-    section = part.section(kind)
-    if section is not None:
-        return count(section.checks)
-    return "not run at this scale" if kind == "first" or part.has_revised else "none: the first decide"
+def _summary(part: Part) -> tuple[str, str, str]:
+    kept, before, revised = part.count(False), part.claim.before, part.count(True)
+    texts = [str(kept)] * bool(kept.all) + [f"{before}*"] * bool(before.all)
+    return f"[{part.claim.title}](#{part.claim.name})", " and ".join(texts), str(revised) if revised.all else "–"
+
+
+def _earlier(earlier: Sequence[Earlier]) -> list[str]:
+    rows = [
+        (one.claim, one.source, f"{one.first}*", f"{one.revised}*" if one.revised.all else "–", one.found)
+        for one in earlier
+    ]
+    header = ("claim", "paper", "criteria as first written, met", "revised criteria, met", "found")
+    return (
+        ['<a id="earlier"></a>\n\n## Claims whose programs are in release 0.3.0', table(header, rows)] if rows else []
+    )
 
 
 def _cost(found: Findings) -> list[str]:
-    texts = []
-    for kind, seconds in found.seconds.items():
-        complete = all(part.claim.name in seconds for part in found.parts if part.section(kind) is not None)
-        texts.append(
-            f"The {found.scales[kind].name} scale of the {kind} criteria took {sum(seconds.values()) / 60:.0f} minutes "
-            f"of one core ({listed([f'{name} {value / 60:.1f}' for name, value in seconds.items()])}"
-            + ("" if complete else "; the others were not measured")
-            + ")."
-        )
-    if found.cost:
-        hours, name = found.cost["hours"], found.cost["scale"]
-        missing = [part.claim.name for part in found.parts if part.claim.name not in hours]
-        without = f" (all claims but {listed(missing)})" if missing else ""
-        most = sorted(hours, key=hours.__getitem__, reverse=True)[:3]
-        texts.append(
-            f"The {name} scale of the first criteria{without} was not run. Measured on a part "
-            f"({found.cost['measured']} of its {found.cost['jobs']} jobs, each over a sixteenth of its length), it "
-            f"would take {sum(hours.values()):.1f} hours of one core, most of them for "
-            f"{listed([f'{claim} ({hours[claim]:.1f})' for claim in most])}."
-        )
-        if "revised" in found.seconds and found.scales["revised"].name != name:
-            longer = SCALES[name].length / found.scales["revised"].length
-            texts.append(
-                f"That of the revised criteria has runs {longer:g} times as long as the {found.scales['revised'].name} "
-                f"one: about {longer * sum(found.seconds['revised'].values()) / 3600:.1f} hours."
-            )
-    return ["## What it takes", " ".join(texts)] if texts else []
+    seconds = found.seconds
+    if not seconds:
+        return []
+    missing = [part.claim.name for part in found.parts if part.claim.name not in seconds]
+    text = (
+        f"The runs took {sum(seconds.values()) / 60:.0f} minutes of one core "
+        f"({listed([f'{name} {value / 60:.1f}' for name, value in seconds.items()])}"
+        + (f"; {listed(missing)} were not measured" if missing else "")
+        + ")."
+    )
+    return ["## What it takes", text]
 
 
 def _failures(found: Findings) -> str:
     rows = [
-        (f"[{part.claim.name}](#{part.claim.name})", kind, check.criterion, check.here, VERDICTS[check.holds])
-        for kind in found.scales
-        for part, check in found.checks(kind)
+        (
+            f"[{part.claim.name}](#{part.claim.name})",
+            _written(check),
+            check.criterion,
+            check.here,
+            VERDICTS[check.holds],
+        )
+        for part in found.parts
+        for check in part.section.checks
         if check.holds is not True
     ]
     if not rows:
         return "Nothing: all criteria are met."
-    return table(("claim", "criteria", "criterion", "here", "met"), rows)
+    return table(("claim", "written", "criterion", "here", "met"), rows)
 
 
-def _claim(number: int, part: Part, scales: Mapping[str, Scale]) -> list[str]:
-    claim = part.claim
-    lines = [f'<a id="{claim.name}"></a>\n\n## {number}. {claim.title}', f"{claim.says} *{claim.source}*"]
-    for kind, scale in scales.items():
-        section = part.section(kind)
-        if section is not None:
-            lines += [
-                f"**{TITLES[kind]}, {scale.name} scale: {verdict(section)}.**",
-                _criteria(section, part.first if kind == "revised" else None),
-                f"Setting: {section.setting}",
-                *(_block(block) for block in section.blocks),
-            ]
-        elif kind == "revised" and part.has_revised:
-            lines.append(f"**{TITLES[kind]}: not run at the {scale.name} scale.**")
-    return lines
+def _written(check: Check) -> str:
+    return "revised" if check.revised else "first"
 
 
-def _criteria(section: Section, first: Section | None) -> str:
-    """Return the numbered table of criteria; with ``first``, a row also has the verdict of the first criterion."""
-    rows = []
-    for number, check in enumerate(section.checks, 1):
-        row = [str(number), check.criterion, check.paper, check.here, VERDICTS[check.holds]]
-        if first is not None:
-            row.append(f"{check.first}: {VERDICTS[first.checks[check.first - 1].holds]}" if check.first else "–")
-        rows.append(row)
-    header = ["", "criterion", "paper", "here", "met"]
-    return table([*header, "first criterion"] if first is not None else header, rows)
+def _claim(number: int, part: Part) -> list[str]:
+    claim, section = part.claim, part.section
+    rows = [
+        [str(place), _written(check), check.criterion, check.paper, check.here, VERDICTS[check.holds]]
+        for place, check in enumerate(section.checks, 1)
+    ]
+    return [
+        f'<a id="{claim.name}"></a>\n\n## {number}. {claim.title}',
+        f"{claim.says} *{claim.source}*",
+        f"**{verdict(section).capitalize()}.**",
+        table(("", "written", "criterion", "paper", "here", "met"), rows),
+        f"Setting: {section.setting}",
+        *(_block(block) for block in section.blocks),
+    ]
 
 
 def _block(block: Table | Figure | str) -> str:

@@ -1,11 +1,8 @@
-"""Training runs of the perceptron under a rule, and the choice of a learning rate."""
+"""Training runs of the perceptron under a rule."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -147,35 +144,3 @@ def smoothed(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
     parts = np.array_split(ordered[["seconds", "accuracy"]].to_numpy(), min(CURVE, len(ordered)))
     means = [part.mean(axis=0) for part in parts]
     return [round(float(mean[0]), 1) for mean in means], [round(float(mean[1]), 4) for mean in means]
-
-
-@cache
-def held_out(run: Run) -> float:
-    """Return the accuracy on the held-out rows with seed 0, by which learning rates are chosen."""
-    return float(train(run, 0, "held out")["accuracy"])
-
-
-def best_rate(run: Run, grid: Sequence[float]) -> float:
-    """Return the rate of ``grid`` with the highest held-out accuracy with seed 0; of equals, the lower."""
-    scores = {rate: held_out(replace(run, rate=rate)) for rate in grid}
-    return max(sorted(scores), key=scores.__getitem__)
-
-
-def tuned(run: Run, grid: Sequence[float], seeds: Sequence[int], **more: Run) -> dict[str, Any]:
-    """Choose the rate, then run all seeds with it: ``run`` itself and its variants, by name.
-
-    Returns:
-        ``rate``, ``grid``, and lists of `train`'s figures under "run" and the variants' names.
-    """
-    rate = best_rate(run, grid)
-    chosen = {name: replace(variant, rate=rate) for name, variant in {"run": run, **more}.items()}
-    return {
-        "rate": rate,
-        "grid": list(grid),
-        **{name: [train(variant, seed) for seed in seeds] for name, variant in chosen.items()},
-    }
-
-
-def time_to(curve: Sequence[Sequence[float]], accuracy: float) -> float:
-    """Return the virtual time at which a curve first reaches ``accuracy``; infinite if never."""
-    return next((time for time, value in zip(*curve, strict=True) if value >= accuracy), math.inf)

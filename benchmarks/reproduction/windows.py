@@ -1,4 +1,4 @@
-"""Claims 2 and 3: DOWNPOUR, accumulated gradients with and without normalization, ADAG, DynSGD."""
+"""DOWNPOUR, accumulated gradients with and without normalization, and ADAG."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from reproduction import beale, draw
-from reproduction.claims import Claim, Criteria, Job, Results, Scale, over_seeds
-from reproduction.parts import Check, Figure, Section, Table
+from reproduction import draw
+from reproduction.claims import Check, Claim, Count, Figure, Job, Results, Scale, Section, Table
 from reproduction.runs import Run, train
 from reproduction.spreads import Spread, listed, points
 
@@ -18,6 +17,7 @@ BUDGET = 6000
 #: Learning rates, descending by a factor of about the square root of 2.
 RATES = (0.4, 0.28, 0.2, 0.14, 0.1, 0.07, 0.05, 0.035, 0.025)
 CONVERGED, LOSS_OF_POINTS = 0.75, 5.0
+NAMES = {"downpour": "DOWNPOUR", "agn": "AGN", "adag": "ADAG"}
 
 
 def run(rule: str, workers: int, window: int, gradients: int, rate: float = 0.0) -> Run:
@@ -44,40 +44,31 @@ def _name(rule: str, workers: int, window: int) -> str:
     return f"{'downpour' if (rule, window) == ('agn', 1) else rule}/{workers}/{window}"
 
 
-def _jobs(cases: list[tuple[str, int, int]], scale: Scale) -> dict[str, Job]:
-    return {
-        f"{_name(rule, workers, window)}/{seed}": partial(
-            at_limit, rule, workers, window, scale.budget(BUDGET, 30), seed
-        )
-        for rule, workers, window in cases
-        for seed in scale.seeds
-    }
-
-
 def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of claim 2."""
-    cases = [
-        (rule, workers, window)
-        for rule in ("downpour", "agn", "adag")
+    """Return the jobs of the claim."""
+    gradients = scale.budget(BUDGET, 30)
+    return {
+        f"{_name(rule, workers, window)}/{seed}": partial(at_limit, rule, workers, window, gradients, seed)
+        for rule in NAMES
         for workers in WORKERS
         for window in WINDOWS
         if (rule, window) != ("agn", 1)  # that is DOWNPOUR
-    ]
-    return _jobs(cases, scale) | {f"straggler/{rule}": partial(beale.straggler, rule) for rule in beale.RULES}
+        for seed in scale.seeds(1, 3)
+    }
 
 
 class _WindowFigures:
     """Spreads of the runs by (rule, workers, window)."""
 
     def __init__(self, results: Results, scale: Scale) -> None:
-        self.results, self.scale = results, scale
+        self.results, self.seeds = results, scale.seeds(1, 3)
 
     def __call__(self, case: tuple[str, int, int], key: str = "accuracy") -> Spread:
-        return over_seeds(self.results, _name(*case), self.scale, key)
+        return Spread.of([self.results[f"{_name(*case)}/{seed}"][key] for seed in self.seeds])
 
     def diverged(self, *case: Any) -> int:
         """Return the number of runs that have diverged."""
-        return sum(self.results[f"{_name(*case)}/{seed}"]["diverged"] for seed in self.scale.seeds)
+        return sum(self.results[f"{_name(*case)}/{seed}"]["diverged"] for seed in self.seeds)
 
     def show(self, *case: Any) -> str:
         """Return the accuracy, as text for a table."""
@@ -86,7 +77,7 @@ class _WindowFigures:
 
     def curves(self, *case: Any) -> list[Any]:
         """Return the accuracy over time, for each seed."""
-        return [self.results[f"{_name(*case)}/{seed}"]["curve"] for seed in self.scale.seeds]
+        return [self.results[f"{_name(*case)}/{seed}"]["curve"] for seed in self.seeds]
 
     @property
     def rate(self) -> float:
@@ -99,13 +90,13 @@ def _setting(of: _WindowFigures, scale: Scale) -> str:
         f"{scale.budget(BUDGET, 30):,} mini-batches a run, shared by the workers; homogeneous gamma-distributed times; "
         f"no decay, the same learning rate for all rules, as in the thesis: {of.rate:g}, the largest of "
         f"{listed(RATES)} at which DOWNPOUR with n = {FEW} and λ = 1 is right on {CONVERGED:.0%} of the held-out rows "
-        f"(seed 0). Test accuracy of the center in %, mean ± standard deviation over seeds {listed(scale.seeds)}; a "
+        f"(seed 0). Test accuracy of the center in %, mean ± standard deviation over seeds {listed(of.seeds)}; a "
         "run has diverged if its test loss ends above that of guessing."
     )
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about claim 2, from its figures."""
+    """Return the section about the claim, from its figures."""
     of = _WindowFigures(results, scale)
     table = Table(
         "Test accuracy (%)",
@@ -114,7 +105,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
             (
                 str(n),
                 str(w),
-                *(of.show(rule, n, w) for rule in ("downpour", "agn", "adag")),
+                *(of.show(rule, n, w) for rule in NAMES),
                 of(("adag", n, w), "scale").show(2),
             )
             for n in WORKERS
@@ -123,24 +114,13 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     )
     return Section(
         _setting(of, scale),
-        [*_window_checks(of), *_adag_checks(of)],
+        [*_window_checks(of), _adag_check(of)],
         [
             table,
             Figure(
                 _curves(of, folder),
                 "Training accuracy with windows of 10, mean over the seeds. Less time passes with more workers, who "
                 "share the same mini-batches.",
-            ),
-            Figure(
-                beale.trajectories(folder),
-                f"Beale's function, {beale.TRAJECTORY_WORKERS} workers, noisy gradients, the same learning rate: the "
-                "center's way from the square; star: the minimum. The title says where it ends.",
-            ),
-            Figure(
-                beale.stragglers(results, folder),
-                f"A straggler (square: where it got its parameters) commits after {beale.LATE} commits of others. "
-                "The arrow is what its one commit does to the center; a cross marks the place where that is "
-                "too little to draw.",
             ),
         ],
     )
@@ -169,7 +149,7 @@ def _window_checks(of: _WindowFigures) -> list[Check]:
         Check(
             f"AGN with λ of {listed(long)} never diverges, and is above accumulated DOWNPOUR for every n",
             "AGN “was able to stabilize in all situations” (Chapter 6)",
-            f"{lost} of {len(pairs) * len(of.scale.seeds)} runs diverged; above DOWNPOUR in {len(beaten)} of "
+            f"{lost} of {len(pairs) * len(of.seeds)} runs diverged; above DOWNPOUR in {len(beaten)} of "
             f"{len(pairs)} settings",
             lost == 0 and len(beaten) == len(pairs),
         ),
@@ -182,36 +162,23 @@ def _window_checks(of: _WindowFigures) -> list[Check]:
     ]
 
 
-def _adag_checks(of: _WindowFigures) -> list[Check]:
+def _adag_check(of: _WindowFigures) -> Check:
     agn, adag = (of((rule, HIGHEST, 10)) for rule in ("agn", "adag"))
-    early = {
-        rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)])
-        for rule in ("downpour", "agn", "adag")
-    }
-    moved = {rule: Spread.of(of.results[f"straggler/{rule}"]["displacement"]) for rule in beale.RULES}
-    return [
-        Check(
-            f"ADAG on top of AGN (γ = 1e-4) with n = {HIGHEST}, λ = 10: training accuracy over the first half of the "
-            "run above AGN's by more than the larger standard deviation",
-            "the divergent start of AGN is absent (Figure 4.4; n = 30)",
-            f"AGN {early['agn'].percent}, ADAG {early['adag'].percent}; at the end, on the test rows, {agn.percent} "
-            f"and {adag.percent}",
-            early["adag"].mean - early["agn"].mean > max(early["agn"].sd, early["adag"].sd),
-        ),
-        Check(
-            "Beale's function: a straggler's commit moves the center under ADAG by less than a tenth of what it does "
-            "under DOWNPOUR",
-            "the stale delta is scaled down “significantly” (Figures 1.5, 4.1)",
-            f"{listed([f'{title} {moved[rule].show(3)}' for rule, title in beale.RULES.items()])}",
-            moved["adag"].mean < 0.1 * moved["downpour"].mean,
-        ),
-    ]
+    early = {rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)]) for rule in ("agn", "adag")}
+    return Check(
+        f"ADAG on top of AGN (γ = 1e-4) with n = {HIGHEST}, λ = 10: training accuracy over the first half of the "
+        "run above AGN's by more than the larger standard deviation",
+        "the divergent start of AGN is absent (Figure 4.4; n = 30)",
+        f"AGN {early['agn'].percent}, ADAG {early['adag'].percent}; at the end, on the test rows, {agn.percent} "
+        f"and {adag.percent}",
+        early["adag"].mean - early["agn"].mean > max(early["agn"].sd, early["adag"].sd),
+    )
 
 
 def _curves(of: _WindowFigures, folder: Path) -> str:
     figure, axes = draw.panels(3, 1, 3.0, sharey=True)
     for ax, n in zip(axes.flat, WORKERS, strict=True):
-        for place, (rule, title) in enumerate(beale.RULES.items()):
+        for place, (rule, title) in enumerate(NAMES.items()):
             draw.curve(ax, of.curves(rule, n, 10), place, title)
         draw.finish(ax, "time (mean step times)", "training accuracy (%)", f"n = {n}, λ = 10", legend=n == FEW)
         ax.label_outer()
@@ -223,87 +190,14 @@ def _early(curve: Any) -> float:
     return float(sum(values) / len(values))
 
 
-DOWNPOUR_AGN_ADAG = Claim(
+CLAIM = Claim(
     name="windows",
     title="DOWNPOUR fails with more workers and longer windows; AGN and ADAG do not",
     says="DOWNPOUR diverges when workers are added, and sooner when gradients are accumulated. Dividing by the window "
     "(AGN) cures that, and scaling by the distance that the center has moved (ADAG) cures what remains with many "
     "workers and frequent commits.",
     source="Hermans 2017, Chapters 3 and 4, Figures 1.5, 2.13, 3.2, 4.1, 4.4, Table 3.2",
-    first=Criteria(jobs, section),
-)
-
-DYNSGD_CASES = [("downpour", MANY, 1), ("dynsgd", MANY, 1), ("dynsgd", MANY, 10), ("agn", MANY, 10)]
-
-
-def dynsgd_jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of claim 3."""
-    return _jobs(DYNSGD_CASES, scale)
-
-
-def dynsgd_section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about claim 3, from its figures."""
-    of = _WindowFigures(results, scale)
-    downpour, dynsgd, accumulated, agn = DYNSGD_CASES
-    factor = of(dynsgd, "scale")
-    training = {case: of(case, "training accuracy") for case in DYNSGD_CASES}
-    checks = [
-        Check(
-            f"n = {MANY}, λ = 1: DynSGD never diverges and ends at least {LOSS_OF_POINTS:g} points above DOWNPOUR",
-            "DynSGD 98.1 % training accuracy (Figures 2.14, 2.15) where DOWNPOUR diverges (Figure 2.13)",
-            f"DynSGD {of.show(*dynsgd)}, DOWNPOUR {of.show(*downpour)}",
-            of.diverged(*dynsgd) == 0 and points(of(dynsgd), of(downpour)) >= LOSS_OF_POINTS,
-        ),
-        Check(
-            f"n = {MANY}: with λ = 10 DynSGD's training accuracy is at least 2 points below λ = 1, on as much data",
-            "90 % against 98.1 % (Figure 2.15)",
-            f"{training[accumulated].percent} against {training[dynsgd].percent}",
-            points(training[dynsgd], training[accumulated]) >= 2,
-        ),
-        Check(
-            f"n = {MANY}, λ = 10: AGN's test accuracy is above DynSGD's",
-            "AGN is stable where DynSGD is not (Figure 3.6)",
-            f"AGN {of.show(*agn)}, DynSGD {of.show(*accumulated)}",
-            of(agn).mean > of(accumulated).mean,
-        ),
-    ]
-    titles = {
-        downpour: "DOWNPOUR, λ = 1",
-        dynsgd: "DynSGD, λ = 1",
-        accumulated: "DynSGD, λ = 10",
-        agn: "AGN, λ = 10",
-    }
-    table = Table(
-        f"n = {MANY}",
-        ("rule", "test accuracy (%)", "training accuracy (%)", "mean staleness", "mean scale factor"),
-        [
-            (
-                title,
-                of.show(*case),
-                training[case].percent,
-                of(case, "staleness").show(),
-                of(case, "scale").show(3),
-            )
-            for case, title in titles.items()
-        ],
-    )
-    figure, axes = draw.panels(1, 1, 3.2)
-    for place, (case, title) in enumerate(titles.items()):
-        draw.curve(axes[0, 0], of.curves(*case), place, title)
-    draw.finish(axes[0, 0], "time (mean step times)", "training accuracy (%)", f"n = {MANY}")
-    text = (
-        f"DynSGD multiplied commits by {factor.show(4)} on average; 1/n is {1 / MANY:.4f}, and the thesis' "
-        f"1/(n − 1) {1 / (MANY - 1):.4f}."
-    )
-    picture = Figure(draw.save(figure, folder, "dynsgd.png"), "Training accuracy, mean over the seeds.")
-    return Section(_setting(of, scale), checks, [table, text, picture])
-
-
-DYNSGD = Claim(
-    name="dynsgd",
-    title="DynSGD: dividing by the staleness stabilizes",
-    says="Dividing each commit by its staleness plus one lets as many workers converge as make DOWNPOUR diverge; with "
-    "accumulated gradients that is no longer enough.",
-    source="Hermans 2017, Section 2.3.2, Figures 2.14, 2.15, 3.6, Eq 2.13-2.14",
-    first=Criteria(dynsgd_jobs, dynsgd_section),
+    jobs=jobs,
+    section=section,
+    before=Count(1, 1),
 )

@@ -1,4 +1,4 @@
-"""Claim 12: time to an accuracy while one worker of eight is four times slower."""
+"""Time to an accuracy while one worker of eight is four times slower."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from reproduction import draw
-from reproduction.claims import Claim, Criteria, Job, Results, Scale
-from reproduction.parts import Check, Figure, Section, Table
-from reproduction.recent.search import SEARCH, cell, figures, held_out, ladder, searched
+from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Table
 from reproduction.runs import Run
+from reproduction.search import SEARCH, cell, figures, held_out, ladder, searched
 from reproduction.spreads import Spread, chosen, every, listed
 
 WORKERS, TARGET, FACTOR = 8, 0.75, 4
@@ -63,12 +62,12 @@ def measured(rule: str, window: int, gradients: int, timing: str, seeds: tuple[i
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of claim 12."""
+    """Return the jobs of the claim."""
     cases = [(rule, window, SLOW) for rule in ALWAYS for window in WINDOWS] + [("dylu", LONG, SLOW)]
     cases += [("downpour", window, EQUAL) for window in WINDOWS]
     return {
         _name(rule, window, timing): partial(
-            measured, rule, window, scale.budget(BUDGETS[window], LONG), timing, scale.many
+            measured, rule, window, scale.budget(BUDGETS[window], LONG), timing, scale.seeds(1, 10)
         )
         for rule, window, timing in cases
     }
@@ -123,7 +122,7 @@ class _TimeFigures:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about claim 12, from its figures."""
+    """Return the section about the claim, from its figures."""
     of = _TimeFigures(results)
     checks = [of.control(), *(of.earlier(rule) for rule in NAMES if rule != "downpour")]
     checks.append(of.earlier("ringmaster", "delay_adaptive"))
@@ -152,7 +151,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         f"windows of at most {LONG}, in as many commits. The mean step time is that of a worker that is not slow. "
         f"{SEARCH}, for each rule and λ, by the time; the target and the numbers of mini-batches were set after trials "
         "with seed 0. Rules' thresholds at their defaults: T = n, R = 2n, P = 1. Seeds "
-        f"{scale.many[0]} to {scale.many[-1]}."
+        f"{scale.seeds(1, 10)[0]} to {scale.seeds(1, 10)[-1]}."
     )
     caption = (
         f"Time until the training accuracy is at {TARGET:.0%}, by seed (dots), with the mean's 95 % interval. DyLU "
@@ -187,7 +186,7 @@ def _picture(of: _TimeFigures, folder: Path) -> str:
     return draw.save(figure, folder, "slow-worker.png")
 
 
-SLOW_WORKER = Claim(
+CLAIM = Claim(
     name="slow-worker",
     title="Rules that mind staleness are sooner at an accuracy when one worker is slow",
     says="A worker that is always late commits what was computed far in the past. Refusing such commits and computing "
@@ -196,5 +195,6 @@ SLOW_WORKER = Claim(
     source="Maranjyan et al. 2025 (arXiv 2501.16168); Koloskova et al. 2022 (arXiv 2206.08307); Liu et al. 2024 (arXiv "
     "2401.09135); Hermans 2017, Section "
     "2.3.2",
-    first=Criteria(jobs, section),
+    jobs=jobs,
+    section=section,
 )

@@ -1,4 +1,4 @@
-"""Claim 13: staleness with up to 64 workers of mixed speeds, at each number's own rates and at those of few workers."""
+"""Staleness with up to 64 workers of mixed speeds, at each number's own rates and at those of few workers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import draw
-from reproduction.claims import Claim, Criteria, Job, Results, Scale
-from reproduction.parts import Check, Figure, Section, Table
-from reproduction.recent.search import SEARCH, accuracy, at_rate, cell, searched
+from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Table
 from reproduction.runs import Run
+from reproduction.search import SEARCH, accuracy, at_rate, cell, searched
 from reproduction.spreads import Spread, every, listed
 
 WORKERS, BUDGET, TIMING = (4, 16, 64), 6000, "heterogeneous"
@@ -45,7 +44,7 @@ STARTS = {
 
 def seeds(scale: Scale) -> tuple[int, ...]:
     """Return five seeds, since there are 45 settings."""
-    return scale.many[:5]
+    return scale.seeds(1, 5)
 
 
 def _configured(kind: str, n: int, gradients: int) -> Run:
@@ -71,7 +70,7 @@ def kept(kind: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str,
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of claim 13."""
+    """Return the jobs of the claim."""
     gradients = scale.budget(BUDGET, MANY)
     found: dict[str, Job] = {}
     for kind in NAMES:
@@ -151,7 +150,7 @@ class _WorkerFigures:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about claim 13, from its figures."""
+    """Return the section about the claim, from its figures."""
     of = _WorkerFigures(results)
     header = ("rule", *(f"n = {n}" for n in WORKERS))
     tables = [
@@ -204,7 +203,7 @@ def _picture(of: _WorkerFigures, folder: Path) -> str:
     return draw.save(figure, folder, "many-workers.png")
 
 
-MANY_WORKERS = Claim(
+CLAIM = Claim(
     name="many-workers",
     title="Rules that mind staleness hold with 64 workers of mixed speeds",
     says="With more workers of different speeds, commits are staler. Counting stale ones for less, refusing them, "
@@ -213,5 +212,6 @@ MANY_WORKERS = Claim(
     source="Hermans 2017, Section 2.3; Koloskova et al. 2022 (arXiv 2206.08307); Maranjyan et al. 2025 (arXiv "
     "2501.16168); Nguyen et al. 2022 (arXiv 2106.06639); Liu et al. 2024 (arXiv 2401.09135); Ajanthan et al. 2025 "
     "(OpenReview 4O8nzTkHPI)",
-    first=Criteria(jobs, section),
+    jobs=jobs,
+    section=section,
 )

@@ -1,4 +1,4 @@
-"""Claim 11: accuracy by the number of steps between two exchanges, from 1 to 500."""
+"""Accuracy by the number of steps between two exchanges, from 1 to 500."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import draw
-from reproduction.claims import Claim, Criteria, Job, Results, Scale
-from reproduction.parts import Check, Figure, Section, Table
-from reproduction.recent.search import SEARCH, accuracy, at_rate, cell, searched
+from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Table
 from reproduction.runs import Run
+from reproduction.search import SEARCH, accuracy, at_rate, cell, searched
 from reproduction.spreads import Spread, every, listed
 
 WORKERS, BUDGET = 4, 16_000
@@ -35,7 +34,7 @@ OF_AGN, OF_DOWNPOUR = 20, 50
 
 def seeds(scale: Scale) -> tuple[int, ...]:
     """Return five seeds, since there are 30 settings."""
-    return scale.many[:5]
+    return scale.seeds(1, 5)
 
 
 def measured(rule: str, window: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def measured(rule: str, window: int, gradients: int, seeds: tuple[int, ...]) -> 
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of claim 11."""
+    """Return the jobs of the claim."""
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     return {
         f"{rule}/{window}": partial(measured, rule, window, gradients, seeds(scale))
@@ -112,7 +111,7 @@ def _checks(results: Results) -> list[Check]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about claim 11, from its figures."""
+    """Return the section about the claim, from its figures."""
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     table = Table(
         "Final test accuracy (%) at each setting's own rate",
@@ -152,7 +151,7 @@ def _picture(results: Results, folder: Path) -> str:
     return draw.save(figure, folder, "communication.png")
 
 
-COMMUNICATION = Claim(
+CLAIM = Claim(
     name="communication",
     title="DiLoCo exchanges 500 times less at the same accuracy",
     says="Averaging the workers' movements over hundreds of steps, and taking the mean as a step of an optimizer with "
@@ -160,5 +159,6 @@ COMMUNICATION = Claim(
     "movements, the same works without rounds.",
     source="Douillard et al. 2023 (arXiv 2311.08105); Liu et al. 2024 (arXiv 2401.09135); Hermans 2017, Figures 2.16 "
     "and 3.2, Table 3.2",
-    first=Criteria(jobs, section),
+    jobs=jobs,
+    section=section,
 )
