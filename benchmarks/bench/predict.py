@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from bench.measure import Case, Factory
 from bench.workload import WORKERS, build, rows, session
 
 SECTION = "predict"
 BATCH = 1024
-#: Rows for the path that predicts a row at a time.
-FEW = 40
 TURNS = 5
 #: Runs before the first round: within them, JVM and Keras become two to four times as fast.
 WARM_UP = 8
@@ -35,16 +30,12 @@ def cases(quick: bool) -> list[Factory]:
 @contextmanager
 def _predict(count: int, times: int = 1) -> Iterator[Case]:
     from distkeras.data.datasets import write_parquet
-    from distkeras.keras_model.archive import from_bytes, to_bytes
     from distkeras.transformers import ModelPredictor
 
     model, (x, y) = build("S"), rows(count)
-    archive = to_bytes(model)
     with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
         frame = spark.read.parquet(write_parquet(Path(directory) / "rows", x, y, files=WORKERS)).cache()
         frame.write.format("noop").mode("overwrite").save()
-        few = frame.limit(FEW).repartition(WORKERS).cache()
-        few.count()
         predictor = ModelPredictor(model, batch_size=BATCH)
         table = reduce(type(frame).union, [frame] * times)
 
@@ -59,31 +50,15 @@ def _predict(count: int, times: int = 1) -> Iterator[Case]:
                 model.predict(x, batch_size=BATCH, verbose=0)
             return times * count / (time.perf_counter() - began)
 
-        def naive() -> float:
-            def each(records: Iterable[Any]) -> Iterator[tuple[float, float, int, Any]]:
-                loaded = from_bytes(archive)
-                loaded.predict(np.zeros((1, 784), np.float32), verbose=0)
-                began, found = time.time(), []
-                for row in records:
-                    found.append(loaded.predict(np.asarray([row.features], np.float32), verbose=0)[0].tolist())
-                yield began, time.time(), len(found), found
-
-            tasks = few.rdd.mapPartitions(each).collect()
-            seconds = max(ended for _, ended, _, _ in tasks) - min(began for began, _, _, _ in tasks)
-            return sum(found for _, _, found, _ in tasks) / seconds
-
         for side in (ours, limit) * -(-WARM_UP // times):
             side()
-        naive()
         yield Case(
             SECTION,
             f"S, {times * count} rows",
             "rows/s",
             ours,
             limit,
-            naive,
             target_limit=0.45,
-            target_naive=20.0,
             turns=TURNS if times == 1 else 1,
-            note=f"limit: Keras predict on arrays, batches of {BATCH}; naive: on a row at a time, without starts",
+            note=f"limit: Keras predict on arrays, batches of {BATCH}",
         )

@@ -179,9 +179,3 @@ def cpu_seconds(pid: int) -> float:
     """Return the user and system time of a process, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def status(pid: int, name: str) -> int:
-    """Return a number from the kernel's status of a process: "Threads", or "VmHWM" (peak memory) in KiB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -1,4 +1,4 @@
-"""The parameter server: exchanges compared with a bare server; memory, processor time, kernels.
+"""The parameter server: exchanges compared with a bare server; processor time, shared memory, relays, kernels.
 
 Servers and clients (`processes.Fleet`) run in separate processes, as in production, over loopback, with the same socket
 buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by the new center. The
@@ -13,20 +13,17 @@ from functools import partial
 
 from bench import kernels, relays
 from bench.measure import Case, Factory
-from bench.processes import cpu_seconds, status
+from bench.processes import cpu_seconds
 from bench.rig import Rig, Shapes, dense, elements, rig
 
 SECTION = "ps"
 
 MEDIUM = dense(784, 1000, 2000, 1000, 10)  # 19.2 MB
 SMALL = dense(784, 128, 128, 10)  # 0.47 MB
-LARGE: Shapes = ((5000, 5000),)  # 100 MB
 #: Rules that send a view, or keep a vector for each worker, and their targets relative to a server that only adds.
 OTHER_RULES = {"dana_dc": 0.5, "dana_zero": 0.6, "lwp": 0.6, "smega2": 0.6, "multi_asgd": 0.7, "dana_slim": 0.8}
 #: Turns of half a second or more in a round.
 TURNS = 6
-#: Memory relative to that of the center, the rule's state and a buffer per connection: for interpreter and ledger.
-_HEADROOM = 1.1
 
 
 def cases(quick: bool) -> list[Factory]:
@@ -37,7 +34,6 @@ def cases(quick: bool) -> list[Factory]:
         *(partial(exchanges, MEDIUM, clients, seconds) for clients in (1, 8)),
         *(partial(other_rule, rule, 8, seconds, target) for rule, target in OTHER_RULES.items()),
         partial(relays.loads, SECTION, MEDIUM, 8),
-        partial(memory, 4, 2 * seconds),
         *kernels.cases(quick),
     ]
 
@@ -120,27 +116,6 @@ def other_rule(rule: str, clients: int, seconds: float, target_limit: float) -> 
             partial(rate, "limit"),
             target_limit=target_limit,
             turns=TURNS,
-        )
-
-
-@contextmanager
-def memory(clients: int, seconds: float) -> Iterator[Case]:
-    """Yield the case of the server's peak memory with a large model."""
-    bound = 4 * elements(LARGE) * (1 + clients) * _HEADROOM / 1024
-    with rig(LARGE, clients, sides=("ours",)) as built:
-
-        def ours() -> float:
-            built.fleet.run("ours", seconds)
-            return 1 / status(built.pids["ours"], "VmHWM")
-
-        yield Case(
-            SECTION,
-            f"peak memory, {_name(LARGE, clients, 'downpour')}",
-            "1/KiB",
-            ours,
-            lambda: 1 / bound,
-            target_limit=1.0,
-            note="limit: center and a buffer a connection, + 10 %",
         )
 
 

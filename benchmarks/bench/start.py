@@ -55,7 +55,6 @@ def _whole_jobs(models: tuple[str, ...]) -> Iterator[list[Case]]:
         found += [
             programs.first_step(f"{_job(*small)}, the fifth in a session", Program("warm", *small), 1.0),
             programs.many_fits(*small),
-            programs.memory(*small),
         ]
         yield found
 
@@ -196,26 +195,6 @@ class Programs:
         peers = tuple(Program(f"many of {peer}", model, epochs, "") for peer in ("keras", "elephas"))
         together = (*peers, Program("many", model, epochs, rule))
         return self.compared(f"cross-validation, 12 fits of {_job(model, epochs, rule)}", together, 1.0, "many")
-
-    def memory(self, model: str, epochs: int, rule: str) -> Case:
-        """Return the case of memory: of Spark's Python processes, per worker, and of plain Keras with all rows."""
-        peers = tuple(Program(f"memory of {peer}", model, epochs, "") for peer in ("keras", "elephas"))
-        together = (*peers, Program("memory", model, epochs, rule))
-
-        def rate(kind: str, processes: int) -> Run:
-            program, numbers = _one(together, kind), itertools.count()
-            return lambda: processes / self.result(together, program, next(numbers))["memory"]
-
-        return Case(
-            SECTION,
-            f"memory of a worker, {_job(model, epochs, rule)}, a session of `distkeras.spark`",
-            "1/GiB",
-            rate("memory", WORKERS),
-            rate("keras", 1),
-            rate("elephas", WORKERS),
-            target_naive=1.0,
-            note="limit: plain Keras' process, which has the rows of both; naive: a worker of elephas",
-        )
 
 
 def _one(programs: tuple[Program, ...], kind: str) -> Program:

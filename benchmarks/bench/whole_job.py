@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -145,14 +144,6 @@ def settings(epochs: int) -> dict[str, Any]:
     return {"num_workers": WORKERS, "batch_size": BATCH, "num_epoch": epochs, "monitoring": monitoring}
 
 
-def fit(rows: Any, model: str, epochs: int, rule: str, **options: Any) -> tuple[Any, Any]:
-    """Train; return the trainer, and the model that it returns."""
-    from distkeras import Trainer, rules
-
-    trainer = Trainer(build(model, RATES[rule]), rules.make(rule, window=WINDOWS[rule]), **settings(epochs))
-    return trainer, trainer.train(rows, **options)
-
-
 def distkeras(
     folder: Path, model: str, epochs: int, rule: str, *, session: Callable[[], Any], times: int = 1
 ) -> Result:
@@ -161,41 +152,13 @@ def distkeras(
     rows = rows.cache() if times > 1 else rows
     for _ in range(times):
         called = time.time()
-        trainer, trained = fit(rows, model, epochs, rule)
+        from distkeras import Trainer, rules  # The import counts.
+
+        trainer = Trainer(build(model, RATES[rule]), rules.make(rule, window=WINDOWS[rule]), **settings(epochs))
+        trained = trainer.train(rows)
         took = {"call": time.time() - called}
     ((first,),) = trainer.history.selectExpr("double(min(timestamp))").collect()
     return trained, took | {"first step": first - called}
-
-
-def with_memory(
-    folder: Path, model: str, epochs: int, rule: str, *, job: Callable[..., Result], whose: Callable[[], list[int]]
-) -> Result:
-    """Run another kind of job, and measure the peak memory of its processes, in GiB."""
-    over, most = threading.Event(), [0.0]
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            most[0] = max(most[0], sum(map(proportional_memory, whose())))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        trained, took = job(folder, model, epochs, rule)
-    finally:
-        over.set()
-        watcher.join()
-    return trained, took | {"memory": most[0]}
-
-
-def proportional_memory(pid: int) -> float:
-    """Return the memory of a process, in GiB; of shared pages, only its share counts."""
-    try:
-        (line,) = (
-            line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")
-        )
-    except (OSError, ValueError):  # The process has ended in the meantime.
-        return 0.0
-    return int(line.split()[1]) / 2**20
 
 
 def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result:
@@ -221,12 +184,6 @@ def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result
 
 def python_workers() -> list[int]:
     """Return the pids of Spark's Python workers on this machine, which its daemons have forked."""
-    daemons = python_daemons()
-    return [pid for pid, parent in daemons.items() if parent in daemons]
-
-
-def python_daemons() -> dict[int, int]:
-    """Return the pids of Spark's Python daemons and of their workers, with the parent of each."""
     parents, daemons = {}, set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -236,7 +193,7 @@ def python_daemons() -> dict[int, int]:
             continue
         if b"-m" in words and any(word.endswith(b"daemon") for word in words):
             daemons.add(int(folder.name))
-    return {pid: parents[pid] for pid in daemons}
+    return [pid for pid in daemons if parents[pid] in daemons]
 
 
 KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
@@ -250,9 +207,6 @@ KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
     "many of keras": many_of_keras,
     "many of elephas": many_of_elephas,
     "many": cross_validation,
-    "memory of keras": partial(with_memory, job=plain_keras, whose=lambda: [os.getpid()]),
-    "memory of elephas": partial(with_memory, job=elephas, whose=lambda: [*python_daemons()]),
-    "memory": partial(with_memory, job=partial(distkeras, session=ready_session), whose=lambda: [*python_daemons()]),
 }
 
 

@@ -18,7 +18,7 @@ from bench import bare, cable, groups, link
 from bench.command import main
 from bench.kernels import Bare, Whole
 from bench.measure import Case, Row, measure, measured
-from bench.processes import Service, cpu_seconds, serving, status
+from bench.processes import Service, cpu_seconds, serving
 from bench.ps import exchanges, other_rule
 from bench.report import load, regressions, table
 from bench.rig import rig
@@ -225,7 +225,6 @@ def test_real_servers_and_clients_are_measured() -> None:
         for side, pid in built.pids.items():
             assert built.fleet.run(side, 0.02).exchanges >= 3, "each client exchanges at least once"
             assert cpu_seconds(pid) > 0
-            assert status(pid, "Threads") >= 4, "one process for each client"
     with exchanges(((300,),), 2, 0.02) as cases:
         found = measure(cases[0], 1)
     assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit))
