@@ -151,6 +151,7 @@ SPECIAL_PLANS = {
 NARROW = {
     "a-server-begins-for-a-dead-driver": ("kill driver twice", "kill driver", "disk slow", "slow start"),
     "a-pull-brings-the-rows-of-the-window-before": ("half cut", "stall"),
+    "drafts-of-newer-owners-are-removed": ("second driver", "disk slow"),
 }
 
 

@@ -18,7 +18,6 @@ from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.gradient import DanaZero
-from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -285,17 +284,6 @@ def _any_announcement_is_believed() -> list[Patch]:
         return claim, claim is not None
 
     return [(ownership, "_highest", lowest)]
-
-
-@mutation
-def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
-    """In the cluster, a driver does not detect that another one has taken over its job."""
-
-    def until_over(server: Any, world: Any) -> None:
-        while not server.over and not server.superseded:
-            server.wait_for_change(1.0)
-
-    return [(announced, "_serve_until_over", until_over)]
 
 
 @mutation

@@ -17,11 +17,11 @@ from support.present import present
 from support.ps.announced_server import AnnouncedServer
 from support.ps.toy_model import toy_client
 
-from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.center.commit_log import COMMIT, CommitLog
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress, owner_of
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
-from distkeras.ps.errors import ERRORS, DeadlineError, OwnershipLostError
+from distkeras.ps.errors import ERRORS, DeadlineError, OwnershipLostError, ServerLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
 from distkeras.ps.server import announced
@@ -397,6 +397,32 @@ def test_an_owner_that_has_lost_the_job_to_another_job_ends_and_reports_it(
     assert present(owner.returned()).code == ERRORS.index(OwnershipLostError)
     goodbye(tmp_path)
     assert newer.returned() is None
+
+
+def test_an_owner_with_a_corrupt_center_ends_so_that_another_attempt_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, errors = CommitLog.add, [MemoryError("no room for a row")]
+
+    def failing_once(log: CommitLog, *arguments: Any) -> None:
+        if errors:
+            raise errors.pop()
+        add(log, *arguments)
+
+    monkeypatch.setattr(CommitLog, "add", failing_once)
+    owner, worker = Attempt(request(tmp_path), 0), Worker(tmp_path)
+    with pytest.raises(ServerLostError, match="the center of this server is corrupt"):
+        owner.returned()
+    second = Attempt(request(tmp_path), 1)
+    worker.ended()
+    assert check_exact(tmp_path) == [2]
+    goodbye(tmp_path)
+    assert second.returned() is None
+
+
+def test_an_owner_whose_driver_and_workers_are_gone_ends(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError, match="for a request to the server"):
+        Attempt(request(tmp_path, silence=brief(0.5)), 0).returned()
 
 
 class TestStandby:
