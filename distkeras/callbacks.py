@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -606,6 +606,12 @@ class Pruning(EarlyStopping):
 
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
 _SMALLER_IS_BETTER = ("loss", "error", "entropy", "mse", "mae", "rmse", "divergence", "hinge", "log_cosh", "poisson")
+
+
+def monitored_metric(callbacks: Iterable[Any]) -> str:
+    """Return the metric that the first callback with an attribute ``monitor`` monitors; empty if there is none."""
+    names = [getattr(callback, "monitor", None) for callback in callbacks]
+    return next((name.removeprefix("val_") for name in names if isinstance(name, str) and name), "")
 
 
 def _better_sign(monitor: str, mode: str) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup, monitored_metric
 from distkeras.keras_model.driver_copy import CopyState
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_integer
@@ -113,6 +113,11 @@ class KerasCallbacks(Callback):
         self._epoch, self._latest = 0, b""
         self._model: Any = None
         self._setup: TrainingSetup | None = None
+
+    @property
+    def monitor(self) -> str:
+        """Return the metric that the first of Keras' callbacks monitors; empty if none does."""
+        return monitored_metric(self.keras_callbacks)
 
     @property
     def acts_at_start(self) -> bool:

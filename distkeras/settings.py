@@ -271,6 +271,10 @@ class JobFacts:
         saved: whether the server saves its state, that is, whether there is a checkpoint.
         options: hyper-parameters and options by dotted names, as `reported_options` returns them.
         stream: whether the job trains a stream, each of whose micro-batches has the epochs.
+        model: the name of the Keras model; empty if it is unknown.
+        parameters: number of its trainable parameters.
+        columns: the columns of the DataFrame that the job reads, features first.
+        monitor: the metric that a callback monitors; empty if there is none.
     """
 
     rule: str
@@ -281,6 +285,10 @@ class JobFacts:
     saved: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stream: bool = False
+    model: str = ""
+    parameters: int = 0
+    columns: Sequence[str] = ()
+    monitor: str = ""
 
     @classmethod
     def of(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.compute as pc
 
-from distkeras.callbacks import Callback, TrainingSetup
+from distkeras.callbacks import Callback, TrainingSetup, monitored_metric
 from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.model_columns import example
 from distkeras.data.schema import (
@@ -518,7 +518,14 @@ class Trainer(JobResults):
         facts = SparkFacts.of(df.sparkSession)
         server, worker = self._placed(facts, checkpoint, cut, stream=stream)
         options = reported_options(server, worker, self.settings, compilation=self.recipe.identity(model))
-        self.outcome = JobOutcome(df, facts=JobFacts.of(self.settings, server, options, stream=stream))
+        about = replace(
+            JobFacts.of(self.settings, server, options, stream=stream),
+            model=model.name,
+            parameters=replica.size + sum(table.rows * table.width for _, table in cut.partial),
+            columns=data.spec.names,
+            monitor=monitored_metric(callbacks),
+        )
+        self.outcome = JobOutcome(df, facts=about)
         report_tables(cut, self.outcome.events)
         return JobPlan(
             data=data.rewindable() if self._rewinds(checkpoint, cut) else data,

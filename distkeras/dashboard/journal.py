@@ -1,4 +1,4 @@
-"""The journal of a job's records, as a file: all records, and the changes since. Browsers continue where they were."""
+"""The journal of a job: a file with its record and all changes. A browser continues after its last line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ STREAM_TYPE = "text/event-stream"
 
 
 def as_events(entries: Sequence[Entry]) -> bytes:
-    """Return the lines as server-sent events with ids. Without lines, a comment shows that the stream lives.
+    """Return the lines as server-sent events with ids; without lines, a comment that keeps the connection open.
 
-    A browser asks again for a stream that has ended after a second.
+    One second after the end of the stream, a browser requests it again.
     """
     parts = [f"id: {entry.id}\ndata: {entry.data}\n\n" for entry in entries] or [": alive\n\n"]
     return ("retry: 1000\n\n" + "".join(parts)).encode()
 
 
-#: Bytes of increments, at least, before a file is written again.
+#: The least bytes of changes after which the file is written again.
 _SINCE_MIN = 256 << 10
 _ID = re.compile(r"([0-9a-f]{16})-(\d{1,12})")
 
@@ -34,9 +34,10 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """Writes the journal of a job. The first line names the edition, the second has all, and others have changes.
+    """Writes the journal of a job: a line with the name of the edition, a line with the whole record, and the changes.
 
-    Where those have outgrown the second, another edition is begun, so the file has at most twice what there is to tell.
+    When the changes are longer than the whole record, a new edition begins. The file therefore has at most about twice
+    the bytes of the record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +46,11 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Return whether another edition is due."""
+        """Return whether a new edition is due."""
         return self._since >= self._most
 
     def begin(self, whole: Mapping[str, Any]) -> None:
-        """Begin another edition; a reader finds the one before or this one. After an OSError, another one is due."""
+        """Replace the file by a new edition; a reader finds either of the two. After an OSError, a new one is due."""
         line = _line(whole)
         self._since, self._most = 0, 0
         partial = self.path.with_name(self.path.name + ".partial")
@@ -59,7 +60,7 @@ class Journal:
         self._most = max(_SINCE_MIN, len(line))
 
     def add(self, more: Mapping[str, Any]) -> None:
-        """Append what has changed. After an OSError, another edition is due."""
+        """Append changes. After an OSError, a new edition is due."""
         line = _line(more)
         try:
             with self.path.open("ab") as file:
@@ -71,11 +72,11 @@ class Journal:
 
 
 def read_since(path: Path, last_id: str = "") -> list[Entry]:
-    """Return the lines of a journal after one of them, or the whole edition if that line is of another edition.
+    """Return the lines of a journal after a known one, or all lines if that line is from another edition.
 
     Args:
-        path: of the file; one that is not there has no lines.
-        last_id: of the last line that is known.
+        path: the path of the file; a missing file has no lines.
+        last_id: the id of the last known line.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The page: HTML with its script, its style and its data, and the policy that allows nothing else."""
+"""The page: HTML with its script, its style and its data, and the policy that allows only these."""
 
 from __future__ import annotations
 
@@ -12,20 +12,7 @@ from typing import Any, NamedTuple
 
 from distkeras.dashboard.journal import Entry
 
-_SCRIPTS = (
-    "uPlot.iife.min.js",
-    "dom.js",
-    "feed.js",
-    "state.js",
-    "plots.js",
-    "charts.js",
-    "tables.js",
-    "job.js",
-    "compare.js",
-    "page.js",
-    "server.js",
-    "begin.js",
-)
+_OWN = ("words", "dom", "feed", "state", "plots", "charts", "tables", "job", "compare", "page", "server", "begin")
 _STYLES = ("uPlot.min.css", "page.css")
 
 
@@ -50,12 +37,12 @@ def server_page() -> Page:
 def saved_page(
     journals: Sequence[Sequence[Entry]], names: Sequence[str] = (), outside: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Return a page of jobs as they were, which needs nothing but itself.
+    """Return a page with the present state of jobs, which needs no other file.
 
     Args:
-        journals: each job's, whole, as `journal.read_since` has them.
-        names: of the jobs, where they have some.
-        outside: each job as the job server describes it, if it has one.
+        journals: the whole journal of each job, as `journal.read_since` returns it.
+        names: the names of the jobs; empty if they have none.
+        outside: the job server's description of each job; empty without a job server.
     """
     data: dict[str, Any] = {
         "mode": "saved",
@@ -77,15 +64,15 @@ def _html(data: Mapping[str, Any], meta: str = "") -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """Return JSON that no parser of HTML takes for the end of its element, or for a comment."""
+    """Return JSON without characters that could end its HTML element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def _script() -> str:
-    own = "\n".join(_read(name) for name in _SCRIPTS[1:])
-    return f'{_read(_SCRIPTS[0])}\n(() => {{\n"use strict";\n{own}\n}})();\n'
+    own = "\n".join(_read(f"{name}.js") for name in _OWN)
+    return f'{_read("uPlot.iife.min.js")}\n(() => {{\n"use strict";\n{own}\n}})();\n'
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The record of a job for the dashboard, of bounded size, from which every kind of page is made."""
+"""The record of a job for the dashboard: it has a bounded size, and every kind of page is made from it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _BINS = 64
 
 
 class Buckets:
-    """Sums of several quantities, each with some rows, in buckets of time of one width.
+    """Sums of several quantities in buckets of time, which all have the same width.
 
-    There are at most ``most`` buckets; when time goes beyond the last one, neighbors become one and the width doubles.
+    A time beyond the last bucket merges each two neighbors into one, and so doubles the width.
 
     Args:
-        most: buckets; even.
+        rows: the number of rows of each quantity, by its name.
+        most: the largest number of buckets; even.
 
     Attributes:
         width: seconds of a bucket.
-        used: buckets up to the latest that has something.
-        changed: the first bucket that has changed since `mark_sent`; ``used`` where none has.
-        folded: the width has changed since `mark_sent`.
+        used: number of buckets up to the latest one that has a value.
+        changed: the first bucket that has changed since `mark_sent`; ``used`` if none has.
+        folded: whether the width has changed since `mark_sent`.
     """
 
     def __init__(self, rows: Mapping[str, int], most: int) -> None:
@@ -45,12 +46,12 @@ class Buckets:
         self.folded = False
 
     def place(self, seconds: np.ndarray) -> np.ndarray:
-        """Return the bucket of each time, float64 seconds of at least 0, and make room for the latest one."""
+        """Return the bucket of each time in seconds, the first one for times before 0; make room for the latest."""
         if not len(seconds):
             return np.zeros(0, np.int64)
         while seconds.max() >= self.width * self._most:
             self._fold()
-        places = (seconds / self.width).astype(np.int64)
+        places = np.maximum(seconds / self.width, 0.0).astype(np.int64)
         self.used = max(self.used, int(places.max()) + 1)
         self.changed = min(self.changed, int(places.min()))
         return places
@@ -65,7 +66,7 @@ class Buckets:
         return self._sums[name][:, first : self.used]
 
     def mark_sent(self) -> None:
-        """Mark all that there is as sent."""
+        """Mark all buckets as sent."""
         self.changed, self.folded = self.used, False
 
     def _fold(self) -> None:
@@ -101,12 +102,12 @@ class Histogram:
 
 
 class TimeSplit(NamedTuple):
-    """Seconds of a worker from its commit before to each of some commits, float64 ``(commits,)``; 0 where not known.
+    """The parts of the seconds between two commits of a worker, float64 ``(commits,)``; 0 if they are unknown.
 
     Args:
-        compute: steps, and reading the data.
-        wait: for other workers, in rounds; under a bound of staleness, `wire` has it.
-        wire: the rest of the exchange: the way there and back, and the server's own work.
+        compute: seconds of the steps, and of reading the data.
+        wait: seconds of waiting for other workers in a round; a wait for a bound of staleness is part of `wire`.
+        wire: the other seconds of the exchange: the network in both directions, and the server's own work.
     """
 
     compute: np.ndarray
@@ -117,11 +118,11 @@ class TimeSplit(NamedTuple):
 class TimeSplitter:
     """Splits the time between the commits of each worker.
 
-    The column ``wait`` of a commit is how long its worker had waited for the reply to the exchange before it. In
-    rounds, a reply is held until the round's last commit has come, and that is in the log as well.
+    The column ``wait`` of a commit has the seconds for which its worker waited for the reply to the previous exchange.
+    In a round, the server holds the reply until the round's last commit, which is in the log, too.
 
     Args:
-        rounds: the rule has rounds.
+        rounds: whether the rule has rounds.
     """
 
     def __init__(self, workers: int, *, rounds: bool) -> None:
@@ -129,13 +130,13 @@ class TimeSplitter:
         self._time = np.full(workers, np.nan)
         self._attempt = np.full(workers, -1, np.int64)
         self._round = np.full(workers, -1, np.int64)
-        #: When the latest rounds ended, by the clock that they began at.
+        #: The times at which the latest rounds ended, by the clock at which each round began.
         self._ends: dict[int, float] = {}
 
     def split(self, commits: np.ndarray) -> TimeSplit:
         """Split the time before each of the next rows of the commit log."""
         workers, times = commits["worker"], commits["timestamp"]
-        # A refused request, or one that comes from before a restart, is no neighbor of what follows it.
+        # A commit is a neighbor of the next one only if no other attempt or server came between them.
         attempts = commits["attempt"] * (1 << 32) + commits["incarnation"]
         rounds = commits["clock"] - commits["staleness"]
         order = np.argsort(workers, kind="stable")
@@ -161,7 +162,7 @@ class TimeSplitter:
         """Return when the round of the commit before each commit ended; NaN if it had none."""
         if not self._rounds:
             return np.full(len(rounds), np.nan)
-        self._ends |= zip(rounds.tolist(), times.tolist(), strict=True)  # of those of one round, the last one stays
+        self._ends |= zip(rounds.tolist(), times.tolist(), strict=True)  # the last commit of a round ends it
         of_neighbor = np.where(first, self._round[workers], rounds[before])
         held = np.array([self._ends.get(each, np.nan) for each in of_neighbor.tolist()])
         latest = sorted(self._ends)[-4:]
@@ -199,9 +200,9 @@ def number(value: float | None) -> float | None:
     return finite
 
 
-#: Where a worker is, by number.
+#: The states of a worker, as numbers.
 WAITING, TRAINING, FINISHED = range(3)
-#: How much of a worker's loss the latest commit is.
+#: The weight of the latest commit in the moving average of a worker's loss.
 _SHARE = 0.2
 _SUMS = ("commits", "samples", "skipped", "compute", "wait", "wire", "retries", "fenced")
 
@@ -216,21 +217,29 @@ class WorkerRows:
         self._last = np.full(workers, np.nan)
         self._loss = np.full(workers, np.nan)
         self._state = np.full(workers, WAITING, np.int64)
+        self._first_epoch = 0.0
+
+    def rows(self, *, done: bool) -> float:
+        """Return the number of rows, as the first epoch counts them; NaN before its end, or if its history is lost."""
+        return self._first_epoch if done or (self._epoch > 0).all() else math.nan
 
     def add(self, commits: np.ndarray, samples: np.ndarray, split: TimeSplit) -> None:
-        """Add rows of the commit log, with the samples behind each and where the time before it went."""
+        """Add rows of the commit log, with the samples of each and the parts of the time before it."""
         workers = commits["worker"]
         added: dict[str, Any] = {"commits": 1.0, "samples": samples, "skipped": commits["skipped"]}
         added |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
         for name, values in added.items():
             np.add.at(self._sums[name], workers, values)
-        # Of several commits of one worker, the last one stays.
+        first = commits["epoch"] == 0
+        # A commit without samples is one whose history was lost, after which the rows are unknown.
+        self._first_epoch += float(np.where(samples[first] > 0, samples[first], np.nan).sum())
+        # If a worker has several commits, numpy keeps the values of the last one.
         self._epoch[workers], self._last[workers] = commits["epoch"], commits["timestamp"]
         self._attempt[workers] = commits["attempt"]
         self._state[workers] = np.maximum(self._state[workers], TRAINING)
 
     def note_loss(self, workers: np.ndarray, losses: np.ndarray) -> None:
-        """Add the mean loss behind each commit; NaN if there is none."""
+        """Add the mean loss of each commit's mini-batches; NaN if there is none."""
         for worker, loss in zip(workers.tolist(), losses.tolist(), strict=True):
             if loss == loss:
                 before = self._loss[worker]
@@ -250,7 +259,7 @@ class WorkerRows:
         return fresh
 
     def set_table(self, table: np.ndarray) -> set[int]:
-        """Note which workers have joined and have data left (`messages.WorkerTable`); return those that changed."""
+        """Note which workers train, from a `messages.WorkerTable`; return the workers whose state has changed."""
         joined = table[:, 0].astype(np.int64)
         state, attempt = self._state.copy(), self._attempt.copy()
         finished = np.setdiff1d(np.flatnonzero(state == TRAINING), joined)
@@ -269,7 +278,12 @@ class WorkerRows:
         return int(self._sums["samples"].sum()), int(self._sums["commits"].sum())
 
     def columns(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-        """Return workers' rows, a list for each column, JSON-ready; ``seconds`` turns timestamps into the page's."""
+        """Return the rows of some workers, a list for each column, JSON-ready.
+
+        Args:
+            workers: their numbers.
+            seconds: converts timestamps to seconds on the page.
+        """
         chosen = np.fromiter(workers, np.int64)
         times = self._last[chosen]
         last = np.where(np.isnan(times), np.nan, seconds(np.nan_to_num(times)))
@@ -284,18 +298,18 @@ class WorkerRows:
 _SECONDS = ("compute", "wait", "wire")
 
 
-#: Buckets of time, at most and at least; what fits between them is as many as keep a page small.
+#: The largest and the smallest limit of the number of buckets. Jobs with many workers have the smaller one.
 _BUCKETS_MAX, _BUCKETS_MIN = 600, 100
-#: Numbers that the workers' lines may have together.
+#: The most numbers that the lines of all workers have together, so that a page stays small.
 _CELLS = 300_000
 _METRICS_MAX = 8
 _EVENTS, _EVALUATIONS = 500, 1000
-#: A pause of all workers, in seconds, that is noted where another driver or server has continued the job; and one that
-#: is shortened as well, to this share of the time before it.
+#: The shortest pause before another driver or server continues a job that the record notes, in seconds; the shortest
+#: pause that the page shortens; and the share of the time before it to which the page shortens it.
 _PAUSE, _LONG_PAUSE, _PAUSE_SHARE = 5.0, 60.0, 0.03
-#: Pauses that a page has; of more, the latest.
+#: The most pauses that a page shows: the latest ones.
 _PAUSES_MAX = 50
-#: Sums over all workers in each bucket; `gaps` and `scales` count what the sums before them are of.
+#: Sums over all workers in each bucket. A name in the plural is the number of values in the sum before it.
 _OF_JOB = (
     *("commits", "samples", "staleness", "gap", "gaps", "scale", "scales", "compute", "wait", "wire"),
     *("lag", "lags", "micro_batch", "micro_batches"),
@@ -308,17 +322,17 @@ class CurrentStatus:
 
     Args:
         state: "starting", "training", "done", "stopped", "failed" or "interrupted".
-        why: the reason, where it has one.
+        why: the reason of the end, or the phase of the start.
         timestamp: seconds since the epoch.
-        epochs: passed, as a mean over the partitions.
-        joined, finished: workers.
+        epochs: completed epochs, a mean over the partitions.
+        joined, finished: numbers of workers.
         loss: the mean over the latest commits.
-        rate: samples per second; NaN where not known.
-        rate_seconds: length of the time that ``rate`` is a mean over.
-        left: estimated seconds until the end; NaN where not known.
-        saved_clock: commits that the latest snapshot has; -1: there is none.
-        saved_seconds: since it was taken.
-        micro_batch: the latest one of a stream.
+        rate: samples per second; NaN if it is unknown.
+        rate_seconds: seconds over which ``rate`` is the mean.
+        left: estimated seconds until the end; NaN if they are unknown.
+        saved_clock: number of commits in the latest snapshot; -1: there is none.
+        saved_seconds: seconds since the latest snapshot.
+        micro_batch: the latest micro-batch of a stream.
     """
 
     state: str = "starting"
@@ -347,7 +361,7 @@ class _Sent:
 
 
 class _CommitSums:
-    """Everything that comes with commits. It is forgotten when they are read again from the first one."""
+    """Everything that the record knows from commits. If all commits are read again, it starts empty again."""
 
     def __init__(self, facts: JobFacts, metrics: Sequence[str]) -> None:
         workers, lines = facts.workers, len(metrics)
@@ -359,7 +373,7 @@ class _CommitSums:
         self.commits = 0
         self.last_commit: np.ndarray | None = None
         self.origin: float | None = None  #: The time of the first commit.
-        #: When each long pause ended, and by how many seconds the page shortens it.
+        #: The time at which each long pause ended, and the seconds by which the page shortens it.
         self.cuts: list[tuple[float, float]] = []
         #: The times of the last commit before each pause and of the first one after it.
         self.pauses: deque[tuple[float, float]] = deque(maxlen=_PAUSES_MAX)
@@ -368,51 +382,52 @@ class _CommitSums:
 class JobRecord:
     """One job: its lines over time, its workers, its events.
 
-    Not thread-safe. Its size has a bound for any number of commits: time is kept in buckets.
+    It is not thread-safe. Time is kept in buckets, so the size has a bound for any number of commits. Time on the page
+    begins with the first commit.
 
     Args:
-        metrics: names, loss first.
-        began: when, in seconds since the epoch.
+        metrics: names of the metrics, loss first.
+        began: time at which the job began, in seconds since the epoch.
     """
 
     def __init__(self, facts: JobFacts, metrics: Sequence[str], began: float) -> None:
         self.facts, self.metrics = facts, tuple(metrics[:_METRICS_MAX]) or ("loss",)
         self.began = began
-        self.now = CurrentStatus(timestamp=began)
-        self._events: deque[list[Any]] = deque(maxlen=_EVENTS)
+        self.now = CurrentStatus(why="starting the server", timestamp=began)
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._kinds: Counter[str] = Counter()
         self._events_seen = 0
-        self._evaluations: list[list[Any]] = []
+        self._evaluations: list[Evaluation] = []
         self.workers = WorkerRows(facts.workers)
         self._sums = _CommitSums(self.facts, self.metrics)
         self._sent = _Sent()
 
     def clear(self) -> None:
-        """Forget everything that came with commits; they are read again from the first one on."""
+        """Forget all commits; they are read again from the first one on."""
         self._sums = _CommitSums(self.facts, self.metrics)
         self.workers = self.workers.forgetting_commits()
         self._sent = _Sent()
 
     def skip(self, commits: int) -> None:
-        """Leave out the next rows of the commit log: so many."""
+        """Skip this number of rows of the commit log."""
         self._sums.commits += commits
 
     @property
     def commits(self) -> int:
-        """Return how many rows of the commit log it has."""
+        """Return the number of rows of the commit log that were read."""
         return self._sums.commits
 
     @property
     def last_commit(self) -> np.ndarray | None:
-        """Return the last of these rows, as an array of one; None before the first."""
+        """Return the last of these rows, as an array of one row; None before the first row."""
         return self._sums.last_commit
 
     def add_commits(self, commits: np.ndarray, steps: np.ndarray) -> None:
         """Add the next rows of the commit log.
 
         Args:
-            commits: rows of `commit_log.COMMIT`, which follow the last ones.
-            steps: float64 ``(mini-batches, 2 + metrics)``: the history behind them, in the same order.
+            commits: rows of `commit_log.COMMIT`, which follow those of the last call.
+            steps: float64 ``(mini-batches, 2 + metrics)``: the history of their mini-batches, in the same order.
         """
         if not len(commits):
             return
@@ -436,7 +451,7 @@ class JobRecord:
         self._sent.workers.update(commits["worker"].tolist())
 
     def _add_steps(self, commits: np.ndarray, steps: np.ndarray, places: np.ndarray, applied: np.ndarray) -> np.ndarray:
-        """Add the metrics of the mini-batches, and return the samples behind each commit."""
+        """Add the metrics of the mini-batches, and return the samples of each commit."""
         counts, workers = commits["steps"], commits["worker"]
         if len(steps) != counts.sum():  # a resumed job whose records were lost in part
             return np.zeros(len(commits))
@@ -447,7 +462,7 @@ class JobRecord:
                 break
             values = steps[:, column]
             good = np.isfinite(values) & applied[commit]
-            # Many steps of few commits: numpy adds those of each commit up first.
+            # There are more steps than commits, so the steps of each commit are added up first.
             sums = np.bincount(commit[good], values[good] * weights[good], len(commits))
             total = np.bincount(commit[good], weights[good], len(commits))
             self._sums.buckets.add(f"sum {name}", workers, places, sums)
@@ -459,8 +474,7 @@ class JobRecord:
     def add_events(self, events: Sequence[Event]) -> None:
         """Add the events that have come since the last call, in order of time."""
         for event in events:
-            row = [self._moment(event.timestamp), event.source, event.kind, event.worker, event.attempt, event.text]
-            self._events.append(row)
+            self._events.append(event)
             self._kinds[event.kind] += 1
             self._events_seen += 1
             if event.worker is not None:
@@ -470,14 +484,13 @@ class JobRecord:
     def add_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Add evaluations of the center."""
         for evaluation in evaluations:
-            values = {name: number(value) for name, value in evaluation.values.items()}
-            self._evaluations.append([self._moment(evaluation.timestamp), evaluation.clock, evaluation.source, values])
+            self._evaluations.append(evaluation)
             if len(self._evaluations) > _EVALUATIONS:
                 del self._evaluations[1::2]
                 self._sent.whole = True
 
     def set_micro_batch(self, progress: MicroBatchProgress | None) -> None:
-        """Note the latest micro-batch of a stream, and add what it took if it was another one before."""
+        """Note the latest micro-batch of a stream; if it is a new one, add its seconds and its lag."""
         before = self.now.micro_batch
         self.now = replace(self.now, micro_batch=progress)
         if progress is None or (before is not None and progress.batch == before.batch):
@@ -490,7 +503,7 @@ class JobRecord:
                 self._sums.buckets.add(count, 0, place, 1.0)
 
     def set_table(self, table: np.ndarray) -> None:
-        """Note which workers are there, from rows of `messages.WorkerTable`."""
+        """Note which workers train, from rows of `messages.WorkerTable`."""
         self._sent.workers.update(self.workers.set_table(table))
 
     def whole(self) -> dict[str, Any]:
@@ -500,8 +513,8 @@ class JobRecord:
         entry = {"kind": "whole", "facts": facts, "metrics": list(self.metrics), "began": self.began}
         entry |= self._lines(0) | self._rest()
         entry["workers"] = self.workers.columns(range(self.facts.workers), self._seconds)
-        entry["events"] = list(self._events)
-        entry["evaluations"] = list(self._evaluations)
+        entry["events"] = self._event_rows(len(self._events))
+        entry["evaluations"] = self._evaluation_rows(0)
         self._sums.buckets.mark_sent()
         return entry
 
@@ -513,11 +526,21 @@ class JobRecord:
         new = min(self._events_seen - sent.events, len(self._events))
         answer = {"kind": "more"} | self._lines(buckets.changed) | self._rest()
         answer["workers"] = self.workers.columns(sorted(sent.workers), self._seconds)
-        answer["events"] = list(self._events)[len(self._events) - new :]
-        answer["evaluations"] = self._evaluations[sent.evaluations :]
+        answer["events"] = self._event_rows(new)
+        answer["evaluations"] = self._evaluation_rows(sent.evaluations)
         self._sent = _Sent(self._events_seen, len(self._evaluations), whole=False)
         buckets.mark_sent()
         return answer
+
+    def _event_rows(self, latest: int) -> list[list[Any]]:
+        events = list(self._events)[len(self._events) - latest :]
+        return [[self._moment(at), source, *rest] for at, source, *rest in events]
+
+    def _evaluation_rows(self, first: int) -> list[list[Any]]:
+        return [
+            [self._moment(one.timestamp), one.clock, one.source, {name: number(at) for name, at in one.values.items()}]
+            for one in self._evaluations[first:]
+        ]
 
     def _lines(self, first: int) -> dict[str, Any]:
         def sums(name: str) -> np.ndarray:
@@ -543,6 +566,8 @@ class JobRecord:
         entry |= {name: number(getattr(now, name)) for name in numbers}
         progress = now.micro_batch
         entry["micro_batch"] = None if progress is None else asdict(progress) | {"loss": number(progress.loss)}
+        entry["rows"] = number(self.workers.rows(done=now.state == "done"))
+        entry["start"] = None if self._sums.origin is None else round(max(0.0, self._sums.origin - self.began), 1)
         entry["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
         entry["samples"], entry["commits"] = self.workers.totals()
         used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1
@@ -554,17 +579,22 @@ class JobRecord:
         return round(float(self._seconds(np.array([timestamp]))[0]), 2)
 
     def _seconds(self, timestamps: np.ndarray) -> np.ndarray:
-        """Return the seconds since the job began, with long pauses shortened; not below 0."""
-        seconds = timestamps - (self.began if self._sums.origin is None else self._sums.origin)
-        for at, pause in self._sums.cuts:
-            seconds = np.where(timestamps >= at, seconds - pause, seconds)
-        return np.maximum(seconds, 0.0)
+        """Return the seconds since the first commit, or, before it, since the job began; long pauses are shortened."""
+        origin = self.began if self._sums.origin is None else self._sums.origin
+        seconds = timestamps - origin
+        for end, shortened in self._sums.cuts:
+            origin += shortened
+            # Times within a pause are shown at its end at the latest.
+            seconds = np.where(timestamps >= end, timestamps - origin, np.minimum(seconds, end - origin))
+        return seconds
 
     def _note_pauses(self, commits: np.ndarray) -> None:
-        """Note where another driver or server has continued: a job that is resumed after days had no commit in them."""
+        """Note the pauses before another driver or server has continued the job, which may last for days."""
         times = commits["timestamp"]
         if self._sums.origin is None:
-            self._sums.origin = min(self.began, float(times[0]))
+            self._sums.origin = float(times[0])
+            # Their times were sent as seconds since the job began.
+            self._sent.whole |= bool(self._events or self._evaluations)
         rows = commits if self.last_commit is None else np.concatenate([self.last_commit, commits])
         times, incarnations = rows["timestamp"], rows["incarnation"]
         for place in np.flatnonzero((np.diff(incarnations) != 0) & (np.diff(times) > _PAUSE)):

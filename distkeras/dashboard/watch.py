@@ -1,4 +1,4 @@
-"""Follows a job from its driver, and writes its journal."""
+"""Watches a job from its driver, and writes its journal."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one look at the job to the next; longer where a look takes more than a hundredth of it.
+#: Seconds from one look at the job to the next, and the largest share of time that looks take: a slow look is followed
+#: by a longer interval.
 _EVERY, _SHARE = 1.0, 0.01
-#: Commits that are read at a time: the server answers no other request meanwhile.
+#: The commits of one request, which must be few because the server answers no other request meanwhile; and the requests
+#: of one look.
 _COMMITS, _PIECES = 1024, 8
-#: Seconds over which the rate is measured; longer where looks are rarer.
+#: Seconds over which the rate is measured; more if looks are rarer.
 _RATE_SECONDS = 30.0
 
 
 class JobWatch(Callback):
-    """Looks at a job once a second, with its commits, events and evaluations, and writes its journal.
+    """Reads the commits, events and evaluations of a job once a second, and writes its journal.
 
-    A look takes at most a hundredth of the time of one core of the driver: what takes longer is done less often.
+    This takes at most a hundredth of the time of one core of the driver: if it takes longer, it is done less often.
 
     Args:
-        path: of the journal; None: it is in a temporary folder, which goes with this.
+        path: the path of the journal; None: it is in a temporary folder, which is deleted with this object.
 
     Attributes:
-        changed: notified when the journal has more.
+        changed: notified when the journal has new lines.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -73,18 +75,18 @@ class JobWatch(Callback):
         return self._journal.path
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Begin the journal of another job."""
+        """Begin the journal of a new job."""
         assert setup.facts is not None, "a trainer gives them"
         self._outcome, self._found = setup.outcome, []
         self._begin(setup.facts, setup.metrics, setup.events, time.time())
 
     def take(self, outcome: JobOutcome) -> None:
-        """Write the journal of a job that ended before this watched, if there was one."""
+        """Write the journal of a job that ended before this object watched, if there was one."""
         if outcome.facts is not None and outcome.records is not None:
             rows = outcome.records.commits_array
-            began = float(rows["timestamp"][0]) if len(rows) else time.time()
+            began, ended = rows["timestamp"][[0, -1]].tolist() if len(rows) else (time.time(), time.time())
             self._begin(outcome.facts, outcome.records.metrics, outcome.events, began)
-            self.end(outcome)
+            self.end(outcome, ended)
 
     def _begin(self, facts: JobFacts, metrics: Sequence[str], events: Events, began: float) -> None:
         with self._lock:
@@ -111,7 +113,7 @@ class JobWatch(Callback):
         self._next_look = time.monotonic() + (time.thread_time() - began) / _SHARE
 
     def on_end(self, context: CallbackContext) -> None:
-        """Keep the list of evaluations, to which callbacks that come after this one still add."""
+        """Keep the list of evaluations, to which later callbacks still add."""
         if context.link is not None:
             self._found = context.link.evaluations
         with self._lock:
@@ -124,7 +126,7 @@ class JobWatch(Callback):
             self.end(self._outcome)
 
     def on_failure(self, error: BaseException) -> None:
-        """Write the end of the job, with the records that there are."""
+        """Write the end of the job, with the records that arrived before it."""
         if self._outcome is not None:
             self.end(self._outcome)
 
@@ -144,10 +146,10 @@ class JobWatch(Callback):
         self._write()
 
     def _follow(self, record: JobRecord, link: JobLink) -> bool:
-        """Add the commits that have come; return whether there are more.
+        """Add the new commits; return whether there are more.
 
-        A server that was started again may have forgotten the latest ones, so the last one that is known is asked for
-        as well: where it is another one now, all are read again.
+        A server that was started again may have lost the latest commits. The request therefore includes the last known
+        commit: if the server has another one in its place, all commits are read again.
         """
         known = record.last_commit
         records = link.drain(record.commits - (known is not None), _COMMITS)
@@ -162,8 +164,9 @@ class JobWatch(Callback):
 
     def _take_status(self, record: JobRecord, context: CallbackContext) -> None:
         status, now = context.status, time.time()
-        state = "training" if status.joined else "starting"
-        status_now = CurrentStatus(state, "", now, status.epochs, status.joined, status.finished, status.loss)
+        phase = "" if record.commits else "building the model, first steps" if status.joined else "spreading the data"
+        state = "starting" if phase else "training"
+        status_now = CurrentStatus(state, phase, now, status.epochs, status.joined, status.finished, status.loss)
         status_now = replace(status_now, saved_clock=status.saved_clock, saved_seconds=status.saved_seconds)
         self._rates.append((now, status.samples))
         while self._rates[0][1] > status.samples or (len(self._rates) > 1 and now - self._rates[1][0] >= _RATE_SECONDS):
@@ -189,8 +192,8 @@ class JobWatch(Callback):
         new, self._seen = self._events.since(self._seen)
         record.add_events(new)
 
-    def end(self, outcome: JobOutcome) -> None:
-        """Write the outcome of the job, with the last of its records and evaluations."""
+    def end(self, outcome: JobOutcome, ended: float | None = None) -> None:
+        """Write the outcome of the job, with its last records and evaluations; ``ended`` is the time, None for now."""
         with self._lock:
             record = self._record
             if record is None:
@@ -199,9 +202,10 @@ class JobWatch(Callback):
                 self._take_rest(record, outcome)
             self._take_evaluations(record)
             self._take_events(record)
-            record.workers.finish()
+            if outcome.failure is None:
+                record.workers.finish()
             state, why = _end_of(outcome)
-            record.now = replace(record.now, state=state, why=why, timestamp=time.time(), left=math.nan)
+            record.now = replace(record.now, state=state, why=why, timestamp=ended or time.time(), left=math.nan)
             if state == "done":
                 workers = record.facts.workers
                 epochs = float(record.facts.epochs)
@@ -209,12 +213,12 @@ class JobWatch(Callback):
             self._write(whole=True)
 
     def _take_rest(self, record: JobRecord, outcome: JobOutcome) -> None:
-        """Add what has come since the last look."""
+        """Add the records since the last look."""
         assert outcome.records is not None
         commits, steps = outcome.records.commits_array, outcome.records.steps_array
         known, start = record.last_commit, outcome.records.start
         at = record.commits - start
-        if at < 0:  # commits of earlier micro-batches, which no look was in time for
+        if at < 0:  # no look has read the last commits of earlier micro-batches
             record.skip(-at)
         elif known is not None and at and (at > len(commits) or commits[at - 1].tobytes() != known[0].tobytes()):
             record.clear()
@@ -225,7 +229,7 @@ class JobWatch(Callback):
             record.add_commits(piece, steps[before : before + int(piece["steps"].sum())])
 
     def _write(self, *, whole: bool = False) -> None:
-        """Write the journal. If there is no room for it, training continues, and it is tried again."""
+        """Write the journal. If there is no room for it, training continues, and the next look tries again."""
         record = self._record
         assert record is not None
         try:

@@ -79,6 +79,12 @@ class DataSpec:
         return x, y, as_weight(weights)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the DataFrame's columns, of assembled ones those that they were assembled from."""
+        parts = [[part.name for part in column.parts] or [column.name] for column in self.columns]
+        return tuple(dict.fromkeys(name for names in parts for name in names))
+
+    @property
     def encoded(self) -> frozenset[str]:
         """Return the names of the columns that executors decode."""
         return frozenset(column.name for column in self.columns if column.decode is not None)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from support.browser import DESKTOP, chromium
 from support.patience import patience
+from support.training.recorded_job import RecordedJob, write_journal
+
+from distkeras.dashboard.dashboard import Dashboard
+from distkeras.dashboard.watch import JobWatch
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,21 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         context.close()
         expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "401", fails)
         assert [text for text in problems if not any(word in text for word in expected)] == []
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    """Return a function that saves a page of some jobs and returns its address."""
+
+    def saved(*jobs: RecordedJob, **texts: str) -> str:
+        watches = []
+        for number, job in enumerate(jobs):
+            watches.append(JobWatch(tmp_path / f"{number}.jsonl"))
+            write_journal(watches[-1].path, job, **texts)
+        with Dashboard(watches) as dashboard:
+            return dashboard.save(tmp_path / "job.html").as_uri()
+
+    return saved
 
 
 def is_foreign(requested: str, url: str) -> bool:

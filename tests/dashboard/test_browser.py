@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import DESKTOP, PHONE, ink
+from support.browser import DESKTOP, PHONE, colored, ink, violations
 from support.job_server.service import JobService
 from support.patience import patience
 from support.training.recorded_job import BEGAN, RecordedJob, record_of, write_journal
@@ -57,33 +57,9 @@ class Live:
         self.dashboard.close()
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., str]:
-    """Return a function that saves a page of some jobs and returns its address."""
-
-    def saved(*jobs: RecordedJob, **texts: str) -> str:
-        watches = []
-        for number, job in enumerate(jobs):
-            watches.append(JobWatch(tmp_path / f"{number}.jsonl"))
-            write_journal(watches[-1].path, job, **texts)
-        with Dashboard(watches) as dashboard:
-            return dashboard.save(tmp_path / "job.html").as_uri()
-
-    return saved
-
-
 def require_count(page: Any, what: str, count: int) -> None:
     """Wait until the page has ``count`` such elements, without a script, which the page's own policy would refuse."""
     playwright.expect(page.locator(what)).to_have_count(count, timeout=1000 * patience(10))
-
-
-def violations(page: Any) -> list[str]:
-    """Return the violations that axe finds with all of its rules, one line each."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response
-    nodes = lambda one: [node["html"][:200] for node in one["nodes"]][:4]  # noqa: E731 - a word for what follows
-    return [f"{one['id']}: {one['help']}: {nodes(one)}" for one in found["violations"]]
 
 
 @pytest.mark.parametrize("workers", [1, 4, 200])
@@ -234,7 +210,7 @@ def test_jobs_are_compared_by_any_metric_and_their_differing_options(
         show.select_option(name)
         assert ink(page, 0) > 500, name
         assert page.locator("figure.plot h3").first.text_content() == f"Job by job: {name}"
-        without = "Without it: AGN(window=4), 2." in page.locator("figure.plot .reading").first.text_content()
+        without = "Without it: mnist_cnn with AGN, 2." in page.locator("figure.plot .reading").first.text_content()
         assert without == (name == "accuracy")
     assert page.locator(".settings .differs th span").all_text_contents() == ["rule.window", "differs"]
     assert page.locator(".settings .differs td").all_text_contents() == ["4", "16"]
@@ -242,27 +218,6 @@ def test_jobs_are_compared_by_any_metric_and_their_differing_options(
     page.get_by_label("Only what differs").check()
     require_count(page, ".settings tbody tr", shown - 2)
     assert violations(page) == []
-
-
-def colored(page: Any, share: float) -> int:
-    """Count the pixels at a fraction of the first chart's width that have the color of the line of all workers."""
-    page.locator("figure.plot canvas").first.wait_for()
-    return int(
-        page.evaluate(
-            """share => {
-                const over = document.querySelector('.u-over').getBoundingClientRect();
-                const canvas = document.querySelector('figure.plot canvas');
-                const x = over.left - canvas.getBoundingClientRect().left + share * over.width;
-                const data = canvas.getContext('2d').getImageData(x * devicePixelRatio, 0, 1, canvas.height).data;
-                let count = 0;
-                for (let place = 0; place < data.length; place += 4) {
-                    count += data[place + 3] > 200 && data[place] + data[place + 1] + data[place + 2] < 150;
-                }
-                return count;
-            }""",
-            share,
-        )
-    )
 
 
 def test_a_pause_interrupts_the_line(visit: Callable[..., Any], saved: Callable[..., str]) -> None:

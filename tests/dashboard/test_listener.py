@@ -168,7 +168,7 @@ def test_the_page_is_saved_as_a_file(dashboard: Dashboard, tmp_path: Path) -> No
     path = dashboard.save(tmp_path / "job.html")
     text = path.read_text(encoding="utf-8")
     assert '"mode":"saved"' in text
-    assert "AGN(window=4)" in text
+    assert "AGN(window=4, window_max=None)" in text
     answer, connection = request(dashboard.url, "job.html")
     assert answer.read().decode() == text
     connection.close()

@@ -174,11 +174,12 @@ def test_a_pause_before_another_server_continues_is_recorded(seconds: float, inc
     found = record()
     rows = commits(
         [
+            {"worker": 0, "timestamp": BEGAN, "incarnation": 1},
             {"worker": 0, "timestamp": BEGAN + 10.0, "incarnation": 1},
             {"worker": 0, "timestamp": BEGAN + 10.0 + seconds, "incarnation": incarnation},
         ]
     )
-    found.add_commits(rows, steps(rows, [1.0, 1.0]))
+    found.add_commits(rows, steps(rows, [1.0, 1.0, 1.0]))
     page = found.whole()
     assert page["pauses"] == [[10.0, 10.0 + seconds, seconds]] * pauses
     assert page["used"] == 11 + seconds, "the pause is too short to be shortened"
@@ -211,7 +212,8 @@ def test_commits_are_counted_after_their_history_was_lost() -> None:
     found.add_commits(rows, np.empty((0, 3)))
     page = found.whole()
     assert page["now"]["commits"] == 2
-    assert page["means"]["loss"] == [None, None]
+    assert page["means"]["loss"] == [None]
+    assert page["now"]["rows"] is None
 
 
 def test_workers_appear_and_disappear() -> None:
@@ -224,3 +226,38 @@ def test_workers_appear_and_disappear() -> None:
     assert more["workers"]["worker"] == [0, 2]
     assert more["workers"]["state"] == [2, 1]
     assert more["workers"]["attempt"] == [10, 15]
+
+
+def test_time_on_the_page_begins_with_the_first_commit() -> None:
+    found = JobRecord(JobFacts("AGN()", 1, 2), ("loss",), BEGAN - 43.0)
+    found.add_events([Event(BEGAN - 40.0, "server", "stall", None, None, "no worker has joined")])
+    found.add_evaluations([Evaluation(BEGAN - 1.0, 0, "EarlyStopping", {"loss": 2.5})])
+    before = found.whole()
+    assert before["now"]["start"] is None
+    assert [before["events"][0][0], before["evaluations"][0][0]] == [3.0, 42.0]
+    rows = commits([{"worker": 0, "timestamp": BEGAN}, {"worker": 0, "timestamp": BEGAN + 2.5, "epoch": 1}])
+    found.add_commits(rows, steps(rows, [2.0, 1.0]))
+    assert found.more() is None, "the events are sent again with their new times"
+    page = found.whole()
+    assert page["means"]["loss"] == [2.0, None, 1.0]
+    assert page["now"]["start"] == 43.0
+    assert [page["events"][0][0], page["evaluations"][0][0]] == [-40.0, -1.0]
+
+
+def test_an_event_within_a_shortened_pause_is_shown_at_its_end() -> None:
+    found = record()
+    times = [BEGAN, BEGAN + 100.0, BEGAN + 1100.0]
+    rows = commits([{"worker": 0, "timestamp": at, "incarnation": 1 + (at > BEGAN + 100.0)} for at in times])
+    found.add_commits(rows, steps(rows, [1.0, 1.0, 1.0]))
+    found.add_events([Event(BEGAN + at, "server", "stall", None, None, "") for at in (50.0, 600.0, 1101.0)])
+    assert [row[0] for row in found.whole()["events"]] == [50.0, 103.0, 104.0]
+
+
+def test_the_first_epoch_counts_the_rows() -> None:
+    found = record()
+    rows = commits([{"worker": worker, "timestamp": BEGAN, "epoch": epoch} for epoch in (0, 1) for worker in (0, 1)])
+    history = steps(rows, [1.0] * 4)
+    found.add_commits(rows[:3], history[:3])
+    assert found.whole()["now"]["rows"] is None, "worker 1 is still in the first epoch"
+    found.add_commits(rows[3:], history[3:])
+    assert found.whole()["now"]["rows"] == 64

@@ -119,6 +119,41 @@ def test_the_end_adds_everything_since_the_last_poll() -> None:
     assert whole["workers"]["state"] == [2, 2, 2]
 
 
+def test_the_start_of_a_job_has_phases() -> None:
+    watch = JobWatch()
+    watch.on_begin(setup())
+    phases = []
+    with Running(make("downpour")) as running:
+        manual = ManualWatch(running, watch)
+        phases.append(journal_messages(watch)[-1]["now"]["why"])
+        manual.poll()
+        phases.append(journal_messages(watch)[-1]["now"]["why"])
+        client = running.client(0)
+        client.join()
+        manual.poll()
+        phases.append(journal_messages(watch)[-1]["now"]["why"])
+        client.close()
+        train(running, 1, 2)
+        manual.poll()
+        now = journal_messages(watch)[-1]["now"]
+    assert phases == ["starting the server", "spreading the data", "building the model, first steps"]
+    assert (now["state"], now["why"]) == ("training", "")
+
+
+def test_the_page_of_an_ended_job_ends_with_its_last_commit() -> None:
+    job = RecordedJob(2, seconds=10.0)
+    watch = JobWatch()
+    watch.take(JobOutcome(records=JobRecords(job.commits, job.steps, job.metrics), facts=job.facts))
+    assert journal_messages(watch)[0]["now"]["at"] == pytest.approx(np.ptp(job.commits["timestamp"]), abs=0.01)
+
+
+def test_workers_of_a_failed_job_have_not_finished() -> None:
+    job = RecordedJob(2, seconds=10.0)
+    watch = JobWatch()
+    watch.take(JobOutcome(records=JobRecords(job.commits, job.steps, job.metrics), facts=job.facts, failure="no luck"))
+    assert journal_messages(watch)[0]["workers"]["state"] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("outcome", "state", "why"),
     [

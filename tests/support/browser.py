@@ -42,3 +42,33 @@ def ink(page: Any, plot: int = 0) -> int:
             plot,
         )
     )
+
+
+def colored(page: Any, share: float) -> int:
+    """Count the pixels at a fraction of the first chart's width that have the color of the line of all workers."""
+    page.locator("figure.plot canvas").first.wait_for()
+    return int(
+        page.evaluate(
+            """share => {
+                const over = document.querySelector('.u-over').getBoundingClientRect();
+                const canvas = document.querySelector('figure.plot canvas');
+                const x = over.left - canvas.getBoundingClientRect().left + share * over.width;
+                const data = canvas.getContext('2d').getImageData(x * devicePixelRatio, 0, 1, canvas.height).data;
+                let count = 0;
+                for (let place = 0; place < data.length; place += 4) {
+                    count += data[place + 3] > 200 && data[place] + data[place + 1] + data[place + 2] < 150;
+                }
+                return count;
+            }""",
+            share,
+        )
+    )
+
+
+def violations(page: Any) -> list[str]:
+    """Return the violations that axe finds with all of its rules, one line each."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response
+    nodes = lambda one: [node["html"][:200] for node in one["nodes"]][:4]  # noqa: E731 - a word for what follows
+    return [f"{one['id']}: {one['help']}: {nodes(one)}" for one in found["violations"]]

@@ -63,6 +63,14 @@ def test_the_page_shows_the_numbers_of_the_tables(spark: SparkSession, clouds: D
         assert (whole["now"]["commits"], whole["now"]["samples"]) == (len(commits), history["samples"].sum())
         assert whole["workers"]["commits"] == commits.groupby("worker").size().tolist()
         assert whole["metrics"] == ["loss", "accuracy"]
+        facts = whole["facts"]
+        assert (facts["model"], facts["columns"], facts["monitor"]) == (
+            trainer.model.name,
+            ["features", "label"],
+            "loss",
+        )
+        assert facts["parameters"] == sum(weights.size for weights in trainer.model.get_weights())
+        assert whole["now"]["rows"] == clouds.count()
         assert sum(whole["job"]["commits"]) == len(commits)
         assert sum(whole["staleness"]["counts"]) == len(commits)
         assert [row[1] for row in whole["evaluations"]] == [int(row["clock"]) for row in stopping.evaluations]

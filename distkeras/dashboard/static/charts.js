@@ -1,20 +1,20 @@
 // The charts of one job.
 
-/** As many workers have a line each; of more, there is the spread, and one worker that is chosen. */
+/** The most workers that have a line each; of more, the chart has the spread and one worker that the reader chooses. */
 const LINES_MAX = 8;
 const AXES = {
-  time: ["Time", (value) => (value === null ? "" : clock(value))],
+  time: ["Time", (value) => (value === null || value < 0 ? "" : clock(value))],
   commits: ["Commit", (value) => (value === null ? "" : amount(value))],
   samples: ["Samples", (value) => (value === null ? "" : amount(value))],
 };
 /** Seconds between two marks of the axis of time. */
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 const ALONG = Object.keys(AXES).map((name) => [name, name]);
-/** Seconds over which the rate of samples is a mean, at least: narrower buckets are taken together. */
+/** The least seconds over which the rate of samples is a mean: narrower buckets are combined. */
 const RATE_SECONDS = 6;
 
 class JobCharts {
-  /** `view`: what whoever looks has chosen: axis, metric, log, worker; `onchange` is told of another choice. */
+  /** `view`: the reader's choices: axis, metric, scale, worker; `onchange` is called after another choice. */
   constructor(view, onchange) {
     this.view = view;
     const choose = (name) => (value) => {
@@ -68,7 +68,7 @@ class JobCharts {
   }
 
   drawMetrics(job, axis) {
-    const metric = job.metrics.includes(this.view.metric) ? this.view.metric : job.metrics[0];
+    const { metric } = this.view;
     const at = axis.values;
     const chosen = this.view.worker === "" ? null : Number(this.view.worker);
     const series = [];
@@ -106,7 +106,7 @@ class JobCharts {
     const values = axis.values(job.rates(RATE_SECONDS));
     const { now } = job;
     const summary = job.over
-      ? `${amount(now.samples / job.trained)} samples per second over the ${clock(job.trained)} of training.`
+      ? `${amount(job.meanRate)} samples per second over the ${clock(job.trained)} of training.`
       : `${amount(now.rate)} samples per second over the last ${clock(now.rate_seconds)}.`;
     this.rate.set({ ...this.base(axis), series: [{ label: "samples per second", values, color: "accent", fill: "band" }], yRange: [0, null], summary });
   }
@@ -144,7 +144,7 @@ class JobCharts {
     const x = counts.map((_, bin) => bin * width);
     const sum = counts.reduce((one, other) => one + other, 0);
     const mean = sum ? counts.reduce((all, count, bin) => all + count * (bin + (width - 1) / 2 / width) * width, 0) / sum : null;
-    const summary = `${amount(sum)} commits, of staleness ${amount(mean, 3)} on average.`;
+    const summary = `${many(sum, "commit")}, of staleness ${amount(mean, 3)} on average.`;
     const xText = (value) => (value === null || value % 1 ? "" : width > 1 ? `${value}–${value + width - 1}` : String(value));
     const values = sum ? counts : [];
     this.staleness.set({ x, xName: "Staleness", xText, xRange: [0, Math.max(1, counts.length) * width], series: [{ label: "commits", values, color: "accent", bars: true }], yRange: [0, null], summary });

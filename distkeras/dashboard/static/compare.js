@@ -95,12 +95,12 @@ class Comparison {
       return { name, values, differs: new Set(values).size > 1 };
     });
     const results = [
-      ["State", (job) => job.state],
-      ["Loss", (job) => amount(job.lastLoss())],
+      ["State", (job) => job.stateText],
+      ["Loss", (job) => amount(job.latestMean())],
       ["Loss of the center", (job) => amount(job.lastEvaluation("loss"))],
       ["Epochs", (job) => amount(job.now.epochs)],
       ["Time of training", (job) => clock(job.trained)],
-      ["Samples per second", (job) => amount(job.now.samples / job.trained)],
+      ["Samples per second", (job) => amount(job.meanRate)],
     ].map(([name, text]) => ({ name, values: jobs.map(text), result: true }));
     const shown = [...results, ...rows.filter((row) => row.differs), ...rows.filter((row) => !row.differs && !compared.differing)];
     const told = JSON.stringify([jobs.map((job) => job.name), shown]);

@@ -1,11 +1,11 @@
-// What the page is built of. Text goes in as text, never as HTML: names and messages are others'.
+// The elements of the page. Texts are set as text, never as HTML, because names and messages come from others.
 
 /** An element with properties ("class", "text", "on…", aria and others as attributes) and children. */
 function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === "text") element.textContent = value;
+    if (name === "text") say(element, value);
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
@@ -13,9 +13,11 @@ function h(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Sets an element's text, if that is another one: what has not changed is not laid out again. */
+/** Sets an element's text, and the tooltip for the words in it. An equal text is not set, so nothing is laid out again. */
 function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  if (element.textContent === text) return;
+  element.textContent = text;
+  if (EXPLAINED.has(element.tagName)) element.title = meaningOf(text);
 }
 
 let unique = 0;
@@ -55,6 +57,11 @@ function amount(value, digits = 4) {
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
   if (size !== 0 && size < 1e-3) return value.toExponential(2);
   return String(Number(value.toPrecision(digits)));
+}
+
+/** A number of things: "1 commit", "2 commits". */
+function many(count, word) {
+  return `${amount(count)} ${word}${count === 1 ? "" : "s"}`;
 }
 
 /** Seconds as 1:02:03. */

@@ -1,20 +1,30 @@
-// One job: how it stands, in numbers, charts and tables.
+// One job: its name and state, and its numbers, charts and tables.
+
+/** A rule and the settings that it was given, from its Python source; "None" and "False" are no settings. */
+function inWords(source) {
+  const [, name, given] = /^(\w+)(?:\((.*)\))?$/.exec(source) || [null, source, ""];
+  const settings = (given || "").split(/, (?=\w+=)/).filter((one) => one && !/=(None|False)$/.test(one));
+  return [name, ...settings.map((one) => one.replace(/=True$/, "").replace("=", " ").replaceAll("_", " ").replaceAll("'", ""))];
+}
+
+/** The most names of columns in the headline. */
+const COLUMNS_MAX = 4;
 
 class JobView {
   /** `job`: its state. */
   constructor(job) {
     this.job = job;
-    this.view = { metric: "loss", worker: "", scale: "linear", axis: "time" };
+    this.view = { metric: "", worker: "", scale: "linear", axis: "time" };
     const redraw = () => this.update();
     const heading = freshId("job");
     this.heading = h("h2", { id: heading, text: job.name });
     this.state = h("span", { class: "state", text: "waiting" });
     this.why = h("p", { class: "why" });
     this.facts = h("p", { class: "facts" });
+    this.input = h("p", { class: "facts" });
     this.bar = h("progress", { max: 1, value: 0, "aria-label": "Epochs" });
     this.passed = h("p", { class: "passed" });
     this.tiles = h("dl", { class: "tiles" });
-    this.numbers = new Map();
     this.charts = new JobCharts(this.view, redraw);
     this.workers = new WorkersTable(this.view, redraw);
     this.events = new EventsTable(redraw);
@@ -25,6 +35,7 @@ class JobView {
       "article",
       { class: "job", "aria-labelledby": heading },
       h("div", { class: "head" }, this.heading, this.state),
+      this.input,
       this.facts,
       this.why,
       this.none,
@@ -38,7 +49,7 @@ class JobView {
     this.element.remove();
   }
 
-  /** Has it drawn with the next frame, whatever came until then. */
+  /** Draws it with the next frame, once for all changes until then. */
   touch() {
     if (this.due) return;
     this.due = true;
@@ -59,16 +70,17 @@ class JobView {
   update() {
     const { job } = this;
     say(this.heading, job.name);
-    say(this.state, job.state);
-    this.state.dataset.state = job.state;
+    say(this.state, job.stateText);
+    this.state.dataset.state = this.why.dataset.state = this.bar.dataset.state = job.state;
     say(this.why, job.why);
     this.why.hidden = !job.why;
     this.none.hidden = job.known;
     const predicts = job.outside && job.outside.kind === "predict";
-    say(this.none, predicts ? "A predict job has no charts." : "No job yet: the page begins with the training.");
+    say(this.none, predicts ? "A predict job has no charts." : "No job yet: the page begins when the model has been built.");
     this.attempts.update((job.outside && job.outside.attempts) || []);
-    this.body.hidden = this.facts.hidden = !job.known;
+    this.body.hidden = this.facts.hidden = this.input.hidden = !job.known;
     if (!job.known) return;
+    if (!job.metrics.includes(this.view.metric)) this.view.metric = job.metrics.includes(job.metric) ? job.metric : job.metrics[0];
     this.updateHead();
     this.charts.update(job);
     this.workers.update(job);
@@ -76,50 +88,70 @@ class JobView {
   }
 
   updateHead() {
-    const { now, facts } = this.job;
-    const many = (count, word) => `${amount(count)} ${word}${count === 1 ? "" : "s"}`;
-    say(this.facts, [this.job.name.startsWith(facts.rule) ? "" : facts.rule, many(facts.workers, "worker"), many(facts.epochs, "epoch") + (facts.stream ? " of each micro-batch" : ""), facts.batch_size ? `mini-batches of ${facts.batch_size}` : ""].filter(Boolean).join(" · "));
-    const epochs = Math.min(now.epochs, facts.epochs);
+    const { now, facts, over } = this.job;
+    const columns = facts.columns || [];
+    this.tell(this.input, [
+      facts.model && !this.job.name.startsWith(facts.model) && `model ${facts.model}`,
+      facts.parameters && many(facts.parameters, "parameter"),
+      now.rows && !facts.stream && many(now.rows, "row"),
+      columns.length && `${columns.length === 1 ? "column" : `${columns.length} columns:`} ${columns.slice(0, COLUMNS_MAX).join(", ")}${columns.length > COLUMNS_MAX ? ", …" : ""}`,
+    ]);
+    const epochs = many(facts.epochs, "epoch") + (facts.stream ? " of each micro-batch" : "");
+    this.tell(this.facts, [`rule ${inWords(facts.rule).join(", ")}`, many(facts.workers, "worker"), epochs, facts.batch_size && `mini-batches of ${facts.batch_size}`]);
     this.bar.max = facts.epochs;
-    this.bar.value = epochs;
-    const left = now.left === null || this.job.over ? "" : ` · ${clock(now.left)} left`;
+    this.bar.value = Math.min(now.epochs, facts.epochs);
     this.bar.hidden = Boolean(facts.stream);
-    say(this.passed, facts.stream ? `A stream · ${clock(now.at)}` : `Epoch ${epochs.toFixed(2)} of ${facts.epochs} · ${clock(now.at)}${left}`);
-    if (facts.stream) this.updateStream(now.micro_batch);
-    this.tile("Loss", amount(this.job.lastLoss()), this.job.over ? "latest mean" : "mean of recent commits");
-    const metric = this.job.metrics.includes(this.view.metric) ? this.view.metric : "loss";
-    const evaluated = this.job.lastEvaluation(metric);
-    this.tile("Evaluated", evaluated === null ? "–" : amount(evaluated), `${metric} of the center`);
-    const over = this.job.over && this.job.trained > 0;
-    this.tile("Samples/s", amount(over ? now.samples / this.job.trained : now.rate, 3), `over ${over ? "all of" : "the last"} ${clock(over ? this.job.trained : now.rate_seconds)}`);
-    this.tile("Samples", amount(now.samples));
-    this.tile("Commits", amount(now.commits));
-    this.tile("Workers", this.alive(), "that train");
-    this.tile("Retries", amount(this.job.total("retries")), "taken over");
-    this.tile("Fenced", amount(this.job.total("fenced")), "requests refused");
-    this.tile("Snapshots", this.snapshots(), this.latestSnapshot());
+    const progress = facts.stream ? "A stream" : `Epoch ${this.bar.value.toFixed(2)} of ${facts.epochs}`;
+    const passed = now.start === null || now.start === undefined ? [`${clock(now.at)} since the job began`] : [progress, clock(now.at), now.start > 0 && `after a start of ${clock(now.start)}`];
+    this.tell(this.passed, [...passed, now.left !== null && !over && `${clock(now.left)} left`]);
+    this.tiles.hidden = !now.commits && !(facts.stream && now.micro_batch);
+    this.fillTiles();
   }
 
-  /** How a stream stands, by its latest micro-batch; null: there is none yet. */
-  updateStream(latest) {
-    const { batch, rows, seconds, lag, backlog } = latest || {};
-    const known = latest !== null;
-    this.tile("Micro-batch", known ? amount(batch) : "–", known ? `${amount(rows)} rows in ${amount(seconds, 3)} s` : "the latest");
-    this.tile("Lag", isKnown(lag) ? `${amount(lag, 3)} s` : "–", "of the latest, at most");
-    const [first, ...others] = Object.entries(backlog || {});
-    if (first) this.tile("Backlog", amount(first[1]), [first[0], ...others.map(([name, value]) => `${name} ${amount(value)}`)].join(", "));
+  /** Fills a line with some parts, without those that are empty. */
+  tell(line, parts) {
+    const texts = parts.filter(Boolean);
+    if (line.dataset.told === texts.join(" · ")) return;
+    line.dataset.told = texts.join(" · ");
+    line.replaceChildren(...texts.flatMap((text, place) => [place ? " · " : "", h("span", { text })]));
   }
 
-  tile(name, text, note = "") {
-    if (!this.numbers.has(name)) {
-      const number = h("dd", { class: "value" });
-      const aside = h("dd", { class: "note" });
-      this.tiles.append(h("div", {}, h("dt", { text: name }), number, aside));
-      this.numbers.set(name, { number, aside });
-    }
-    const { number, aside } = this.numbers.get(name);
-    say(number, text);
-    say(aside, note);
+  /** The numbers of the job, the monitored metric first. Retries are shown if there are any. */
+  fillTiles() {
+    const { job } = this;
+    const { now } = job;
+    const { label, value, note } = job.monitored;
+    const retries = job.total("retries");
+    const rate = job.over ? ["Samples/s", amount(job.meanRate, 3), `over all of ${clock(job.trained)}`] : ["Samples/s", amount(now.rate, 3), `over the last ${clock(now.rate_seconds)}`];
+    const tiles = [
+      [label, amount(value), note],
+      label !== "Training loss" && ["Training loss", amount(job.latestMean()), job.over ? "latest mean" : "mean of recent commits"],
+      ...(job.facts.stream ? this.streamTiles(now.micro_batch) : []),
+      rate,
+      ["Commits", amount(now.commits), `of ${many(now.samples, "sample")}`],
+      !job.over && ["Workers", this.alive(), "that train"],
+      retries > 0 && ["Retries", amount(retries), "taken over"],
+      job.facts.saved && ["Snapshots", this.snapshots(), this.latestSnapshot()],
+    ].filter(Boolean);
+    while (this.tiles.children.length > tiles.length) this.tiles.lastChild.remove();
+    tiles.forEach((texts, place) => {
+      const tile = this.tiles.children[place] || h("div", {}, h("dt"), h("dd", { class: "value" }), h("dd", { class: "note" }));
+      if (!tile.parentNode) this.tiles.append(tile);
+      [0, 1, 2].forEach((part) => say(tile.children[part], texts[part] || ""));
+    });
+  }
+
+  /** The state of a stream, from its latest micro-batch; null: there is none yet. */
+  streamTiles(latest) {
+    if (!latest) return [["Micro-batch", "–", "the latest"]];
+    const { batch, rows, seconds, lag, backlog } = latest;
+    const named = ([name, value]) => [name.replace(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`), amount(value)];
+    const [first, ...others] = Object.entries(backlog || {}).map(named);
+    return [
+      ["Micro-batch", amount(batch), `${amount(rows)} rows in ${amount(seconds, 3)} s`],
+      ["Lag", isKnown(lag) ? `${amount(lag, 3)} s` : "–", "of the latest, at most"],
+      first && ["Backlog", first[1], [first[0], ...others.map((one) => one.join(" "))].join(", ")],
+    ];
   }
 
   alive() {
@@ -129,14 +161,13 @@ class JobView {
     return `${training} of ${count}`;
   }
 
-  /** Whether the server can save its state, by what it has told of that last. */
+  /** Whether the server can save its state, according to its latest event about that. */
   snapshots() {
-    if (!this.job.facts.saved) return "off";
     const told = this.job.events.filter(([, , kind]) => kind === "snapshot").pop();
     return told && !/succeed again/.test(told[5]) ? "failing" : "on";
   }
 
-  /** What the latest snapshot has, and how old it is. */
+  /** The commits in the latest snapshot, and its age. */
   latestSnapshot() {
     const { saved_commits: commits, saved_seconds: age } = this.job.now;
     if (this.job.over || commits === null || commits === undefined) return "";

@@ -1,4 +1,4 @@
-// The page: which jobs there are, and where what is told of them comes from.
+// The page: its jobs, and the source of each one's records.
 
 const told = JSON.parse(document.getElementById("data").textContent);
 const link = h("span", { class: "link" });
@@ -9,7 +9,7 @@ let comparison = null;
 
 function begin() {
   const header = h("header", {}, h("h1", { text: "distkeras" }), link, tools);
-  document.getElementById("page").replaceChildren(header, place, heard);
+  document.getElementById("page").replaceChildren(header, place, wordList(), heard);
   ({ live: beginLive, saved: beginSaved, server: beginServer })[told.mode]();
 }
 
@@ -34,15 +34,23 @@ function arrange() {
 /** Gives a job a message, and has what shows it drawn. */
 function take(view, message) {
   view.job.apply(message);
-  if (!view.named && view.job.known) {
-    const rule = view.job.facts.rule;
-    const alike = views.filter((other) => other.job.known && other.job.facts.rule === rule);
-    view.job.name = alike.length > 1 ? `${rule}, ${alike.indexOf(view) + 1}` : rule;
-  }
+  nameJobs();
   view.touch();
   if (comparison) requestAnimationFrame(() => comparison && comparison.update());
   const first = views[0].job;
-  if (first.known) document.title = `${first.state} · ${amount(first.now.loss, 3)} · distkeras`;
+  if (first.known) document.title = `${first.stateText} · ${first.monitored.label} ${amount(first.monitored.value, 3)} · ${first.name}`;
+}
+
+/** Names the jobs that have no name of their own: by model and rule, and by number if these are equal. */
+function nameJobs() {
+  const unnamed = views.filter((view) => !view.named && view.job.known);
+  const titles = unnamed.map(({ job: { facts } }) => [facts.model, inWords(facts.rule)[0]].filter(Boolean).join(" with "));
+  unnamed.forEach((view, place) => {
+    const alike = titles.filter((title) => title === titles[place]).length > 1;
+    const name = alike ? `${titles[place]}, ${views.indexOf(view) + 1}` : titles[place];
+    if (view.job.name !== name) view.touch();
+    view.job.name = name;
+  });
 }
 
 function showLink(state) {

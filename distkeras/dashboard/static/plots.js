@@ -1,25 +1,37 @@
 // One chart: its drawing, its legend, a slider that reads it out, and the same numbers as a table.
 
 const TABLE_ROWS = 60;
-/** The charts that are on the screen; others are drawn when they come there. */
+/** The charts that are on the screen. The others are drawn when the browser has time, for pictures of the whole page. */
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.plot.show(entry.isIntersecting);
 }, { rootMargin: "200px" });
 const sized = new ResizeObserver((entries) => {
   for (const entry of entries) entry.target.plot.resize();
 });
+const later = window.requestIdleCallback ? (draw) => requestIdleCallback(draw, { timeout: 1000 }) : (draw) => setTimeout(draw, 100);
 const plots = new Set();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const plot of plots) plot.rebuild();
-});
+const rebuildAll = () => plots.forEach((plot) => plot.rebuild());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuildAll);
+for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
+  addEventListener(event, () => {
+    document.documentElement.classList.toggle("printing", printing); // paper has the light colors
+    rebuildAll();
+  });
+}
 
 /** Pixels that a pause is wide at least, and between the lines that fill it. */
 const PAUSE_WIDTH = 5;
 const PAUSE_LINES = 6;
 
-/** Whether a value is drawn: null ends a line, and undefined is passed over. */
+/** Whether a value is drawn: null ends a line, and undefined is skipped. */
 function isKnown(value) {
   return value !== null && value !== undefined;
+}
+
+/** The places of the values that have no neighbor to draw a line to, and so need a dot. */
+function lonely(values) {
+  const places = Object.keys(values).map(Number).filter((place) => values[place] !== undefined);
+  return places.filter((at, place) => isKnown(values[at]) && ![places[place - 1], places[place + 1]].some((next) => isKnown(values[next])));
 }
 
 /** A scale from a fixed number to another one, or (null) to a little above the highest value. */
@@ -90,6 +102,7 @@ class Plot {
     this.note = content.summary || "";
     if (!this.chart || this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.follow(null);
     if (this.visible) this.draw();
+    else later(() => this.draw());
   }
 
   show(visible) {
@@ -105,7 +118,7 @@ class Plot {
   rebuild() {
     this.signature = "";
     this.stale = true;
-    if (this.visible) this.draw();
+    this.draw();
   }
 
   draw() {
@@ -173,7 +186,8 @@ class Plot {
     if (this.zoom) return this.zoom;
     if (this.content.xRange) return this.content.xRange;
     if (low === null) return [0, 1];
-    return high > low ? [low, high] : [low - 0.5, low + 0.5];
+    const { x } = this.content;
+    return x.length > 1 ? [low, high] : [x[0] - 1, x[0] + 1];
   }
 
   options(content) {
@@ -248,7 +262,8 @@ class Plot {
 
   styleOf(line) {
     const stroke = line.invisible ? "transparent" : () => color(line.color);
-    const points = line.points ? { show: true, size: 7, fill: () => color(line.color) } : { show: false };
+    const filter = (u, number, shown) => (shown || line.bars || line.invisible ? null : lonely(u.data[number]));
+    const points = { show: Boolean(line.points), size: 7, fill: () => color(line.color), filter };
     const style = { label: line.label, stroke, width: line.width || 1.5, dash: line.dash, points };
     if (line.fill) style.fill = () => color(line.fill);
     if (line.bars) Object.assign(style, { paths: uPlot.paths.bars({ size: [0.9, 48], align: 1 }), fill: stroke });

@@ -1,11 +1,11 @@
-// A job as the page knows it: the messages of its journal, put together.
+// The state of a job, from the messages of its journal.
 
 const STATES = ["waiting", "training", "finished"];
 const OVER = new Set(["done", "stopped", "failed", "interrupted", "cancelled", "lost", "removed"]);
 const EVENTS_MAX = 500;
-/** Kinds of events that are no trouble. */
+/** Kinds of events that are not a problem. */
 const QUIET = new Set(["window", "stop"]);
-/** Kinds that are told to whoever cannot see them come. */
+/** Kinds of events that a screen reader announces. */
 const TOLD = new Set(["takeover", "restart", "standstill", "stall", "failed", "lost", "stop"]);
 
 class JobState {
@@ -62,16 +62,44 @@ class JobState {
     }
   }
 
-  /** Its state. The job server, which describes a job as `outside`, knows it also where a driver died. */
+  /** Its state. That of the job server, in `outside`, comes first, because it is right even if the driver has died. */
   get state() {
-    return (this.outside && this.outside.state) || (this.known ? this.now.state : "waiting");
+    const own = this.known ? this.now.state : "waiting";
+    const { state = own } = this.outside || {};
+    return state === "training" && own === "starting" ? own : state;
+  }
+
+  /** Its state in words, with the phase of the start. */
+  get stateText() {
+    if (this.state === "stopped") return "stopped early";
+    return this.state === "starting" && this.known && this.now.state === "starting" ? `starting: ${this.now.why}` : this.state;
   }
 
   get why() {
     const { error, cancelled, state } = this.outside || {};
     if (error) return error;
     if (cancelled && state !== "cancelled") return "cancellation requested";
-    return this.known ? this.now.why : "";
+    return this.known && this.now.state !== "starting" ? this.now.why : "";
+  }
+
+  /** Whether events of a kind are listed: the headline already has the failure of a job. */
+  lists(kind) {
+    return kind !== "failed" || this.state !== "failed";
+  }
+
+  /** The metric that is shown first: the one that a callback monitors, or the loss. */
+  get metric() {
+    const monitored = this.facts.monitor;
+    return monitored && (this.metrics.includes(monitored) || this.lastEvaluation(monitored) !== null) ? monitored : this.metrics[0];
+  }
+
+  /** Its latest value, of the center if there are evaluations, with a label and a note. */
+  get monitored() {
+    const { metric } = this;
+    const value = this.lastEvaluation(metric);
+    const note = this.facts.monitor === metric ? `monitored by ${(this.evaluations[0] || [])[2] || "a callback"}` : "of the center";
+    if (value !== null) return { label: `Validation ${metric}`, value, note };
+    return { label: `Training ${metric}`, value: this.latestMean(metric), note: this.over ? "latest mean" : "mean of recent commits" };
   }
 
   /** Hyper-parameters and options by name. */
@@ -145,18 +173,23 @@ class JobState {
     return this.now.at - this.paused(0, this.now.at);
   }
 
-  /** The loss over the latest commits; of a job that has ended, the latest mean. */
-  lastLoss() {
-    const line = this.means.loss || this.means[this.metrics[0]];
-    return this.over || this.now.loss === null ? line.findLast((value) => value !== null) : this.now.loss;
+  /** Samples per second of a job that has ended; null if it was too short. */
+  get meanRate() {
+    return this.trained > this.width ? this.now.samples / this.trained : null;
   }
 
-  /** Samples per second of training at each bucket, as a mean over `span` seconds around it. */
+  /** The latest mean of a metric over the workers; while the job runs, of the loss over the latest commits. */
+  latestMean(metric = this.metrics[0]) {
+    const running = !this.over && metric === this.metrics[0] && this.now.loss !== null;
+    return running ? this.now.loss : (this.means[metric] || []).findLast((value) => value !== null);
+  }
+
+  /** Samples per second at each bucket, as a mean over `span` seconds around it, without those trained in the start. */
   rates(span) {
     const about = Math.round(span / this.width / 2);
     return this.job.samples.map((_, place) => {
-      const first = Math.max(0, place - about);
-      const last = Math.min(this.used - 1, place + about);
+      const first = Math.max(this.used > 1 ? 1 : 0, place - about);
+      const last = Math.max(first, Math.min(this.used - 1, place + about));
       // The bucket that time is in is not over.
       const end = Math.min((last + 1) * this.width, Math.max(this.now.at, last * this.width));
       const seconds = end - first * this.width - this.paused(first * this.width, end);
@@ -176,8 +209,8 @@ class JobState {
     const values = new Array(this.used).fill(null);
     for (const [at, , , found] of this.evaluations) {
       const value = found[metric];
-      const place = Math.min(this.used - 1, Math.floor(at / this.width));
-      if (value !== undefined && place >= 0) values[place] = value;
+      const place = Math.min(this.used - 1, Math.max(0, Math.floor(at / this.width)));
+      if (value !== undefined && this.used) values[place] = value;
     }
     return values;
   }
@@ -191,11 +224,12 @@ class JobState {
     return null;
   }
 
-  /** How a worker is: what its row says, and whether it is silent for longer than it usually is. */
+  /** The state of a worker: that of its row, "silent" if its last commit is too long ago, or "ended" with the job. */
   workerState(worker) {
     const state = STATES[this.workers.state[worker]];
     const last = this.workers.last[worker];
-    if (state !== "training" || this.over) return this.over && state === "training" ? "finished" : state;
+    if (this.over && state !== "finished") return "ended";
+    if (state !== "training") return state;
     const commits = this.workers.commits[worker];
     const usual = commits ? this.now.at / commits : 0;
     return last !== null && this.now.at - last > Math.max(15, 5 * usual) ? "silent" : state;

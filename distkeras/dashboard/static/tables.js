@@ -104,7 +104,7 @@ class EventsTable {
     const head = h("thead", {}, h("tr", {}, ...titles.map((text, column) => h("th", { scope: "col", class: [0, 2, 3].includes(column) ? "number" : "", text }))));
     this.table = h("table", { class: "events" }, h("caption", { class: "aside", text: "Events" }), head, this.body);
     this.scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, this.table);
-    this.none = h("p", { class: "none", text: "Nothing out of the ordinary." });
+    this.none = h("p", { class: "none", text: "No events." });
     this.element = h(
       "section",
       { class: "card" },
@@ -115,16 +115,16 @@ class EventsTable {
   }
 
   update(job) {
-    const kinds = Object.entries(job.kinds).sort();
+    const kinds = Object.entries(job.kinds).filter(([kind]) => job.lists(kind)).sort();
     fillChoice(this.choice.select, [["", "all"], ...kinds.map(([kind, count]) => [kind, `${kind} (${count})`])], this.kind);
     this.kind = this.choice.select.value;
-    const last = job.events.length ? job.events[job.events.length - 1].join() : "";
-    const told = `${this.kind} ${job.events.length} ${last}`;
-    this.none.hidden = job.events.length > 0;
-    this.scroll.hidden = this.choice.element.hidden = !job.events.length;
+    const events = job.events.filter(([, , kind]) => job.lists(kind));
+    const told = `${this.kind} ${events.length} ${events.at(-1)} ${job.now.start}`;
+    this.none.hidden = events.length > 0;
+    this.scroll.hidden = this.choice.element.hidden = !events.length;
     if (told === this.told) return;
     this.told = told;
-    const shown = job.events.filter(([, , kind]) => !this.kind || kind === this.kind).reverse();
+    const shown = events.filter(([, , kind]) => !this.kind || kind === this.kind).reverse();
     this.body.replaceChildren(...shown.map((event) => this.row(event)));
   }
 
@@ -132,8 +132,8 @@ class EventsTable {
     return h(
       "tr",
       { class: QUIET.has(kind) || /succeed again$/.test(text) ? "quiet" : "trouble" },
-      h("td", { class: "number", text: clock(at) }),
-      h("td", {}, h("span", { class: "kind", text: kind, title: `told by the ${source}` })),
+      h("td", { class: "number", text: at < 0 ? "start" : clock(at) }),
+      h("td", {}, h("span", { class: "kind", text: kind, title: `${meaningOf(kind)}\nreported by the ${source}`.trim() })),
       h("td", { class: "number", text: worker === null ? "" : String(worker) }),
       h("td", { class: "number", text: attempt === null ? "" : String(attempt) }),
       h("td", { class: "text", text })

@@ -46,6 +46,7 @@ class RecordedJob:
         died: when the driver died, and for how many seconds no worker trained.
         options: the options of the job, by name.
         metrics: the names of the metrics, the loss first.
+        monitor: the metric that a callback monitors.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RecordedJob:
         died: tuple[float, float] | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
         metrics: tuple[str, ...] = ("loss", "accuracy"),
+        monitor: str = "",
     ) -> None:
         self.metrics = metrics
         rng = np.random.default_rng(seed)
@@ -94,7 +96,18 @@ class RecordedJob:
             rows["timestamp"][later] += died[1]
             rows["incarnation"][later] = 2
             self.steps[np.repeat(later, 4), 0] += died[1]
-        self.facts = JobFacts("AGN(window=4)", workers, 2, 128, saved=True, options=dict(options))
+        self.facts = JobFacts(
+            rule="AGN(window=4, window_max=None)",
+            workers=workers,
+            epochs=2,
+            batch_size=128,
+            saved=True,
+            options=dict(options),
+            model="mnist_cnn",
+            parameters=421_642,
+            columns=("image", "label"),
+            monitor=monitor,
+        )
 
     def pieces(self, seconds: float = 1.0) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """Yield the records in time steps of so many seconds: the time, commits, and history."""
@@ -158,6 +171,7 @@ def record_of(job: RecordedJob, *, state: str = "training", why: str = "") -> Jo
         job.workers if over else 0,
         float(np.mean(job.steps[-40:, 2])),
         float(job.steps[:, 1].sum() / (last - BEGAN)),
-        float("nan") if over else 48.0,
+        rate_seconds=30.0,
+        left=float("nan") if over else 48.0,
     )
     return record
