@@ -125,7 +125,7 @@ class JobCharts {
     this.split.set({ ...this.base(axis), series, yRange: [0, 100], summary });
   }
 
-  /** The time of the micro-batches of a stream, and how long their rows have waited at most. */
+  /** The seconds of a stream's micro-batches, and the longest time that their rows waited. */
   drawMicroBatches(job, axis) {
     const { lag = [], micro_batch: took = [] } = job.job;
     const latest = (line) => amount(line.findLast(isKnown));

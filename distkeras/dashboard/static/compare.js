@@ -1,9 +1,9 @@
 // Several jobs side by side: one chart of a metric, and one table of results and settings.
 
-/** What the reader has chosen, which stays when jobs are added and removed. */
+/** The reader's choices, which stay when jobs are added and removed. */
 const compared = { line: "loss", axis: "time", differing: false };
 
-/** What is drawn besides the metrics of all workers: a name, and its values by bucket. */
+/** Further lines besides the metrics of all workers: a name, and its values by bucket. */
 const OF_JOBS = {
   "samples per second": (job) => job.rates(RATE_SECONDS),
   staleness: (job) => job.job.staleness,
@@ -50,7 +50,7 @@ class Comparison {
     this.fill(jobs);
   }
 
-  /** The lines that one of the jobs has, by name: each returns a job's values by bucket, or none. */
+  /** The lines that at least one job has, by name: each returns the values of a job by bucket, or none. */
   lines(jobs) {
     const lines = new Map();
     const add = (name, values) => {
@@ -103,9 +103,9 @@ class Comparison {
       ["Samples per second", (job) => amount(job.meanRate)],
     ].map(([name, text]) => ({ name, values: jobs.map(text), result: true }));
     const shown = [...results, ...rows.filter((row) => row.differs), ...rows.filter((row) => !row.differs && !compared.differing)];
-    const told = JSON.stringify([jobs.map((job) => job.name), shown]);
-    if (told === this.told) return;
-    this.told = told;
+    const filled = JSON.stringify([jobs.map((job) => job.name), shown]);
+    if (filled === this.filled) return;
+    this.filled = filled;
     const head = h("tr", {}, ...["", ...jobs.map((job) => job.name)].map((text) => (text ? h("th", { scope: "col", text }) : h("td"))));
     this.table.replaceChildren(h("caption", { class: "aside", text: "Results and settings" }), h("thead", {}, head), h("tbody", {}, ...shown.map((row) => this.row(row))));
   }

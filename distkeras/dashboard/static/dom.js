@@ -22,7 +22,7 @@ function say(element, text) {
 
 let unique = 0;
 
-/** An id that nothing else of the page has. */
+/** An id that is unique on the page. */
 function freshId(name) {
   unique += 1;
   return `${name}-${unique}`;
@@ -37,11 +37,11 @@ function choice(label, options, value, onchange) {
   return { element: h("span", { class: "choice" }, h("label", { for: id, text: label }), select), select };
 }
 
-/** Gives a select its options, each a value and a text, and keeps what is chosen where that is still there. */
+/** Gives a select its options, each a value and a text, and keeps the chosen one if it still exists. */
 function fillChoice(select, options, value = select.value) {
-  const told = JSON.stringify(options);
-  if (select.dataset.options !== told) {
-    select.dataset.options = told;
+  const filled = JSON.stringify(options);
+  if (select.dataset.options !== filled) {
+    select.dataset.options = filled;
     select.replaceChildren(...options.map(([key, text]) => h("option", { value: key, text })));
     select.value = options.some(([key]) => key === value) ? value : options[0][0];
   }
@@ -49,7 +49,7 @@ function fillChoice(select, options, value = select.value) {
 
 // ---- numbers as people read them
 
-/** A quantity with about four digits; a dash for what is not known. */
+/** A quantity with about four digits; a dash if it is unknown. */
 function amount(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -84,25 +84,25 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// ---- what a screen reader is told: what changes the job's course, and no number that moves
+// ---- announcements of a screen reader: changes of the job's course, but no number that changes all the time
 
-const heard = h("div", { class: "aside", role: "status", "aria-live": "polite" });
-const unheard = [];
-let hearing = 0;
+const announcements = h("div", { class: "aside", role: "status", "aria-live": "polite" });
+const unannounced = [];
+let announceTimer = 0;
 
-/** Says something, not more often than every five seconds; what comes meanwhile is said together. */
-function sayAloud(text) {
-  unheard.push(text);
-  if (hearing) return;
+/** Announces a text, at most every five seconds; texts that come in between are announced together. */
+function announce(text) {
+  unannounced.push(text);
+  if (announceTimer) return;
   const speak = () => {
-    if (!unheard.length) {
-      hearing = 0;
+    if (!unannounced.length) {
+      announceTimer = 0;
       return;
     }
-    const more = unheard.length > 3 ? ` And ${unheard.length - 3} more.` : "";
-    say(heard, unheard.slice(0, 3).join(" ") + more);
-    unheard.length = 0;
-    hearing = setTimeout(speak, 5000);
+    const more = unannounced.length > 3 ? ` And ${unannounced.length - 3} more.` : "";
+    say(announcements, unannounced.slice(0, 3).join(" ") + more);
+    unannounced.length = 0;
+    announceTimer = setTimeout(speak, 5000);
   };
-  hearing = setTimeout(speak, 300);
+  announceTimer = setTimeout(speak, 300);
 }

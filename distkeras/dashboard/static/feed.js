@@ -4,10 +4,10 @@ const RETRY_MS = 1000;
 const RETRY_MS_MAX = 15000;
 
 /**
- * Follows a stream forever, and goes on where it broke off.
+ * Follows a stream forever; after an interruption, it continues with the next message.
  *
- * `url` and `headers()` say what to ask for; `onmessage` is given each message, `onstate` "live", "away" or "refused".
- * Returns a function that ends it.
+ * `url` and `headers()` make the request; `onmessage` receives each message, `onstate` "live", "away" or "refused".
+ * Returns a function that ends the stream.
  */
 function follow(url, headers, onmessage, onstate) {
   const controller = new AbortController();

@@ -61,7 +61,7 @@ class JobView {
     });
   }
 
-  /** Sets how the job server describes the job. */
+  /** Sets the job server's description of the job. */
   setOutside(outside) {
     this.job.outside = outside;
     this.touch();
@@ -90,29 +90,28 @@ class JobView {
   updateHead() {
     const { now, facts, over } = this.job;
     const columns = facts.columns || [];
-    this.tell(this.input, [
+    this.fillLine(this.input, [
       facts.model && !this.job.name.startsWith(facts.model) && `model ${facts.model}`,
       facts.parameters && many(facts.parameters, "parameter"),
       now.rows && !facts.stream && many(now.rows, "row"),
       columns.length && `${columns.length === 1 ? "column" : `${columns.length} columns:`} ${columns.slice(0, COLUMNS_MAX).join(", ")}${columns.length > COLUMNS_MAX ? ", …" : ""}`,
     ]);
     const epochs = many(facts.epochs, "epoch") + (facts.stream ? " of each micro-batch" : "");
-    this.tell(this.facts, [`rule ${inWords(facts.rule).join(", ")}`, many(facts.workers, "worker"), epochs, facts.batch_size && `mini-batches of ${facts.batch_size}`]);
+    this.fillLine(this.facts, [`rule ${inWords(facts.rule).join(", ")}`, many(facts.workers, "worker"), epochs, facts.batch_size && `mini-batches of ${facts.batch_size}`]);
     this.bar.max = facts.epochs;
     this.bar.value = Math.min(now.epochs, facts.epochs);
     this.bar.hidden = Boolean(facts.stream);
     const progress = facts.stream ? "A stream" : `Epoch ${this.bar.value.toFixed(2)} of ${facts.epochs}`;
     const passed = now.start === null || now.start === undefined ? [`${clock(now.at)} since the job began`] : [progress, clock(now.at), now.start > 0 && `after a start of ${clock(now.start)}`];
-    this.tell(this.passed, [...passed, now.left !== null && !over && `${clock(now.left)} left`]);
+    this.fillLine(this.passed, [...passed, now.left !== null && !over && `${clock(now.left)} left`]);
     this.tiles.hidden = !now.commits && !(facts.stream && now.micro_batch);
     this.fillTiles();
   }
 
-  /** Fills a line with some parts, without those that are empty. */
-  tell(line, parts) {
+  /** Fills a line with the parts that are not empty. */
+  fillLine(line, parts) {
     const texts = parts.filter(Boolean);
-    if (line.dataset.told === texts.join(" · ")) return;
-    line.dataset.told = texts.join(" · ");
+    if (line.textContent === texts.join(" · ")) return;
     line.replaceChildren(...texts.flatMap((text, place) => [place ? " · " : "", h("span", { text })]));
   }
 
@@ -163,8 +162,8 @@ class JobView {
 
   /** Whether the server can save its state, according to its latest event about that. */
   snapshots() {
-    const told = this.job.events.filter(([, , kind]) => kind === "snapshot").pop();
-    return told && !/succeed again/.test(told[5]) ? "failing" : "on";
+    const latest = this.job.events.filter(([, , kind]) => kind === "snapshot").pop();
+    return latest && !/succeed again/.test(latest[5]) ? "failing" : "on";
   }
 
   /** The commits in the latest snapshot, and its age. */

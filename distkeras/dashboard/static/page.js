@@ -1,6 +1,6 @@
 // The page: its jobs, and the source of each one's records.
 
-const told = JSON.parse(document.getElementById("data").textContent);
+const pageData = JSON.parse(document.getElementById("data").textContent);
 const link = h("span", { class: "link" });
 const tools = h("div", { class: "tools" });
 const place = h("main", { class: "jobs" });
@@ -9,8 +9,8 @@ let comparison = null;
 
 function begin() {
   const header = h("header", {}, h("h1", { text: "distkeras" }), link, tools);
-  document.getElementById("page").replaceChildren(header, place, wordList(), heard);
-  ({ live: beginLive, saved: beginSaved, server: beginServer })[told.mode]();
+  document.getElementById("page").replaceChildren(header, place, wordList(), announcements);
+  ({ live: beginLive, saved: beginSaved, server: beginServer })[pageData.mode]();
 }
 
 /** Adds a job to the page. */
@@ -23,7 +23,7 @@ function addJob(name) {
   return view;
 }
 
-/** Sets what stands where, for one job or several. */
+/** Arranges one job or several. */
 function arrange() {
   place.classList.toggle("several", views.length > 1);
   if (comparison) comparison.remove();
@@ -31,7 +31,7 @@ function arrange() {
   if (comparison) place.prepend(comparison.element);
 }
 
-/** Gives a job a message, and has what shows it drawn. */
+/** Gives a job a message, and draws the changes. */
 function take(view, message) {
   view.job.apply(message);
   nameJobs();
@@ -59,24 +59,24 @@ function showLink(state) {
   link.dataset.state = state;
 }
 
-// ---- a page of the driver's own
+// ---- the page of a driver
 
 function beginLive() {
   tools.append(h("a", { href: "job.html", download: "job.html", text: "Save as a file" }));
-  told.streams.forEach((stream, number) => {
-    const view = addJob(told.streams.length > 1 ? `Job ${number + 1}` : "Job");
+  pageData.streams.forEach((stream, number) => {
+    const view = addJob(pageData.streams.length > 1 ? `Job ${number + 1}` : "Job");
     follow(new URL(stream, location.href), () => ({}), (message) => take(view, message), showLink);
   });
 }
 
-// ---- a file
+// ---- a saved page
 
 function beginSaved() {
   showLink("saved");
-  told.journals.forEach((journal, number) => {
-    const view = addJob(told.names[number] || `Job ${number + 1}`);
-    view.named = Boolean(told.names[number]);
+  pageData.journals.forEach((journal, number) => {
+    const view = addJob(pageData.names[number] || `Job ${number + 1}`);
+    view.named = Boolean(pageData.names[number]);
     journal.forEach((message) => take(view, message));
-    if (told.outside[number]) view.setOutside(told.outside[number]);
+    if (pageData.outside[number]) view.setOutside(pageData.outside[number]);
   });
 }

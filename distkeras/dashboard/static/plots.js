@@ -19,7 +19,7 @@ for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) 
   });
 }
 
-/** Pixels that a pause is wide at least, and between the lines that fill it. */
+/** The least width of a pause, and the distance of the lines that fill it, in pixels. */
 const PAUSE_WIDTH = 5;
 const PAUSE_LINES = 6;
 
@@ -42,7 +42,7 @@ function rangeOf([low, high]) {
 class Plot {
   /** `title`; `tools`: elements in its head; `height` in pixels. */
   constructor({ title, tools = [], height = 240 }) {
-    /** What is shown of the x axis, [from, to]; null: all. The plots of `group` show the same. */
+    /** The visible range of the x axis, [from, to]; null: all. The plots of `group` have the same range. */
     this.zoom = null;
     this.group = [this];
     const heading = freshId("plot");
@@ -80,7 +80,7 @@ class Plot {
     sized.observe(this.target);
   }
 
-  /** Ends it. */
+  /** Removes the chart from the page. */
   remove() {
     seen.unobserve(this.target);
     sized.unobserve(this.target);
@@ -90,9 +90,9 @@ class Plot {
   }
 
   /**
-   * Sets what is drawn: `x`, with `xName` and `xText(value)`; `series`, each with `label`, `values`, `color` (a name of
-   * the style sheet) and how it is drawn; `bands`; `log`; `pauses`, each with `from`, `to` and `seconds`; `summary`: the
-   * chart in a sentence. A chart without values is not there, unless it must `stay`, as where its tools choose the values.
+   * Sets the content: `x`, with `xName` and `xText(value)`; `series`, each with `label`, `values`, `color` (a name of the
+   * style sheet) and its style; `bands`; `log`; `pauses`, each with `from`, `to` and `seconds`; `summary`: the chart in a
+   * sentence. A chart without values is hidden, unless it must `stay`, because its tools choose the values.
    */
   set(content) {
     if (this.content && this.content.xName !== content.xName) this.zoom = null;
@@ -150,7 +150,7 @@ class Plot {
 
   // ---- zoom
 
-  /** The first and the last place that are shown. */
+  /** The first and the last place in the visible range. */
   shown() {
     const { x } = this.content;
     if (!this.zoom) return [0, Math.max(0, x.length - 1)];
@@ -169,7 +169,7 @@ class Plot {
     }
   }
 
-  /** Shows the half of what is shown that lies around the slider. */
+  /** Halves the visible range around the slider. */
   zoomIn() {
     const [first, last] = this.shown();
     const width = Math.max(1, Math.floor((last - first) / 2));
@@ -216,7 +216,7 @@ class Plot {
     };
   }
 
-  /** A part of the chart was marked with the pointer. */
+  /** Zooms to the part of the chart that the reader has marked with the pointer. */
   select(u) {
     const { left, width } = u.select;
     if (width < 4) return;
@@ -224,7 +224,7 @@ class Plot {
     this.zoomTo([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
   }
 
-  /** Hatches the pauses, and says how long each was where there is room. */
+  /** Hatches the pauses, and writes the length of each if there is room. */
   drawPauses(u) {
     const { ctx, bbox } = u;
     const ratio = devicePixelRatio;
@@ -286,13 +286,13 @@ class Plot {
     this.legend.replaceChildren(...entries);
   }
 
-  /** The pointer is at a place of the chart, or at none. */
+  /** Shows the values at the place of the pointer, or the summary if it is at none. */
   follow(place) {
     if (document.activeElement === this.slider) return;
     say(this.reading, place === null || place === undefined ? this.note : this.textAt(place));
   }
 
-  /** The slider is at a place. */
+  /** Shows the values at the place of the slider. */
   readOut(place) {
     if (!this.content || !this.content.x.length) return;
     const text = this.textAt(Math.min(place, this.content.x.length - 1));
@@ -309,13 +309,13 @@ class Plot {
     return `${xName} ${xText(x[place])}: ${parts.join(", ") || this.pauseAt(place) || "no value"}`;
   }
 
-  /** What a chart says of the pause that begins at a place; an empty text where none does. */
+  /** The text for the pause that begins at a place; empty if none does. */
   pauseAt(place) {
     const pause = (this.content.pauses || []).find((one) => one.place === place);
     return pause ? pauseText(pause.seconds) : "";
   }
 
-  /** What a line means, where it is drawn on top of others. */
+  /** The values of a line; if it is drawn on top of others, without those below it. */
   numbersOf(line) {
     return line.numbers ? line.numbers() : line.values;
   }
@@ -338,7 +338,7 @@ class Plot {
   }
 }
 
-/** How long nothing was trained, before another driver or server continued. */
+/** The length of a pause, which ends when another driver or server continues the job. */
 function pauseText(seconds) {
   return `paused for ${clock(seconds)}`;
 }

@@ -1,4 +1,4 @@
-// A page of the job server: a token says who asks, and the address which jobs are shown.
+// The page of the job server: a token identifies the reader, and the address lists the visible jobs.
 
 const KEY = "distkeras token";
 const API = "api/v1";
@@ -7,7 +7,7 @@ const LOOK_MS = 3000;
 /** Milliseconds without a key until a filter is applied. */
 const TYPING_MS = 300;
 const PAGE_ROWS = 50;
-/** Characters of a log that are shown; of more, the latest. */
+/** The most characters of a log that are shown: the latest ones. */
 const LOG_MAX = 200000;
 const JOB_STATES = ["queued", "starting", "training", "predicting", "done", "failed", "cancelled", "lost"];
 const ENDED = ["done", "failed", "cancelled", "lost"];
@@ -134,7 +134,7 @@ class JobList {
     this.more.hidden = !this.older;
   }
 
-  /** Shows the jobs that the address names, however old, else the latest one. */
+  /** Shows the jobs in the address, or the latest one if it has none. */
   async choose() {
     const wanted = location.hash.slice(1).split(",").filter((id) => /^[0-9a-f]{32}$/.test(id));
     const missing = [];
@@ -145,7 +145,7 @@ class JobList {
         missing.push(id.slice(0, 8));
       }
     }
-    if (missing.length) sayAloud(`Not found: ${missing.join(", ")}.`);
+    if (missing.length) announce(`Not found: ${missing.join(", ")}.`);
     const [latest] = this.jobs.values();
     if (!wanted.length && latest) toggleJob(latest, true);
     this.chosen = wanted.length > 0 || latest !== undefined;
@@ -217,7 +217,7 @@ function toggleJob(job, on) {
   history.replaceState(null, "", `#${[...chosen.keys()].join(",")}`);
 }
 
-/** Follows a job's journal, and what the server says of its state, which counts where a driver died. */
+/** Follows a job's journal and the server's description of it, which is right even if a driver has died. */
 function followJob(job) {
   const view = addJob(nameOf(job));
   view.named = true;
@@ -250,7 +250,7 @@ function followJob(job) {
   return { view, end: () => { stop(); clearTimeout(timer); actions.end(); } };
 }
 
-/** What can be done with a job: cancel it, send it once more, read its log, download what it left. */
+/** The actions on a job: cancel it, submit it again, read its log, download its files. */
 class JobActions {
   constructor(job) {
     this.job = job;

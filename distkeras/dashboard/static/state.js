@@ -6,7 +6,7 @@ const EVENTS_MAX = 500;
 /** Kinds of events that are not a problem. */
 const QUIET = new Set(["window", "stop"]);
 /** Kinds of events that a screen reader announces. */
-const TOLD = new Set(["takeover", "restart", "standstill", "stall", "failed", "lost", "stop"]);
+const ANNOUNCED = new Set(["takeover", "restart", "standstill", "stall", "failed", "lost", "stop"]);
 
 class JobState {
   constructor(name) {
@@ -17,7 +17,7 @@ class JobState {
     this.events = [];
   }
 
-  /** Takes a message in. */
+  /** Applies a message of the journal. */
   apply(message) {
     if (message.kind === "whole") this.takeWhole(message);
     else if (message.kind === "more" && this.known) this.takeMore(message);
@@ -28,7 +28,7 @@ class JobState {
     Object.assign(this, message);
     this.known = true;
     this.quantiles.clear();
-    this.tell(before, []);
+    this.announceChanges(before, []);
   }
 
   takeMore(message) {
@@ -52,13 +52,13 @@ class JobState {
     this.events = this.events.concat(message.events).slice(-EVENTS_MAX);
     this.evaluations = this.evaluations.concat(message.evaluations);
     for (const name of ["used", "width", "now", "staleness", "kinds", "pauses"]) this[name] = message[name];
-    this.tell(before, message.events);
+    this.announceChanges(before, message.events);
   }
 
-  tell(before, events) {
-    for (const [, , kind, , , text] of events) if (TOLD.has(kind)) sayAloud(`${kind}: ${text}.`);
+  announceChanges(before, events) {
+    for (const [, , kind, , , text] of events) if (ANNOUNCED.has(kind)) announce(`${kind}: ${text}.`);
     if (before && before.state !== this.now.state) {
-      sayAloud(`The job is ${this.now.state}${this.now.why ? `: ${this.now.why}` : ""}.`);
+      announce(`The job is ${this.now.state}${this.now.why ? `: ${this.now.why}` : ""}.`);
     }
   }
 
@@ -107,9 +107,9 @@ class JobState {
     const { options, rule, workers, epochs, batch_size: size } = this.facts;
     const given = (this.outside && this.outside.description) || {};
     const asked = Object.entries({ data: given.data, time_budget: given.time_budget, early_stopping: given.early_stopping });
-    const told = asked.filter(([, value]) => value !== undefined && value !== null).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+    const requested = asked.filter(([, value]) => value !== undefined && value !== null).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
     const known = Object.keys(options || {}).length ? options : { rule, num_workers: workers, num_epoch: epochs, batch_size: size };
-    return { ...known, ...Object.fromEntries(told) };
+    return { ...known, ...Object.fromEntries(requested) };
   }
 
   get over() {
@@ -117,10 +117,10 @@ class JobState {
   }
 
   /**
-   * Which buckets to draw, and where each lies along an axis: "time" (seconds), "commits" or "samples".
+   * The buckets to draw, and the position of each on an axis: "time" (seconds), "commits" or "samples".
    *
-   * After the last bucket before a pause comes the place -1, at which every line ends. `pauses` has where each pause
-   * begins and ends, and its `place` in `x`; `values` returns the values of a line.
+   * After the last bucket before a pause comes the place -1, at which every line ends. `pauses` has the beginning and
+   * the end of each pause, and its `place` in `x`; `values` returns the values of a line.
    */
   axis(kind) {
     const places = [];
@@ -190,7 +190,7 @@ class JobState {
     return this.job.samples.map((_, place) => {
       const first = Math.max(this.used > 1 ? 1 : 0, place - about);
       const last = Math.max(first, Math.min(this.used - 1, place + about));
-      // The bucket that time is in is not over.
+      // The present bucket has not ended.
       const end = Math.min((last + 1) * this.width, Math.max(this.now.at, last * this.width));
       const seconds = end - first * this.width - this.paused(first * this.width, end);
       const samples = this.job.samples.slice(first, last + 1).reduce((sum, count) => sum + count, 0);
@@ -235,7 +235,7 @@ class JobState {
     return last !== null && this.now.at - last > Math.max(15, 5 * usual) ? "silent" : state;
   }
 
-  /** Where the workers' time went: shares of compute, wait and wire. */
+  /** The shares of the workers' time: compute, wait and wire. */
   timeShares(worker = null) {
     const parts = ["compute", "wait", "wire"].map((name) =>
       worker === null ? this.job[name].reduce((sum, value) => sum + value, 0) : this.workers[name][worker]

@@ -1,6 +1,6 @@
 // The tables of one job: its workers, and its events.
 
-/** Columns of the workers' table: title, what it is sorted by, and its text; numbers stand at the right. */
+/** Columns of the workers' table: title, key for sorting, and text. */
 const COLUMNS = [
   ["Worker", (job, worker) => worker, (job, worker) => String(worker)],
   ["State", (job, worker) => job.workerState(worker), (job, worker) => stateText(job, worker)],
@@ -93,7 +93,7 @@ class WorkersTable {
 class EventsTable {
   constructor(onchange) {
     this.kind = "";
-    this.told = "";
+    this.filled = "";
     this.choice = choice("Kind", [["", "all"]], "", (value) => {
       this.kind = value;
       onchange();
@@ -119,11 +119,11 @@ class EventsTable {
     fillChoice(this.choice.select, [["", "all"], ...kinds.map(([kind, count]) => [kind, `${kind} (${count})`])], this.kind);
     this.kind = this.choice.select.value;
     const events = job.events.filter(([, , kind]) => job.lists(kind));
-    const told = `${this.kind} ${events.length} ${events.at(-1)} ${job.now.start}`;
+    const filled = `${this.kind} ${events.length} ${events.at(-1)} ${job.now.start}`;
     this.none.hidden = events.length > 0;
     this.scroll.hidden = this.choice.element.hidden = !events.length;
-    if (told === this.told) return;
-    this.told = told;
+    if (filled === this.filled) return;
+    this.filled = filled;
     const shown = events.filter(([, , kind]) => !this.kind || kind === this.kind).reverse();
     this.body.replaceChildren(...shown.map((event) => this.row(event)));
   }
@@ -141,10 +141,10 @@ class EventsTable {
   }
 }
 
-/** The drivers that a job has had on the job server, one after the other. */
+/** The drivers of a job on the job server, in order. */
 class AttemptsTable {
   constructor() {
-    this.told = "";
+    this.filled = "";
     this.body = h("tbody");
     const heading = freshId("attempts");
     const head = h("tr", {}, ...["Driver", "Started", "Ended", "Ran for", "How it ended"].map((text) => h("th", { scope: "col", text })));
@@ -155,9 +155,9 @@ class AttemptsTable {
 
   update(attempts) {
     this.element.hidden = !attempts.length;
-    const told = JSON.stringify(attempts);
-    if (told === this.told) return;
-    this.told = told;
+    const filled = JSON.stringify(attempts);
+    if (filled === this.filled) return;
+    this.filled = filled;
     this.body.replaceChildren(...attempts.map((attempt) => this.row(attempt)));
   }
 

@@ -1,4 +1,4 @@
-// The words of distkeras that the page uses: a tooltip wherever one of them is written, and a list at the end of the page.
+// The words of distkeras on the page: titles and labels with them have tooltips, and a list is at the end of the page.
 
 /** Each word, the beginning by which a text is searched for it, and its meaning. */
 const WORDS = [
@@ -11,8 +11,8 @@ const WORDS = [
   ["driver", "driver", "The process that started the job and watches it."],
   ["epoch", "epoch", "One pass over all rows; a mean over the partitions, which do not end it at the same time."],
   ["fenced", "fenced", "A request was rejected because another attempt has taken the partition over."],
-  ["gap", "gap", "The distance between the center and the weights that a worker had when it committed, per weight."],
-  ["lag", "lag", "The longest time that a row of a micro-batch waited until a snapshot covered it."],
+  ["gap", "gap", "How far the center has moved since a worker read it: the root mean square over the weights, at a commit."],
+  ["lag", "lag", "The longest time that a row of a micro-batch can have waited until a snapshot covered it."],
   ["micro-batch", "micro-batch", "The rows of a stream that Spark hands over at a time."],
   ["mini-batch", "mini-batch", "The rows of one step of a worker's optimizer."],
   ["partition", "partition", "The part of the rows on which one worker trains."],
@@ -22,8 +22,8 @@ const WORDS = [
   ["sample", "sample", "One row in one epoch."],
   ["scale", "scale", "The factor by which the rule multiplies a commit before it reaches the center."],
   ["skipped", "skip", "A commit was left out because it had a NaN or an infinity."],
-  ["snapshot", "snapshot", "A copy of the server's state on disk, from which the job continues after a failure."],
-  ["staleness", "stale", "The number of other workers' commits since a worker read the center; 0 is up to date."],
+  ["snapshot", "snapshot", "A saved copy of the server's state, from which the job continues after a failure."],
+  ["staleness", "stale", "The number of commits that reached the center while a worker prepared its own."],
   ["takeover", "takeover", "Another attempt continues the partition of a worker that failed or does not respond."],
   ["validation", "validation", "Measured with the center on rows that are not trained on."],
   ["wait", "wait", "The share of a worker's time in which it waits for the other workers of a round."],
