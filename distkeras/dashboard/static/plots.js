@@ -203,7 +203,7 @@ class Plot {
         y: content.log ? { distr: 3 } : content.yRange ? { range: rangeOf(content.yRange) } : {},
       },
       axes: [
-        { ...axis, space: 70, size: 30, ...(content.xSteps ? { incrs: content.xSteps } : {}), values: (u, splits) => splits.map(content.xText) },
+        { ...axis, space: 56, size: 30, ...(content.xSteps ? { incrs: content.xSteps } : {}), values: (u, splits) => splits.map(content.xText) },
         { ...axis, size: 58, values: numbers },
       ],
       bands: (content.bands || []).map(({ series, color: name }) => ({ series, fill: () => color(name) })),
