@@ -38,7 +38,9 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on(
+            "dialog", lambda dialog: dialog.accept() if dialog.type == "confirm" else problems.append(dialog.message)
+        )
         page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url, url) else None)
         page.goto(url)
         opened.append((context, fails, problems))

@@ -306,12 +306,30 @@ def test_the_command_line_manages_a_job(
     status, out, _ = run("watch", job)
     assert (status, out) == (1, "cancelled\n")
     assert run("log", job)[:2] == run("log", "--follow", job)[:2] == (0, "")
-    again = run("resubmit", job)[1].strip()
-    assert json.loads(run("show", again)[1])["tags"] == ["nightly", "a.1"]
+    again = run("resubmit", job, "--set", "options.batch_size=8", f"data={service.data('y')}")[1].strip()
+    record = json.loads(run("show", again)[1])
+    assert record["tags"] == ["nightly", "a.1"]
+    assert (record["description"]["data"], record["description"]["options"]["batch_size"]) == (service.data("y"), 8)
     assert run("cancel", again)[0] == run("remove", again)[0] == 0
     assert run("remove", job)[0] == 0
     status, _, err = run("show", job)
     assert (status, err) == (2, f"distkeras: NotFoundError: there is no job {job}, or it belongs to another user\n")
+
+
+def test_a_list_has_the_numbers_of_jobs_in_an_order(
+    run: Callable[..., tuple[int, str, str]], service: JobService, send: Callable[..., RemoteJob]
+) -> None:
+    jobs = [send(name, tags=["ordered"]) for name in ("b", "a fail")]
+    for job in jobs:
+        service.finish(job.id)
+    lines = run("list", "--tag", "ordered", "--sort", "loss")[1].splitlines()
+    assert [line.split()[0] for line in lines] == [job.id for job in jobs]
+    assert re.search(r" done +\S+ \S+ +0:00:0\d +2 +0\.5  ann +b ordered$", lines[0])
+    assert re.search(
+        r" failed +\S+ \S+ +0:00:0\d +- +-  ann +a fail ordered \(ShapeError: the rows must fit\)$", lines[1]
+    )
+    lines = run("list", "--tag", "ordered", "--sort", "name")[1].splitlines()
+    assert [line.split()[0] for line in lines] == [job.id for job in jobs[::-1]]
 
 
 def test_the_command_line_manages_a_predict_job(
@@ -372,8 +390,14 @@ def test_the_command_line_manages_accounts(
     assert run("user", "eve")[0] == 0
     assert run("remove-user", "eve")[0] == 0
     assert re.search(r"^eve  .*  removed$", run("users")[1], re.M)
-    lines = run("audit", "--count", "2")[1].splitlines()
-    assert [re.split("  +", line)[3:] for line in lines] == [["remove user", "eve"], ["add user", "eve, user"]]
+    assert run("reinstate-user", "eve")[0] == run("user", "numbers", "--role", "metrics")[0] == 0
+    assert re.search(r"^eve  .*  user$", run("users")[1], re.M)
+    lines = run("audit", "--count", "4")[1].splitlines()
+    actions = [["add user", "numbers, metrics"], ["reinstate user", "eve"], ["remove user", "eve"]]
+    assert [re.split("  +", line)[3:] for line in lines] == [*actions, ["add user", "eve, user"]]
+    made = run("token", "--user", "eve")[1].strip()
+    assert run("revoke", "--alone", made.split("_")[1])[0] == 0
+    assert service.call("GET", "/me", made).status == 401
 
 
 def test_a_misspelled_loss_or_metric_is_an_error_before_submission(service: JobService, model: keras.Model) -> None:

@@ -11,11 +11,22 @@ const PAGE_ROWS = 50;
 const LOG_MAX = 200000;
 const JOB_STATES = ["queued", "starting", "training", "predicting", "done", "failed", "cancelled", "lost"];
 const ENDED = ["done", "failed", "cancelled", "lost"];
+/** The columns of the list, and the orders that one may choose. */
+const HEADS = ["Show", "Name", "State", "Created", "Duration", "Ended", "Epoch", "Loss", "Why it ended", "Tags", "User"];
+const SORTS = {
+  created: (job) => -job.created,
+  duration: (job) => -(secondsOf(job) ?? -1),
+  ended: (job) => -(job.ended ?? Infinity),
+  loss: (job) => lastEpoch(job).loss ?? Infinity,
+  name: (job) => nameOf(job).toLowerCase(),
+  state: (job) => JOB_STATES.indexOf(job.state),
+};
 const chosen = new Map();
 let listed = null;
 
-async function ask(path, method = "GET") {
-  const answer = await fetch(new URL(`${API}${path}`, location.href), { method, headers: headers(), cache: "no-store" });
+async function ask(path, method = "GET", body = undefined) {
+  const kind = body === undefined ? {} : { "Content-Type": "application/json" };
+  const answer = await fetch(new URL(`${API}${path}`, location.href), { method, body, headers: { ...headers(), ...kind }, cache: "no-store" });
   if (answer.status === 401) {
     sessionStorage.removeItem(KEY);
     throw new Error("The token is not valid.");
@@ -51,15 +62,17 @@ function askToken(error) {
   field.focus();
 }
 
-/** The jobs, the latest first. Its rows stay where they are in the page, so that the focus stays too. */
+/** The jobs, in the chosen order. The filter is in the page's address. Its rows stay where they are in the page, so that the focus stays too. */
 class JobList {
   constructor() {
     this.rows = new Map();
     this.jobs = new Map();
-    this.filter = { text: "", tag: "", state: "" };
+    const given = new URLSearchParams(location.search);
+    this.filter = Object.fromEntries(["text", "tag", "state"].map((name) => [name, given.get(name) || ""]));
+    this.sort = given.get("sort") in SORTS ? given.get("sort") : "created";
     this.body = h("tbody");
     const heading = freshId("jobs");
-    const head = h("thead", {}, h("tr", {}, ...["Show", "Name", "Tags", "State", "Created", "User"].map((text) => h("th", { scope: "col", text }))));
+    const head = h("thead", {}, h("tr", {}, ...HEADS.map((text) => h("th", { scope: "col", text }))));
     this.table = h("table", {}, h("caption", { class: "aside", text: "Jobs" }), head, this.body);
     this.none = h("p", { class: "none", text: "No jobs yet." });
     this.more = h("button", { type: "button", text: "Show older jobs", hidden: true, onclick: () => this.readOlder() });
@@ -70,7 +83,7 @@ class JobList {
   makeFilter() {
     const field = (name, label) => {
       const id = freshId("filter");
-      const input = h("input", { id, type: "search", autocomplete: "off", spellcheck: "false" });
+      const input = h("input", { id, type: "search", autocomplete: "off", spellcheck: "false", value: this.filter[name] });
       let typing = 0;
       input.addEventListener("input", () => {
         clearTimeout(typing);
@@ -78,12 +91,25 @@ class JobList {
       });
       return h("span", { class: "choice" }, h("label", { for: id, text: label }), input);
     };
-    const states = choice("State", [["", "all"], ...JOB_STATES.map((state) => [state, state])], "", (value) => this.setFilter("state", value));
-    return h("div", { class: "tools" }, field("text", "Name or user"), field("tag", "Tag"), states.element);
+    const states = choice("State", [["", "all"], ...JOB_STATES.map((state) => [state, state])], this.filter.state, (value) => this.setFilter("state", value));
+    const sorts = choice("Sort by", Object.keys(SORTS).map((name) => [name, name]), this.sort, (value) => {
+      this.sort = value;
+      this.address();
+      this.take([]);
+    });
+    return h("div", { class: "tools" }, field("text", "Name or user"), field("tag", "Tag"), states.element, sorts.element);
+  }
+
+  /** Writes filter and order into the address, so that a link or a bookmark has them. */
+  address() {
+    const given = Object.entries({ ...this.filter, sort: this.sort === "created" ? "" : this.sort }).filter(([, value]) => value);
+    const query = new URLSearchParams(given).toString();
+    history.replaceState(null, "", `${location.pathname}${query && `?${query}`}${location.hash}`);
   }
 
   setFilter(name, value) {
     this.filter[name] = value;
+    this.address();
     this.jobs.clear();
     this.read();
   }
@@ -115,7 +141,8 @@ class JobList {
 
   take(jobs) {
     jobs.forEach((job) => this.jobs.set(job.id, job));
-    const sorted = [...this.jobs.values()].sort((one, other) => other.created - one.created);
+    const key = SORTS[this.sort];
+    const sorted = [...this.jobs.values()].sort((one, other) => orderOf(key(one), key(other)) || other.created - one.created);
     for (const [id, { row }] of this.rows) {
       if (this.jobs.has(id)) continue;
       row.remove();
@@ -123,8 +150,8 @@ class JobList {
     }
     sorted.forEach((job, number) => {
       if (!this.rows.has(job.id)) this.rows.set(job.id, jobRow(job));
-      const { row, state } = this.rows.get(job.id);
-      say(state, job.attempt > 1 ? `${job.state}, driver ${job.attempt}` : job.state);
+      const { row, cells } = this.rows.get(job.id);
+      fillRow(cells, job);
       const before = this.body.children[number];
       if (before !== row) this.body.insertBefore(row, before || null);
     });
@@ -192,10 +219,47 @@ function signOut(error) {
 function jobRow(job) {
   const name = nameOf(job);
   const box = h("input", { type: "checkbox", id: `show-${job.id}`, "aria-label": `show ${name}`, checked: chosen.has(job.id), onchange: () => toggleJob(job, box.checked) });
-  const state = h("td");
-  const created = new Date(1000 * job.created).toLocaleString();
-  const cells = [h("td", { text: job.tags.join(" ") }), state, h("td", { text: created }), h("td", { text: job.user })];
-  return { row: h("tr", {}, h("td", {}, box), h("th", { scope: "row", text: name }), ...cells), state };
+  const link = h("a", { href: `#${job.id}`, text: name, title: name, onclick: (event) => {
+    event.preventDefault();
+    [...chosen.keys()].filter((id) => id !== job.id).forEach((id) => toggleJob({ id }, false));
+    toggleJob(job, true);
+  } });
+  const state = h("span", { class: "state" });
+  const cells = { state, duration: h("td"), ended: h("td"), epoch: h("td"), loss: h("td"), why: h("td", { class: "reason" }) };
+  const before = [h("td", {}, box), h("th", { scope: "row", class: "name" }, link), h("td", {}, state), h("td", { text: moment(job.created) })];
+  const after = [h("td", { text: job.tags.join(" ") }), h("td", { text: job.user })];
+  return { row: h("tr", {}, ...before, cells.duration, cells.ended, cells.epoch, cells.loss, cells.why, ...after), cells };
+}
+
+/** Writes what changes while a job runs. */
+function fillRow(cells, job) {
+  const [seconds, numbers] = [secondsOf(job), lastEpoch(job)];
+  const why = job.error || (job.summary && job.summary.stopped) || "";
+  say(cells.state, job.attempt > 1 ? `${job.state}, driver ${job.attempt}` : job.state);
+  cells.state.dataset.state = job.state;
+  say(cells.duration, seconds === null ? "" : clock(seconds));
+  say(cells.ended, job.ended ? moment(job.ended) : "");
+  say(cells.epoch, numbers.epoch ?? "");
+  say(cells.loss, numbers.loss === undefined || numbers.loss === null ? "" : numbers.loss.toPrecision(4));
+  say(cells.why, why);
+  cells.why.title = why;
+}
+
+function moment(seconds) {
+  return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+}
+
+/** The seconds for which a job has run; null: it has not begun. */
+function secondsOf(job) {
+  return job.started ? (job.ended || Date.now() / 1000) - job.started : null;
+}
+
+function lastEpoch(job) {
+  return (job.summary && job.summary.last_epoch) || {};
+}
+
+function orderOf(one, other) {
+  return one < other ? -1 : Number(one > other);
 }
 
 function nameOf(job) {
@@ -214,7 +278,7 @@ function toggleJob(job, on) {
     chosen.delete(job.id);
     arrange();
   }
-  history.replaceState(null, "", `#${[...chosen.keys()].join(",")}`);
+  history.replaceState(null, "", `${location.pathname}${location.search}#${[...chosen.keys()].join(",")}`);
 }
 
 /** Follows a job's journal and the server's description of it, which is right even if a driver has died. */
@@ -235,6 +299,7 @@ function followJob(job) {
       const found = await (await ask(`/jobs/${job.id}`)).json();
       view.setOutside(found);
       actions.update(found);
+      if (listed && listed.jobs.has(found.id)) listed.take([found]);
       if (ENDED.includes(found.state)) return;
     } catch (error) {
       if (error.status === 404) {
@@ -257,8 +322,12 @@ class JobActions {
     this.timer = 0;
     const button = (text, onclick) => h("button", { type: "button", text, onclick });
     const id = freshId("log");
-    this.cancel = button("Cancel", () => this.post("cancel"));
-    this.again = button("Submit again", () => this.post("resubmit"));
+    this.cancel = button("Cancel", () => window.confirm(`Cancel the job ${nameOf(this.job)}?`) && this.post("cancel"));
+    this.again = button("Submit again", () => this.toggleForm());
+    this.changes = h("textarea", { id: freshId("changes"), rows: 12, spellcheck: "false" });
+    const send = button("Submit", () => this.post("resubmit", this.changes.value));
+    const label = h("label", { for: this.changes.id, text: "The description of the new job, as JSON; the model stays the same" });
+    this.form = h("div", { class: "again", hidden: true }, label, this.changes, send);
     this.showLog = h("button", { type: "button", text: "Log", "aria-expanded": "false", "aria-controls": id, onclick: () => this.toggleLog() });
     this.files = [["Model", "model", "model.keras"], ["History", "history", "history.parquet"], ["Commits", "commits", "commits.parquet"]].map(
       ([text, path, name]) => button(text, () => this.download(path, `${job.id.slice(0, 8)}-${name}`))
@@ -266,7 +335,7 @@ class JobActions {
     this.page = button("Save as a file", () => this.download("page", `${job.id.slice(0, 8)}.html`));
     this.problem = h("p", { class: "why", role: "alert", hidden: true });
     this.log = h("pre", { class: "log scroll", id, tabindex: 0, "aria-label": `Log of ${nameOf(job)}`, hidden: true });
-    this.element = h("div", { class: "actions" }, h("div", { class: "tools" }, this.cancel, this.again, this.showLog, ...this.files, this.page), this.problem, this.log);
+    this.element = h("div", { class: "actions" }, h("div", { class: "tools" }, this.cancel, this.again, this.showLog, ...this.files, this.page), this.problem, this.form, this.log);
     this.update(job);
   }
 
@@ -288,9 +357,18 @@ class JobActions {
     }
   }
 
-  async post(action) {
+  async toggleForm() {
     await this.attempt(async () => {
-      const job = await (await ask(`/jobs/${this.job.id}/${action}`, "POST")).json();
+      const { description } = await (await ask(`/jobs/${this.job.id}`)).json();
+      this.changes.value = JSON.stringify(description, null, 2);
+      this.form.hidden = !this.form.hidden;
+    });
+  }
+
+  async post(action, body = undefined) {
+    await this.attempt(async () => {
+      const job = await (await ask(`/jobs/${this.job.id}/${action}`, "POST", body)).json();
+      this.form.hidden = true;
       if (action === "cancel") this.update(job);
       else if (listed) {
         await listed.read();
