@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.callbacks import Evaluation
+from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED, SNAPSHOTS_RESUMED
 from distkeras.ps.events import Event
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.results import MicroBatchProgress
@@ -397,6 +398,8 @@ class JobRecord:
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._kinds: Counter[str] = Counter()
         self._events_seen = 0
+        #: The commits that snapshots had when one failed; None: none has, or they are written again.
+        self._failed_after: int | None = None
         self._evaluations: list[Evaluation] = []
         self.workers = WorkerRows(facts.workers)
         self._sums = _CommitSums(self.facts, self.metrics)
@@ -477,6 +480,10 @@ class JobRecord:
             self._events.append(event)
             self._kinds[event.kind] += 1
             self._events_seen += 1
+            if event.text.startswith(SNAPSHOT_FAILED):
+                self._failed_after = self.now.saved_clock
+            elif event.text == SNAPSHOTS_RESUMED:
+                self._failed_after = None
             if event.worker is not None:
                 self.workers.note_event(event.worker, event.kind)
                 self._sent.workers.add(event.worker)
@@ -568,6 +575,8 @@ class JobRecord:
         entry["micro_batch"] = None if progress is None else asdict(progress) | {"loss": number(progress.loss)}
         entry["rows"] = number(self.workers.rows(done=now.state == "done"))
         entry["start"] = None if self._sums.origin is None else round(max(0.0, self._sums.origin - self.began), 1)
+        failed = self._failed_after
+        entry["snapshots_fail"] = failed is not None and now.saved_clock <= failed  # another server reports no success
         entry["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
         entry["samples"], entry["commits"] = self.workers.totals()
         used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1

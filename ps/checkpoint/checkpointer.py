@@ -75,8 +75,8 @@ class OptimizerFiles:
 
 #: Pauses before a snapshot that could not be written is tried again, in seconds: the disk may be full for a while.
 _RETRY_FIRST, _RETRY_MOST = 0.2, 10.0
-#: The log's words for such a snapshot; the report of a chaos run counts them.
-SNAPSHOT_FAILED = "a snapshot could not be written"
+#: The log's words for such a snapshot, and for the next one that was written.
+SNAPSHOT_FAILED, SNAPSHOTS_RESUMED = "a snapshot could not be written", "snapshots are written again"
 #: How long the thread sleeps when nothing is due, in seconds; it is woken when something is.
 _IDLE = 60.0
 #: Attempts to write the last snapshot, when the server ends.
@@ -294,7 +294,7 @@ class Checkpointer:
                 self._table_files.end()
         names = self._directory.require_owned()
         if self.failure is not None:
-            report(log, "snapshot", "snapshots are written again")
+            report(log, "snapshot", SNAPSHOTS_RESUMED)
         with self._changed:
             self.durable, self.failure, self._covered = durable, None, mark
             self.saved, self._next = (clock, taken), clock + self._checkpoint.every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from support.training.recorded_job import BEGAN, RecordedJob, commits, steps
 
 from distkeras.callbacks import Evaluation
-from distkeras.dashboard.record import JobRecord
+from distkeras.dashboard.record import CurrentStatus, JobRecord
+from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED, SNAPSHOTS_RESUMED
 from distkeras.ps.events import Event
 from distkeras.settings import JobFacts
 
@@ -51,6 +53,30 @@ def put_together(page: list[dict[str, Any]]) -> dict[str, Any]:
         state["evaluations"] += message["evaluations"]
         state |= {name: message[name] for name in ("width", "used", "now", "staleness", "kinds", "pauses")}
     return state
+
+
+@pytest.mark.parametrize("by", ["event", "another server"])
+def test_snapshots_fail_until_one_is_written(by: str) -> None:
+    """The server that failed reports when it succeeds; one that has replaced it only has more commits saved."""
+    found = record()
+
+    def fails() -> bool:
+        return bool(found.whole()["now"]["snapshots_fail"])
+
+    def happen(text: str) -> None:
+        found.add_events([Event(BEGAN, "server", "snapshot", None, None, text)])
+
+    found.now = CurrentStatus("training", "", BEGAN, saved_clock=3)
+    happen("a damaged snapshot is skipped: x")
+    assert not fails()
+    for _ in range(2):
+        happen(f"{SNAPSHOT_FAILED}, and will be tried again: no room")
+        assert fails()
+    if by == "event":
+        happen(SNAPSHOTS_RESUMED)
+    else:
+        found.now = replace(found.now, saved_clock=4)
+    assert not fails()
 
 
 def test_loss_is_the_mean_over_samples() -> None:

@@ -160,10 +160,9 @@ class JobView {
     return `${training} of ${count}`;
   }
 
-  /** Whether the server can save its state, according to its latest event about that. */
+  /** Whether the server can save its state. */
   snapshots() {
-    const latest = this.job.events.filter(([, , kind]) => kind === "snapshot").pop();
-    return latest && !/succeed again/.test(latest[5]) ? "failing" : "on";
+    return this.job.now.snapshots_fail ? "failing" : "on";
   }
 
   /** The commits in the latest snapshot, and its age. */

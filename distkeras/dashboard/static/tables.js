@@ -131,7 +131,7 @@ class EventsTable {
   row([at, source, kind, worker, attempt, text]) {
     return h(
       "tr",
-      { class: QUIET.has(kind) || /succeed again$/.test(text) ? "quiet" : "trouble" },
+      { class: QUIET.has(kind) || /are written again$/.test(text) ? "quiet" : "trouble" },
       h("td", { class: "number", text: at < 0 ? "start" : clock(at) }),
       h("td", {}, h("span", { class: "kind", text: kind, title: `${meaningOf(kind)}\nreported by the ${source}`.trim() })),
       h("td", { class: "number", text: worker === null ? "" : String(worker) }),
