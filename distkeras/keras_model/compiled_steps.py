@@ -167,7 +167,7 @@ class CompiledSteps:
         Raises:
             ConfigurationError: ``train_step`` does not return all ``metrics``.
         """
-        rows = [self._run_span(*span, metrics, width) for span in _spans(batches)]
+        rows = [self._run_span(*span, metrics, width) for span in spans(batches)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str], width: int) -> np.ndarray:
@@ -253,7 +253,7 @@ def _bounds(first: int, steps: int) -> tf.Tensor:
     return tf.constant((first, first + steps), tf.int32)
 
 
-def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
+def spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
     """Yield each contiguous run of mini-batches: their stack, the place of the first, and their number."""
     for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
         group = list(neighbors)

@@ -22,6 +22,7 @@ from distkeras.keras_model.compiled_steps import (
     model_inputs,
     packing_as_fit,
 )
+from distkeras.keras_model.jax_steps import JaxSteps, can_loop
 from distkeras.keras_model.keras_config import Settings, applied
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.settable import Settable, assign_rows, settable
@@ -148,7 +149,8 @@ class KerasReplica:
     the replica.
 
     On TensorFlow many steps are one compiled loop over ``model.train_step``, traced once per kind of input, for
-    any number of steps and any batch size. Elsewhere, and with ``run_eagerly=True``, each step is a ``train_on_batch``.
+    any number of steps and any batch size; on JAX, once per batch size, for the models that `can_loop` names.
+    Elsewhere, and with ``run_eagerly=True``, each step is a ``train_on_batch``.
 
     Args:
         model: built, and compiled with an optimizer.
@@ -176,8 +178,10 @@ class KerasReplica:
         #: The same for the moving statistics.
         self.moving_statistics = self._moving_statistics.layout
         self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
-        self._training_steps = CompiledSteps(model)
-        self._gradient_steps: CompiledSteps | None = None
+        #: Whether a window of steps is one compiled loop.
+        self.loops = self._compiles or (keras.backend.backend() == "jax" and can_loop(model))
+        self._training_steps = CompiledSteps(model) if self._compiles else JaxSteps(model)
+        self._gradient_steps: CompiledSteps | JaxSteps | None = None
         self._collecting: CollectingOptimizer | None = None  # created on first use: it takes a vector's memory
         self._metric_names: tuple[str, ...] | None = None  # set by `prepare`
         #: What a step reports, of which `metric_names` names the numbers.
@@ -278,7 +282,7 @@ class KerasReplica:
     def _logs_of_own_step(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
         """Return the same of the user's ``train_step``, which may report other names than the model's metrics have."""
         try:
-            if self._compiles:
+            if isinstance(self._training_steps, CompiledSteps) and self._compiles:
                 return self._training_steps.logs(batch)
             return {name: tuple(np.shape(value)) for name, value in self._logs_on_batch(batch).items()}
         except (ValueError, ConfigurationError):
@@ -348,7 +352,7 @@ class KerasReplica:
             return np.empty((0, len(self._metric_names or ())), np.float64)
         self.prepare(batches[0])
         self._build_optimizer()
-        if not self._compiles:
+        if not self.loops:
             return np.stack([self._train_on_batch(batch) for batch in batches])
         return self._training_steps.run(batches, self.reported, len(self.metric_names))
 
@@ -399,10 +403,11 @@ class KerasReplica:
         self.prepare(batch)
         if self._collecting is None:
             self._collecting = CollectingOptimizer(self.model, self._trainable, self._places)
-            self._gradient_steps = CompiledSteps(self.model, self._collecting.installed)
+            steps_of = CompiledSteps if self._compiles else JaxSteps
+            self._gradient_steps = steps_of(self.model, self._collecting.installed)
         collecting, steps = self._collecting, self._gradient_steps
         before = collecting.steps
-        if self._compiles and steps is not None:
+        if self.loops and steps is not None:
             row: np.ndarray = steps.run([batch], self.reported, len(self.metric_names))[0]
         else:
             with collecting.installed():

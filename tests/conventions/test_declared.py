@@ -55,7 +55,7 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow")),
+        (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow", "jax")),
         (("benchmarks", "docs/docsite", "notebooks", "scripts"), ("tests",)),
         (("tests",), ("tests", "openapi")),
     ],

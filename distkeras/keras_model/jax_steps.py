@@ -1,0 +1,167 @@
+"""Many training steps of a Keras model in one call of JAX.
+
+Importing this module does not load JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.data.batches import Stack, as_weight, flat_weight
+from distkeras.keras_model.compiled_steps import arrays_of, as_fit_packs, flat_logs, model_inputs, spans
+from distkeras.keras_model.variables import layer_states
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+    from distkeras.data.batches import Batch
+
+#: Up to this number of mini-batches, the memory of a call is a power of two of them, so that few sizes are compiled.
+_SMALL = 64
+
+_State = tuple[list[Any], list[Any], list[Any]]
+"""The values of trainable variables, of others, and of the optimizer's."""
+
+
+def can_loop(model: keras.Model) -> bool:
+    """Return whether a model's steps on JAX can be one compiled loop: else each step is a ``train_on_batch``.
+
+    They cannot if the user has turned compilation off, if arrays are distributed over devices, or if layers have states
+    that Keras does not hand to a step, such as a stateful recurrent layer's. Convolutions are several times slower
+    within a loop of XLA on processors than in a step of their own.
+    """
+    import jax
+    import keras
+
+    if model.run_eagerly or not model.jit_compile or keras.distribution.distribution() is not None:
+        return False
+    if keras.config.is_nnx_enabled():
+        return False
+    known = {id(variable) for variable in model.variables}
+    if any(id(variable) not in known for variable in layer_states(model)):
+        return False
+    layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public list of layers at every depth
+    return jax.default_backend() != "cpu" or not any(isinstance(layer, _convolutions()) for layer in layers)
+
+
+def _convolutions() -> tuple[type, ...]:
+    import keras
+
+    names = ("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
+    separable = ("SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D")
+    return tuple(getattr(keras.layers, name) for name in (*names, *separable))
+
+
+class JaxSteps:
+    """A compiled loop over ``model.train_step``, with the interface of `CompiledSteps`.
+
+    It is compiled once per size of a mini-batch and kind of input (dtypes, shapes of a row, whether weighted), for any
+    number of steps.
+
+    Args:
+        model: built and compiled, on JAX, with a built optimizer, loss and metrics.
+        installed: a context in which the steps are taken.
+    """
+
+    def __init__(self, model: keras.Model, installed: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._model, self._installed = model, installed
+        self._loops: dict[Any, Callable[..., Any]] = {}
+        self._capacities: dict[Any, int] = {}
+        #: How often a loop was traced, and so compiled.
+        self.traces = 0
+
+    def run(self, batches: Sequence[Batch], metrics: Sequence[str], width: int) -> np.ndarray:
+        """Take one step per mini-batch, in order; arguments, results and errors are those of `CompiledSteps.run`."""
+        with self._installed():
+            rows = [self._run_span(*span, metrics, width) for span in spans(batches)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str], width: int) -> np.ndarray:
+        if stack.tensors is None:
+            stack.tensors = self._on_device(stack)
+        kind, arrays = stack.tensors
+        loop = self._loops.get(kind)
+        if loop is None:
+            loop = self._loops[kind] = self._compile(stack, metrics, width)
+        state = self._state()
+        new, rows = loop([_own(variables) for variables in state], np.int32(first), np.int32(first + steps), arrays)
+        for variables, values in zip(state, new, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        return np.asarray(rows)[first : first + steps].astype(np.float64)
+
+    def _state(self) -> _State:
+        model = self._model
+        return model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+
+    def _on_device(self, stack: Stack) -> tuple[Any, list[Any]]:
+        """Return the kind of a stack and its arrays; the last mini-batches of a shorter stack are not initialized."""
+        import jax.numpy as jnp
+
+        arrays = arrays_of(stack)
+        kind = (len(flat_weight(stack.weight)), *((array.shape[1:], array.dtype) for array in arrays))
+        count = len(stack)
+        capacity = max(count if count > _SMALL else 1 << (count - 1).bit_length(), self._capacities.get(kind, 0))
+        self._capacities[kind] = capacity
+        if capacity > count:
+            arrays = [_grown(array, capacity) for array in arrays]
+        return (capacity, *kind), [jnp.asarray(array) for array in arrays]
+
+    def _compile(self, stack: Stack, metrics: Sequence[str], width: int) -> Callable[..., Any]:
+        import jax
+        import jax.numpy as jnp
+
+        model, inputs, outputs = self._model, len(stack.x), len(stack.y)
+        model.reset_metrics()
+        # Each step begins with these, so that its metrics are of it alone.
+        fresh = [variable.value for variable in model.metrics_variables]
+
+        def step(state: _State, arrays: Sequence[Any]) -> tuple[Any, _State]:
+            y, weight = arrays[inputs : inputs + outputs], as_weight(arrays[inputs + outputs :])
+            data = as_fit_packs(*model_inputs(model, arrays[:inputs], y, weight))
+            logs, (*changed, _) = model.train_step((*state, fresh), data)
+            logs = flat_logs(logs)
+            missing = [name for name in metrics if name not in logs]
+            if missing:
+                raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
+            row = jnp.concatenate([jnp.ravel(logs[name]).astype(jnp.float32) for name in metrics])
+            # A step may return other dtypes than it was given, or weak ones, which a loop refuses.
+            return row, jax.tree.map(
+                lambda new, old: jax.lax.convert_element_type(new, old.dtype), changed, list(state)
+            )
+
+        def loop(state: _State, first: Any, end: Any, stacks: Sequence[Any]) -> tuple[_State, Any]:
+            def body(place: Any, carry: tuple[_State, Any]) -> tuple[_State, Any]:
+                state, rows = carry
+                row, state = step(state, [jax.lax.dynamic_index_in_dim(one, place, keepdims=False) for one in stacks])
+                return state, jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
+
+            self.traces += 1  # at the time of the trace only
+            rows = jnp.zeros((len(stacks[0]), width), jnp.float32)
+            return jax.lax.fori_loop(first, end, body, (state, rows))  # type: ignore[no-any-return]  # JAX's are Any
+
+        return jax.jit(loop, donate_argnums=0)  # type: ignore[no-any-return]  # the same
+
+
+def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
+    grown = np.empty((capacity, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+def _own(variables: Sequence[keras.Variable]) -> list[Any]:
+    """Return the values of variables, none of them twice: the loop takes over their memory."""
+    import jax.numpy as jnp
+
+    seen: set[int] = set()
+    values = []
+    for variable in variables:
+        value = variable.value
+        values.append(jnp.copy(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return values
