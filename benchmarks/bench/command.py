@@ -18,6 +18,8 @@ from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
 from bench.report import describe, load, machine, regressions, save, table
 
 SECTIONS = ("ps", "step", "data", "predict", "groups", "train", "tables", "start", "goodput", "link")
+#: Sections that are measured only if they are named.
+ON_REQUEST = ("gpu",)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -25,7 +27,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--section", choices=SECTIONS, nargs="+", default=SECTIONS, help="default: all")
+    parser.add_argument(
+        "--section",
+        choices=SECTIONS + ON_REQUEST,
+        nargs="+",
+        default=SECTIONS,
+        help=f"default: all but {', '.join(ON_REQUEST)}",
+    )
     parser.add_argument("--only", metavar="TEXT", default="", help="measure the cases whose name contains TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine there")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} short rounds instead of {ROUNDS}")

@@ -49,13 +49,17 @@ def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.random((count, INPUTS), np.float32), rng.integers(0, CLASSES, count, np.int32)
 
 
-def mini_batches(x: np.ndarray, y: np.ndarray, size: int, window: int) -> list[Batch]:
-    """Return the full batches of a shuffled epoch, cut for windows of ``window`` as by the data plane."""
+def mini_batches(x: np.ndarray, y: np.ndarray, size: int, window: int, epoch: int = 1) -> list[Batch]:
+    """Return the full batches of a shuffled epoch, cut for windows of ``window`` as by the data plane.
+
+    Args:
+        epoch: the number that they have; their order is always that of epoch 1.
+    """
     features, label = Column("features", (INPUTS,)), Column("label", (), "int32")
     order = EpochOrder(DataSpec((features,), (label,), None, size), worker=0, window=window)
     count = len(x) // size
     cut = order.cut((x[: count * size], y[: count * size]), 0, epoch=1)
-    return [rows.batch(1, index, index == count - 1) for index, rows in enumerate(cut)]
+    return [rows.batch(epoch, index, index == count - 1) for index, rows in enumerate(cut)]
 
 
 def bare_loop(model: keras.Model, batch: int) -> Callable[[Any, Any], None]:

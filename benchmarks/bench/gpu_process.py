@@ -1,0 +1,211 @@
+"""A process that runs Keras on one backend, and what the section "gpu" measures in it.
+
+A process cannot change its backend, and the process of the command line needs none: it must not reserve a GPU's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.workload import CLASSES, HIDDEN, INPUTS, answer, fit_rate, mini_batches, rows
+from distkeras.data.batches import Batch
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.messages import Welcome
+from distkeras.ps.rules import make
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.loop import run_worker, work
+from distkeras.training.task import prepare_process
+
+if TYPE_CHECKING:
+    import keras
+
+RULE = "agn"
+METRICS = ("loss", "accuracy")
+#: Threads of a process on processors.
+_THREADS = 4
+_SPAWN = get_context("spawn")  # A fork would lose the threads and devices of a backend.
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and its mini-batches.
+
+    Args:
+        model: "S" or "M" (see `workload.HIDDEN`), or "C": two convolutions of 32 and 64 filters over 28 x 28 pixels.
+        batch: rows of a mini-batch.
+        steps: steps of one timed run.
+        policy: the dtype policy of the model.
+        jit_compile: that of ``compile``.
+    """
+
+    model: str
+    batch: int
+    steps: int
+    policy: str = "float32"
+    jit_compile: bool | str = "auto"
+
+
+class BackendProcess:
+    """A process with one backend; it sets the variables that a training task sets, and ends with its pipe."""
+
+    def __init__(self, backend: str) -> None:
+        self._pipe, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, backend), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function of this module there; `result` must follow."""
+        self._pipe.send((function, arguments))
+
+    def result(self) -> Any:
+        """Return what the function returned."""
+        return answer(self._pipe)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of this module there, and return its result."""
+        self.begin(function, *arguments)
+        return self.result()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+
+def _serve(pipe: Connection, backend: str) -> None:
+    os.environ["KERAS_BACKEND"] = backend
+    prepare_process(_THREADS, None)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(function(*arguments))
+
+
+def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:
+    """Return the model, compiled, with the same weights each time."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(workload.policy)
+    if workload.model == "C":
+        layers = [keras.layers.Reshape((28, 28, 1))]
+        for filters in (32, 64):
+            layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.MaxPooling2D()]
+        layers += [keras.layers.Flatten()]
+    else:
+        layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN[workload.model]]
+    # The softmax of float16 would round the loss.
+    last = keras.layers.Dense(CLASSES, activation="softmax", dtype="float32")
+    model = keras.Sequential([keras.Input((INPUTS,)), *layers, last])
+    model.compile(
+        keras.optimizers.SGD(1e-3),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+        jit_compile=workload.jit_compile,
+    )
+    return model
+
+
+_replica = cache(lambda workload: KerasReplica(build(workload)))
+_plain = cache(build)
+_rows = cache(rows)
+
+
+def _batches(workload: Workload, window: int, count: int = 0) -> list[Batch]:
+    count = count or workload.steps
+    return mini_batches(*_rows(count * workload.batch), workload.batch, window, epoch=0)
+
+
+def replica_rate(workload: Workload, window: int) -> float:
+    """Return the steps a second of `KerasReplica.train`, a window at a time."""
+    replica, batches = _replica(workload), _batches(workload, window)
+    began = time.perf_counter()
+    for start in range(0, len(batches), window):
+        replica.train(batches[start : start + window])
+    return len(batches) / (time.perf_counter() - began)
+
+
+def keras_rate(workload: Workload, steps_per_execution: int) -> float:
+    """Return the steps a second of ``fit``."""
+    x, y = _rows(workload.steps * workload.batch)
+    return fit_rate(_plain(workload, steps_per_execution), x, y, workload.batch) / workload.batch
+
+
+def fastest_fit(workload: Workload, choices: tuple[int, ...]) -> int:
+    """Return the ``steps_per_execution`` with which ``fit`` is fastest; afterwards all of them are compiled."""
+    for choice in choices:
+        keras_rate(workload, choice)
+    return max(choices, key=lambda choice: keras_rate(workload, choice))
+
+
+def distances(workload: Workload, steps: int) -> tuple[float, float]:
+    """Return how far two models are from a third one after the same steps, each with ``train_on_batch``.
+
+    Returns:
+        The largest differences of a weight: of a replica that took the steps as one window, and of another plain
+        model, whose difference shows how far a device repeats its own results.
+    """
+    batches = _batches(workload, steps, steps)
+    replica = KerasReplica(build(workload))
+    replica.train(batches)
+    weights = [_weights(replica)]
+    for _ in range(2):
+        model = build(workload)
+        for batch in batches:
+            model.reset_metrics()
+            model.train_on_batch(batch.x[0], batch.y[0])
+        weights.append(_weights(KerasReplica(model)))
+    ours, first, second = weights
+    return float(np.abs(ours - first).max()), float(np.abs(second - first).max())
+
+
+def _weights(replica: KerasReplica) -> np.ndarray:
+    vector = replica.layout.empty()
+    replica.read(vector)
+    return vector
+
+
+def copy_rate(workload: Workload, count: int) -> float:
+    """Return how often a second the weights go to the host and back; each copy waits for the one before."""
+    replica = _replica(workload)
+    vector = _weights(replica)
+    began = time.perf_counter()
+    for _ in range(count):
+        replica.load(vector)
+        replica.read(vector)
+    return count / (time.perf_counter() - began)
+
+
+def initial_weights(workload: Workload) -> np.ndarray:
+    """Return the weights with which a job begins."""
+    return _weights(KerasReplica(build(workload)))
+
+
+def train_in_job(workload: Workload, address: Address, number: int, window: int) -> None:
+    """Train as worker ``number`` of a job, for one epoch."""
+    rule, replica, batches = make(RULE, window=window), _replica(workload), _batches(workload, window)
+    parts = rule.traits.parts
+    client = WorkerClient(address, worker=number, attempt=0, size=replica.size, metrics=METRICS, shared_parts=parts)
+
+    def begin(_: Welcome) -> Loop:
+        return work(rule, replica, iter(batches), lambda: client.payload(parts))
+
+    try:
+        run_worker(client, client.join(), begin)
+    finally:
+        client.close()
