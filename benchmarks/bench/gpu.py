@@ -84,8 +84,9 @@ class _Device:
 
     def case(self, name: str, note: str, **options: object) -> Case:
         """Return a case of steps a second; the card precedes its note."""
+        # A mapping of mixed values, each of which is of the type of its field.
         settings = {"section": SECTION, "unit": "steps/s", "limit": None, **options}
-        return Case(name=f"{self.backend}, {name}", note=f"{self.card}; {note}", **settings)  # type: ignore[arg-type]
+        return Case(name=f"{self.backend}, {name}", note=f"{self.card}; {note}", **settings)  # type: ignore[arg-type]  # as above
 
 
 @contextmanager

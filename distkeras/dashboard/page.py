@@ -12,7 +12,21 @@ from typing import Any, NamedTuple
 
 from distkeras.dashboard.journal import Entry
 
-_OWN = ("words", "dom", "feed", "state", "plots", "charts", "tables", "job", "compare", "page", "server", "begin")
+_OWN = (
+    "words",
+    "dom",
+    "feed",
+    "state",
+    "plots",
+    "charts",
+    "tables",
+    "job",
+    "compare",
+    "page",
+    "actions",
+    "server",
+    "begin",
+)
 _STYLES = ("uPlot.min.css", "page.css")
 
 

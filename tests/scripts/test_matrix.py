@@ -30,8 +30,8 @@ class TestEnvironments:
 
     def test_the_oldest_and_the_newest_spark_are_covered(self) -> None:
         (spark,) = lowest(line for line in metadata()["dependencies"] if line.startswith("pyspark"))
-        assert spark == "pyspark==4.0"
-        old = {one.oldest or f"{spark}.*" in one.pins for one in ENVIRONMENTS}
+        assert spark.startswith("pyspark==4.0.")
+        old = {one.oldest or "pyspark==4.0.*" in one.pins for one in ENVIRONMENTS}
         assert old == {True, False}
 
     def test_names_are_unique(self) -> None:
