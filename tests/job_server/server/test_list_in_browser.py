@@ -81,6 +81,7 @@ def test_an_operator_reads_filters_and_repeats_jobs(service: JobService, page: A
     # A job is submitted again with changes.
     waiting.get_by_role("button", name="Submit again").click()
     text = waiting.locator("textarea")
+    text.wait_for()  # the description is read first
     text.fill(text.input_value().replace('"waiting"', '"changed"'))
     waiting.get_by_role("button", name="Submit", exact=True).click()
     until(lambda: [job["name"] for job in service.call("GET", "/jobs?state=queued", "ann").json["jobs"]] == ["changed"])
