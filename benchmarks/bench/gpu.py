@@ -107,7 +107,7 @@ def _title(workload: Workload) -> str:
 
 @contextmanager
 def _steps(backend: str, workloads: list[Workload]) -> Iterator[list[Case]]:
-    """Yield the cases of the replica's steps beside ``fit``, and of copies of its weights beside a step."""
+    """Yield the cases of the replica's steps next to ``fit``, and of copies of its weights next to a step."""
     with _device(backend) as device:
         found, call = [], device.process.call
         for workload in workloads:
