@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,25 @@ class JobRecords:
         }
         return pa.table(columns)
 
+    def epochs(self, validation: Sequence[Mapping[str, Any]] = ()) -> pa.Table:
+        """Return one row per epoch: its number from 1 on, its samples, and the means of loss and metrics over them.
+
+        Args:
+            validation: evaluations. The last one within half an epoch of an epoch's end is that epoch's, with "val_"
+                before its names.
+        """
+        history = self.history(elements=True)
+        rows = []
+        for epoch in np.unique(history["epoch"].to_numpy()).tolist():
+            part = history.filter(pc.equal(history["epoch"], epoch))
+            samples = part["samples"].to_numpy()
+            row: dict[str, Any] = {"epoch": epoch + 1, "samples": int(samples.sum())}
+            for name in part.column_names:
+                if pa.types.is_floating(part[name].type):
+                    row[name] = float(part[name].to_numpy() @ samples / samples.sum())
+            rows.append(row | _validated(validation, epoch + 1))
+        return pa.Table.from_pylist(rows)
+
     def check_exactly_once(
         self, batches: dict[int, int], epochs: int, resumed: ResumePoint | None = None, *, stopped: bool = False
     ) -> None:
@@ -211,6 +230,17 @@ class JobRecords:
         if name == "gap":
             return pa.array(values, pa.float64(), mask=np.isnan(values))
         return pa.array(np.ascontiguousarray(values), _INTS.get(name))
+
+
+def _validated(points: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, float | None]:
+    """Return the numbers of the last evaluation within half an epoch of the end of ``epoch``, None if there is none."""
+    names = [name for name, value in points[0].items() if name not in _PLACE and np.ndim(value) == 0] if points else []
+    near = [point for point in points if -0.5 <= point["epoch"] - epoch < 0.5]
+    return {f"val_{name}": near[-1][name] if near else None for name in names}
+
+
+#: Of an evaluation, what says where it belongs.
+_PLACE = ("epoch", "clock", "seconds", "rows")
 
 
 def _ranges(commits: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -307,6 +337,7 @@ class JobOutcome:
         timings: seconds of the job's parts, once it has ended.
         facts: the facts that were known before it started; None before the first job.
         failure: the error that ended the job, if it has failed or was interrupted.
+        validation: a dictionary for each evaluation of the center on rows to validate on; see `JobResults.validation`.
     """
 
     df: DataFrame | None = None
@@ -319,6 +350,7 @@ class JobOutcome:
     timings: dict[str, float] = field(default_factory=dict)
     facts: JobFacts | None = None
     failure: str | None = None
+    validation: Sequence[Mapping[str, Any]] = ()
 
 
 class JobResults:
@@ -359,6 +391,23 @@ class JobResults:
         to upper and lower case, has a number behind it: "worker_2"; see `distkeras.metric_columns.columns_of`.
         """
         return self._table(self._require(self.outcome.records, "history").history())
+
+    @property
+    def epochs(self) -> DataFrame:
+        """One row per epoch: epoch (from 1), samples, and the means of loss and metrics over them.
+
+        With rows to validate on there are ``val_loss`` and so on as well: the center's, at the end of the epoch.
+        """
+        return self._table(self._require(self.outcome.records, "epochs").epochs(self.validation))
+
+    @property
+    def validation(self) -> Sequence[Mapping[str, Any]]:
+        """A dictionary for each evaluation of the center on the rows to validate on.
+
+        It has the epoch (the mean of what the partitions have passed), clock (commits), seconds since the beginning,
+        rows, loss and metrics.
+        """
+        return self.outcome.validation
 
     @property
     def commits(self) -> DataFrame:
@@ -424,18 +473,7 @@ def write_files(results: JobResults, folder: Path) -> dict[str, Any]:
     samples = sum(history["samples"].to_pylist())
     workers = len(commits["worker"].unique())
     numbers = {"workers": workers, "commits": len(commits), "samples": samples, "seconds": results.timings}
-    return numbers | {"last_epoch": _last_epoch(history)}
-
-
-def _last_epoch(history: pa.Table) -> dict[str, Any]:
-    if not len(history):
-        return {}
-    epoch = max(history["epoch"].to_pylist())
-    part = history.filter(pc.equal(history["epoch"], epoch))
-    samples = part["samples"].to_numpy()
-    row: dict[str, Any] = {"epoch": epoch + 1, "samples": int(samples.sum())}
-    for name in part.column_names:
-        if pa.types.is_floating(part[name].type):
-            mean = float(part[name].to_numpy() @ samples / samples.sum())
-            row[name] = mean if math.isfinite(mean) else None
-    return row
+    epochs = results.epochs.toArrow().to_pylist()
+    last = epochs[-1] if epochs else {}
+    undefined = [name for name, value in last.items() if isinstance(value, float) and math.isnan(value)]
+    return numbers | {"last_epoch": last | dict.fromkeys(undefined)}

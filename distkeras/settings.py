@@ -9,16 +9,20 @@ groups `Network`, `Executors` and `Monitoring`. Command line, estimator, job ser
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from distkeras.data.binding import Entries, entries_of, listed, names_of
 from distkeras.data.schema import decoders, require_class_weight
 from distkeras.data.spec import DataSpec
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.base import AUTO
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.tls import make_certificate
@@ -26,6 +30,13 @@ from distkeras.ps.validate import check_fields, checked, count, flag, invalid, p
 from distkeras.ps.world.places import require_place
 
 _S = TypeVar("_S")
+_P = ParamSpec("_P")
+
+#: The rule of a trainer or estimator that names none: movements in full, but for weights that other workers have moved
+#: far meanwhile. The page on choosing a rule has the study that it rests on.
+DEFAULT_RULE = make("adag", window=AUTO, normalize=False)
+#: The same where commits name the rows of tables, or vectors are rounded on the wire, which ADAG does not allow.
+DEFAULT_RULE_FOR_ROWS = make("delay_adaptive", window=AUTO, threshold=4)
 
 #: Settings of where and how a job runs, with which it learns neither more nor less.
 _OPERATIONAL = {
@@ -129,6 +140,97 @@ class Monitoring:
 
 #: The arguments of `Trainer` that are groups of options.
 GROUPS: dict[str, type[Any]] = {"network": Network, "executors": Executors, "monitoring": Monitoring}
+
+
+class KerasNames(TypedDict, total=False):
+    """The names that Keras has for arguments of `Trainer` and `KerasEstimator`, which take them as well.
+
+    Args:
+        epochs: ``num_epoch``.
+        optimizer: ``worker_optimizer``.
+        verbose: 0 for ``Monitoring(progress=False)``, another number for ``progress=True``, "auto" for the default.
+    """
+
+    epochs: int
+    optimizer: Any
+    verbose: int | bool | str
+
+
+#: Keras' names of arguments, by what they are called here.
+_KERAS_NAMES = {"epochs": "num_epoch", "optimizer": "worker_optimizer"}
+#: What Spark and dist-keras call an argument that has another name here, and slips that occur often.
+_OTHER_NAMES = {
+    "compile_loss": "loss",
+    "epoch": "num_epoch",
+    "workers": "num_workers",
+    "inputCol": "features_col",
+    "inputCols": "features_col",
+    "outputCol": "prediction_col",
+    "sample_weight": "sample_weight_col",
+    "callback": "callbacks",
+    "keras_model": "model",
+}
+
+
+def by_own_names(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords with Keras' names replaced by those of `Trainer`.
+
+    Raises:
+        ConfigurationError: an argument has two names, or ``verbose`` is no number and not "auto".
+    """
+    own = {name: value for name, value in keywords.items() if name not in KerasNames.__annotations__}
+    for name, value in keywords.items():
+        argument = _KERAS_NAMES.get(name)
+        if argument is not None:
+            if own.get(argument) is not None:
+                raise ConfigurationError(f"`{name}` and `{argument}` are the same argument. Received: both")
+            own[argument] = value
+    if (verbose := keywords.get("verbose", "auto")) != "auto":
+        if not isinstance(verbose, int):
+            raise invalid("verbose", verbose, '0, 1, 2 or "auto"')
+        group = own.get("monitoring") or Monitoring()
+        if group.progress is not None:
+            raise ConfigurationError("`verbose` and `progress` of `monitoring` are the same argument. Received: both")
+        own["monitoring"] = dataclasses.replace(group, progress=bool(verbose))
+    return own
+
+
+def unknown_keyword(keyword: str, value: Any, known: Iterable[str], owner: str) -> ConfigurationError:
+    """Return the error for a keyword that ``owner`` does not have, with the one that was probably meant."""
+    by_plain_name = {_plain(name): name for name in sorted(known)}
+    likely = [by_plain_name.get(_plain(_OTHER_NAMES.get(keyword, keyword)), "")]
+    likely += [by_plain_name[name] for name in difflib.get_close_matches(_plain(keyword), by_plain_name, n=1)]
+    meant = next((f" Did you mean `{name}`?" for name in likely if name), f" See `help({owner})`.")
+    return ConfigurationError(f"`{keyword}` must be a keyword of {owner}.{meant} Received: {keyword}={value!r}")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def takes_keras_names(construct: Callable[_P, None]) -> Callable[_P, None]:
+    """Have a constructor take `KerasNames` as well, and refuse unknown keywords with a suggestion."""
+    own = [name for name, argument in inspect.signature(construct).parameters.items() if argument.kind is not _KEYWORDS]
+
+    @functools.wraps(construct)
+    def with_keras_names(*arguments: Any, **keywords: Any) -> None:
+        keywords = by_own_names(keywords)
+        for name, value in keywords.items():
+            if name not in own:
+                known = [*own[1:], *KerasNames.__annotations__]
+                raise unknown_keyword(name, value, known, type(arguments[0]).__name__)
+        return construct(*arguments, **keywords)
+
+    return with_keras_names
+
+
+_KEYWORDS = inspect.Parameter.VAR_KEYWORD
+
+
+def arguments_of(kind: type) -> dict[str, inspect.Parameter]:
+    """Return the arguments of the constructor of ``kind``, without `KerasNames`."""
+    given = inspect.signature(kind).parameters
+    return {name: argument for name, argument in given.items() if argument.kind is not _KEYWORDS}
 
 
 def flattened(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,6 +426,16 @@ def _require_profile(value: Any) -> None:
         raise invalid("resources", value, "a `pyspark.resource.ResourceProfile`, or None")
 
 
+def default_rule(network: Network | None, *, has_tables: bool) -> Rule:
+    """Return the rule of a trainer that names none.
+
+    Args:
+        has_tables: the model has an Embedding, whose rows may travel.
+    """
+    rounded = network is not None and network.wire_format != Network.wire_format
+    return DEFAULT_RULE_FOR_ROWS if has_tables or rounded else DEFAULT_RULE
+
+
 def rule_of(rule: Rule | str) -> Rule:
     """Return the rule; raise ConfigurationError if there is no such rule."""
     rule_object = make(rule) if isinstance(rule, str) else rule
@@ -408,7 +520,7 @@ def options_of(kind: type) -> dict[str, Option]:
     """Return the arguments of the constructor of ``kind`` by name, with the fields of a group in its place."""
     texts = texts_of_arguments(kind)
     options: dict[str, Option] = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, parameter in arguments_of(kind).items():
         if name in GROUPS:
             options |= options_of(GROUPS[name])
         else:

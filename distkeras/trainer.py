@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pyarrow.compute as pc
 
 from distkeras.callbacks import Callback, TrainingSetup, monitored_metric
+from distkeras.data.assembled import ASSEMBLED
 from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.model_columns import example
 from distkeras.data.schema import (
@@ -35,7 +36,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.same_step import GivenModel, require_same_step, require_same_values
 from distkeras.keras_model.stored_rows import require_folder
 from distkeras.keras_model.tables import CutModel, require_exact_embeddings
-from distkeras.keras_model.variables import has_rows_at_server
+from distkeras.keras_model.variables import has_rows_at_server, has_tables
 from distkeras.metric_columns import columns_of as metric_columns_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
@@ -45,18 +46,21 @@ from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import require_boolean, require_integer
+from distkeras.ps.validate import require_boolean, require_integer, require_number
 from distkeras.results import JobOutcome, JobResults
 from distkeras.settings import (
     Executors,
     JobFacts,
+    KerasNames,
     Monitoring,
     Network,
     TrainSettings,
     component_settings,
+    default_rule,
     flattened,
     reported_options,
     rule_of,
+    takes_keras_names,
     train_settings,
 )
 from distkeras.spark.cluster import SparkFacts
@@ -88,6 +92,7 @@ from distkeras.training.stream import (
     writer_of,
 )
 from distkeras.training.table_choice import TableChoice, report_tables
+from distkeras.training.validation import ValidationCurve, require_alone, split
 
 if TYPE_CHECKING:
     import keras
@@ -110,14 +115,18 @@ class Trainer(JobResults):
     Args:
         model: a built `keras.Model`. It is not changed.
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``. Its `window` is the number of steps
-            between two exchanges, "auto" or "by_speed".
+            between two exchanges, "auto" or "by_speed". Default: `adag` with ``window="auto"`` and
+            ``normalize=False``, or for a model with an Embedding or another `wire_format`, `delay_adaptive` with
+            ``window="auto"`` and ``threshold=4``. Under both, up to four workers learn about as much in an epoch as
+            `keras.Model.fit` does.
         worker_optimizer: a Keras optimizer for each worker, or its name. Gradient rules only use its clipping and, if
             `learning_rate` is not given, its learning rate. Default: the optimizer that the model is compiled with, in
             its current state, or "sgd". Optimizers that store weights or their averages (`use_ema`,
             ScheduleFreeAdamW), and combinations of several optimizers, are refused.
         loss, metrics, loss_weights, weighted_metrics: as in `keras.Model.compile`. Default: the model's own.
         features_col: column, or columns in the order of the model's inputs: numbers, arrays of numbers, or ML vectors,
-            which are reshaped to the input. If the inputs are a dictionary, a mapping: {"user": "user_column", ...}.
+            which are reshaped to the input. Several columns for a single input hold one number each, and fill it
+            together. If the inputs are a dictionary, a mapping: {"user": "user_column", ...}.
         label_col: column or columns, in the order of the outputs; a mapping if these are a dictionary. Integer classes
             for the sparse cross-entropy, otherwise values that fill the output's shape; for the loss CTC, a loss of
             your own and your own `train_step`, arrays of any one length. A list in place of a column is of scalar
@@ -163,10 +172,11 @@ class Trainer(JobResults):
     """
 
     @short_errors
+    @takes_keras_names
     def __init__(  # noqa: PLR0913 - one keyword an option, each in the signature for `help` and for type checkers
         self,
         model: keras.Model,
-        rule: Rule | str,
+        rule: Rule | str | None = None,
         *,
         worker_optimizer: Any = None,
         loss: Any = None,
@@ -194,16 +204,17 @@ class Trainer(JobResults):
         frozen_weights: str | None = None,
         tables: str | Sequence[str] = TrainSettings.tables,
         deadlines: Deadlines | None = None,
+        **keras_names: Unpack[KerasNames],
     ) -> None:
         arguments = flattened(locals())  # each setting finds its option by name
         if deadlines is None:
             arguments["deadlines"] = Deadlines()
         super().__init__()
-        self.rule = rule_of(rule)
-        self.settings = train_settings(arguments)
-        self.worker_settings = component_settings(WorkerSettings, self.rule, self.settings, arguments)
         self.model_file = archive.to_bytes(model)
         archive.require_inputs(model)
+        self.rule = default_rule(network, has_tables=has_tables(model)) if rule is None else rule_of(rule)
+        self.settings = train_settings(arguments)
+        self.worker_settings = component_settings(WorkerSettings, self.rule, self.settings, arguments)
         self.recipe = recipe_of(
             model,
             self.model_file,
@@ -245,6 +256,8 @@ class Trainer(JobResults):
         callbacks: Sequence[Callback] = (),
         checkpoint: str | PathLike[str] | Checkpoint | None = None,
         resume: bool = False,
+        validation_data: DataFrame | None = None,
+        validation_split: float = 0.0,
     ) -> keras.Model:
         """Train on ``df``, and return a new model with the center's weights, compiled like the workers'.
 
@@ -265,6 +278,11 @@ class Trainer(JobResults):
                 completed, whose rows then count once more; `resumed` says which. A larger `num_epoch` trains further.
                 Everything else must be the same: model, compilation, rule, columns, batches, order of rows, data. An
                 earlier driver that still runs loses the job to this one.
+            validation_data: other rows, with the same columns. After each epoch the center is evaluated on at most
+                10,000 of them, on the driver: `validation` and `epochs` have its loss and metrics, and Keras callbacks
+                get them as ``val_loss`` and so on.
+            validation_split: share of the rows, in [0, 1), to leave out of training and to use in the same way, chosen
+                by a hash of their values.
 
         Raises:
             DifferentJobError: `checkpoint` holds another job; raised before any work starts.
@@ -280,9 +298,13 @@ class Trainer(JobResults):
         began = time.monotonic()
         with self._alone(), early_server(self.settings) as ahead:
             place = checkpoint_of(checkpoint, resume)
-            callbacks = [*require_callbacks(callbacks), *self.observers]
             require_dataframe("df", df, stream=False)
+            df, held_out = self._held_out(df, validation_data, validation_split)
+            curves = [] if held_out is None else [ValidationCurve(held_out)]
+            callbacks = [*require_callbacks(callbacks, held_out), *curves, *self.observers]
             job = self._begin(self._plan(df, callbacks, place, resume))
+            for curve in curves:
+                self.outcome.validation = curve.points
             try:
                 run_job(job, self.outcome, ahead, began)
                 for callback in callbacks:
@@ -291,6 +313,16 @@ class Trainer(JobResults):
                 self._note_failure(callbacks, error)
                 raise
             return self.model
+
+    def _held_out(self, df: DataFrame, given: DataFrame | None, share: float) -> tuple[DataFrame, DataFrame | None]:
+        """Return the rows to train on, and those to validate on, if any."""
+        require_number("validation_split", share, inclusive=True, below=1)
+        if given is not None:
+            require_dataframe("validation_data", given, stream=False)
+            require_alone(share)
+            return df, given
+        columns = [*listed(self.settings.features_col), *listed(self.settings.label_col)]
+        return split(df, columns, None, share, self.settings.seed)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -468,7 +500,7 @@ class Trainer(JobResults):
         Raises:
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: The columns do not fit the model.
         """
-        return valid_rows(df, self._checked_spec(df))
+        return valid_rows(*self._checked_columns(df)).drop(ASSEMBLED)
 
     @short_errors
     def invalid_rows(self, df: DataFrame, reason_col: str = REASON) -> DataFrame:
@@ -480,9 +512,9 @@ class Trainer(JobResults):
         Raises:
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: The columns do not fit the model.
         """
-        return invalid_rows(df, self._checked_spec(df), reason_col)
+        return invalid_rows(*self._checked_columns(df), reason_col).drop(ASSEMBLED)
 
-    def _checked_spec(self, df: DataFrame) -> DataSpec:
+    def _checked_columns(self, df: DataFrame) -> tuple[DataFrame, DataSpec]:
         require_dataframe("df", df)
         return columns_of(df, self.recipe.build(self.model_file), self.settings, self.recipe.settings)
 
@@ -558,7 +590,7 @@ class Trainer(JobResults):
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
         require_together(server, settings, stream=stream)
         require_slots(server, facts, facts.slots(settings.resources), settings.resources, apart=in_cluster)
-        return server, replace(self.worker_settings, workers=workers)
+        return server, replace(self.worker_settings, rule=self.rule, workers=workers)
 
     def _cut(self, model: keras.Model, data: BoundData, resumed: Checkpoint | None) -> CutModel:
         """Decide which tables travel by rows."""

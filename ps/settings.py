@@ -73,7 +73,7 @@ class ServerSettings:
             require_rows(self.rule, len(self.tables))
             refuse("tables by rows", self)
         if self.relays is not None:
-            _require_relays(self.rule, self.relays)
+            _require_relays(self.rule.for_workers(self.workers), self.relays)
             refuse("relays", self)
 
     def to_json(self) -> dict[str, Any]:
@@ -116,6 +116,8 @@ class WorkerSettings:
         _require_kinds(self)
         check_field(self, "workers", require_integer)
         check_fields(self)
+        # The server keeps the rule as it was given, so that a job may continue with another number of workers.
+        object.__setattr__(self, "rule", self.rule.for_workers(self.workers))
         require_format(self.wire_format, self.rule)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(

@@ -144,6 +144,14 @@ def has_rows_at_server(model: keras.Model) -> bool:
     return any(map(is_wide, layers))
 
 
+def has_tables(model: keras.Model) -> bool:
+    """Return whether a model has an Embedding at any depth, or a `distkeras.layers.WideEmbedding`."""
+    import keras
+
+    layers = model._flatten_layers(include_self=False)  # noqa: SLF001 - Keras has no public list of layers at every depth
+    return any(is_wide(layer) or isinstance(layer, keras.layers.Embedding) for layer in layers)
+
+
 def is_wide(layer: Any) -> bool:
     """Return whether a layer is a `WideEmbedding`: it has no weights, and only touched rows of its table exist."""
     return bool(getattr(layer, "keeps_rows_at_server", False))

@@ -7,31 +7,30 @@ import dataclasses
 import inspect
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 
-from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.data.binding import entries_of, listed, names_of
-from distkeras.data.schema import quoted, require_dataframe
+from distkeras.data.schema import require_dataframe
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.keras_model.optimizers import optimizer_of, with_learning_rate
-from distkeras.metric_columns import in_columns, with_arrays
+from distkeras.metric_columns import in_columns
 from distkeras.ml.groups import KerasGroupModel
-from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
+from distkeras.ml.model import KerasModel, TrainingSummary
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
-from distkeras.ps.errors import ConfigurationError, DeadlineError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.world.places import beside
 from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
+from distkeras.training.validation import ROWS_MAX, ValidationCurve, require_alone, split
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.params import on_dataframe
 
@@ -39,130 +38,9 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-    from distkeras.data.batches import Batch
     from distkeras.training.stream import StreamTraining
 
 log = logging.getLogger(__name__)
-
-
-def split(
-    df: DataFrame, columns: Iterable[str], indicator: str | None, share: float, seed: int
-) -> tuple[DataFrame, DataFrame | None]:
-    """Return the rows to train on, and those to validate on, if any.
-
-    Args:
-        columns: the columns by whose values a row is chosen.
-        indicator: boolean column that is true for rows to validate on.
-        share: share of the rows to validate on, where there is no ``indicator``. They are chosen by a hash of their
-            values, so that they are the same rows again whenever Spark computes them.
-        seed: enters the hash.
-
-    Raises:
-        MissingColumnError: no such column, or one that is not boolean.
-    """
-    from pyspark.sql import functions as F
-
-    if indicator is not None:
-        kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields}
-        if kinds.get(indicator) != "boolean":
-            raise MissingColumnError(
-                f"`validation_indicator_col` must be a boolean column. Received: {kinds.get(indicator)}",
-                column=indicator,
-            )
-        chosen = F.coalesce(F.col(quoted(indicator)), F.lit(False))
-        return df.where(~chosen), df.where(chosen)
-    if not share:
-        return df, None
-    values = [F.col(quoted(name)) for name in columns]
-    # Another seed than that of the row order, whose hash decides which partition a row goes to.
-    chosen = F.pmod(F.xxhash64(F.lit(f"validation {seed}"), *values), F.lit(1 << 30)) < int(share * (1 << 30))
-    return df.where(~chosen), df.where(chosen)
-
-
-#: Centers that wait for their evaluation, at most: epochs that are shorter than an evaluation make some wait.
-_WAITING_MAX = 8
-#: Seconds that one evaluation may take.
-_EVALUATION_SECONDS = 3600.0
-
-
-class ValidationCurve(Callback):
-    """Evaluates the center on rows of a DataFrame, on the driver, in a thread of its own.
-
-    The center is fetched when a point is due, and evaluated as soon as the earlier ones are. So there is a point for
-    each epoch, even if an evaluation takes longer than an epoch, as long as no more than eight centers wait. Epochs
-    that end between two statuses of the server, which are at least 0.1 s apart (5 s in the cluster), share a point.
-
-    Args:
-        df: validation data, with the trainer's columns.
-        max_rows: more rows than these are sampled: the same ones each time.
-        every: `every_epochs`, `every_commits` or `every_seconds` of `Callback`. Default: an epoch.
-
-    Attributes:
-        points: a dictionary for each evaluation: epoch, clock, seconds since the beginning, rows, loss and metrics.
-        sampled: there were more rows than ``max_rows``, or as many.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-        EmptyDataError: ``df`` has no rows.
-        DeadlineError: an evaluation takes longer than an hour.
-    """
-
-    def __init__(self, df: DataFrame, max_rows: int, **every: Any) -> None:
-        super().__init__(**every if any(value is not None for value in every.values()) else {"every_epochs": 1.0})
-        self.points: list[dict[str, Any]] = []
-        self.sampled = False
-        self._df, self._max_rows = df, max_rows
-        self._batch: Batch | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._waiting: list[Future[dict[str, Any]]] = []
-
-    def on_begin(self, setup: TrainingSetup) -> None:
-        """Read the rows."""
-        self.points, self._waiting = [], []
-        self._batch = setup.read_rows(self._df, self._max_rows)
-        self.sampled = len(self._batch.x[0]) >= self._max_rows
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="distkeras-validation")
-
-    def on_center(self, context: CallbackContext) -> None:
-        """Fetch the center, and have it evaluated."""
-        self._collect(_WAITING_MAX - 1)
-        assert self._thread is not None, "`on_begin` comes first"
-        context.center  # noqa: B018 - fetched now, whenever its turn comes
-        self._waiting.append(self._thread.submit(self._evaluate, context))
-
-    def on_end(self, context: CallbackContext) -> None:
-        """Evaluate what is waiting, and the last center."""
-        self._collect(0)
-        if not self.points or self.points[-1]["clock"] != context.center.clock:
-            self.points.append(self._evaluate(context))
-        self._close()
-
-    def on_failure(self, error: BaseException) -> None:
-        """Evaluate no more."""
-        self._close()
-
-    def _evaluate(self, context: CallbackContext) -> dict[str, Any]:
-        assert self._batch is not None, "`on_begin` comes first"
-        values = context.evaluate(self._batch)
-        place = {"epoch": context.status.epochs, "clock": context.clock, "seconds": context.seconds}
-        return {**place, "rows": len(self._batch.x[0]), **in_columns(with_arrays(values))}
-
-    def _collect(self, most: int) -> None:
-        """Take in evaluations until at most so many wait; raises what one raised."""
-        while self._waiting and (len(self._waiting) > most or self._waiting[0].done()):
-            try:
-                point = self._waiting.pop(0).result(_EVALUATION_SECONDS)
-            except TimeoutError:
-                raise DeadlineError(
-                    f"waited {_EVALUATION_SECONDS:g} s for an evaluation on the driver. "
-                    "Fewer `validation_rows` take less time"
-                ) from None
-            if not self.points or self.points[-1]["clock"] != point["clock"]:
-                self.points.append(point)
-
-    def _close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 _LOCK = threading.Lock()
@@ -213,8 +91,8 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
 
 def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Optimizer:
     """Return a new optimizer like the workers', with the learning rate ``rate``."""
-    rule = rule_of(keywords["rule"])
-    if rule.traits.gradient:
+    rule = None if keywords["rule"] is None else rule_of(keywords["rule"])
+    if rule is not None and rule.traits.gradient:
         raise ConfigurationError(
             f"`worker_learning_rate` must be left out: rule {rule.name!r} takes its steps at the server, with "
             f"`learning_rate`. Received: worker_learning_rate={rate}"
@@ -245,6 +123,7 @@ def _evaluate_on_executors(
     point.update(in_columns(values), rows=rows.count())
 
 
+_VALIDATION = ("validation_data", "validation_indicator_col", "validation_split")
 #: Keras makes a model from its archive under names that it counts globally: one thread at a time.
 _BUILDING = threading.Lock()
 
@@ -270,8 +149,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
     saved.
 
     Args:
-        model, rule, and so on: the keywords of `Trainer`; the rule's default is "agn".
-        features_col: as in `Trainer`; several scalar columns may also form one input together.
+        model, rule, and so on: the keywords of `Trainer`, also by Keras' names: see `KerasNames`.
         prediction_col: new column of predictions, or one for each output. It has the most likely class, as a double, if
             the loss is a cross-entropy over classes; the number, as a double, if the output is a single number;
             otherwise an array. Default: "prediction"; with several outputs, their names are added, here and below.
@@ -299,8 +177,10 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         worker_learning_rate: replaces the learning rate of ``worker_optimizer``, so that a search over numbers can tune
             it. An optimizer of the compiled model then loses its state. Rules that take their steps at the server use
             ``learning_rate`` instead.
-        validation_indicator_col: boolean column that is true for rows that are left out of training. The summary's
-            `validation` has the center's loss and metrics on these rows.
+        validation_data: a DataFrame of other rows. The summary's `validation` has the center's loss and metrics on
+            them. It is not saved with the estimator.
+        validation_indicator_col: boolean column that is true for rows that are left out of training and used as
+            ``validation_data``.
         validation_split: share of the rows, in [0, 1), to use in the same way, chosen by their values. Default: 0.
         validation_rows: largest number of those rows to evaluate on during training; the driver holds them. Default:
             10000. If there are more, the last point of the summary's `validation` is evaluated on all of them, on
@@ -316,7 +196,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         ConfigurationError: A keyword does not exist, or a value is invalid.
     """
 
-    left_out = ("model", "custom_objects")
+    left_out = ("model", "custom_objects", "validation_data")
 
     @short_errors
     def __init__(self, model: keras.Model | None = None, rule: Any = None, **keywords: Any) -> None:
@@ -324,17 +204,20 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         for name, keyword in trainer_keywords().items():
             if keyword.default is not inspect.Parameter.empty and name not in ("features_col", "label_col"):
                 self._setDefault(**{SPARK_NAMES.get(name, name): keyword.default})
-        self._setDefault(rule="agn", validation_split=0.0, validation_rows=10_000, callbacks=[], resume=False)
+        self._setDefault(validation_split=0.0, validation_rows=ROWS_MAX, callbacks=[], resume=False)
         keywords |= {"model": model, "rule": rule}
         self.setParams(**{name: value for name, value in keywords.items() if value is not None})
 
     @on_dataframe
     def _fit(self, dataset: DataFrame) -> KerasModel:
-        trainer, ready = self._trainer(dataset)
+        trainer = self._trainer()
         features = listed(names_of(self.value("features_col"), "features_col"))
         labels = listed(entries_of(self.value("label_col"), "label_col"))
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
-        training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
+        training, held_out = split(dataset, [*features, *labels], indicator, share, self.value("seed"))
+        if (given := self.value("validation_data")) is not None:
+            require_alone(indicator or share)
+            held_out = given
         unchecked = training
         if self.value("handle_invalid") != "error":
             training = trainer.valid_rows(training)
@@ -351,7 +234,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         summary = TrainingSummary(trainer, points, callbacks, unchecked)
         fitted = self._copyValues(fitted.fitted_by(self, summary))
         if curves and curves[0].sampled and held_out is not None:
-            _evaluate_on_executors(fitted, held_out.drop(ASSEMBLED), points, trainer.outcome.clock)
+            _evaluate_on_executors(fitted, held_out, points, trainer.outcome.clock)
         return fitted
 
     @short_errors
@@ -376,8 +259,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             DistkerasError: An error of `Trainer.train_groups`.
         """
         require_dataframe("dataset", dataset)
-        self._require_plain("fitGroups", "validation_indicator_col", "validation_split", "callbacks", "checkpoint")
-        trainer, ready = self._trainer(dataset)
+        self._require_plain("fitGroups", *_VALIDATION, "callbacks", "checkpoint")
+        trainer, ready = self._trainer(), dataset
         if self.value("handle_invalid") != "error":
             ready = trainer.valid_rows(ready)
         groups = trainer.train_groups(ready, by, path=path, resume=resume, rows_max=rows_max, side_by_side=side_by_side)
@@ -410,8 +293,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             DistkerasError: An error of `Trainer.train_stream`.
         """
         require_dataframe("dataset", dataset)
-        self._require_plain("fitStream", "validation_indicator_col", "validation_split", "checkpoint")
-        trainer, ready = self._trainer(dataset)
+        self._require_plain("fitStream", *_VALIDATION, "checkpoint")
+        trainer, ready = self._trainer(), dataset
         if self.value("handle_invalid") != "error":
             ready = trainer.valid_rows(ready)
         callbacks = [copy.copy(callback) for callback in self.value("callbacks")]
@@ -429,23 +312,20 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
 
     def _require_plain(self, method: str, *names: str) -> None:
         """Raise ConfigurationError if one of these parameters is set, which ``method`` does not have."""
-        if present := [name for name in names if self.value(name)]:
+        if present := [name for name in names if self.value(name) not in (None, 0, [])]:
             raise ConfigurationError(f"`{method}` has none of {list(names)}. Received: {present} are set")
 
-    def _trainer(self, dataset: DataFrame) -> tuple[Trainer, DataFrame]:
-        """Return a trainer with the values of the parameters, and the rows with the columns that it reads."""
+    def _trainer(self) -> Trainer:
+        """Return a trainer with the values of the parameters."""
         model = self.value("model")
         if model is None:
             raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
         archive.require_inputs(model)
-        ready, inputs = assembled(
-            dataset, self.value("features_col"), [str(tensor.dtype) for tensor in model.inputs or ()]
-        )
         keywords = {name: self.value(name) for name in trainer_keywords()}
         if (rate := self.value("worker_learning_rate")) is not None:
             keywords["worker_optimizer"] = _with_rate(keywords, rate)
         with _BUILDING:
-            return Trainer(**keywords | {"features_col": inputs}), ready
+            return Trainer(**keywords)
 
     def archive_to_save(self) -> bytes | None:
         """Return the archive of the model, as it is now."""

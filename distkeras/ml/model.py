@@ -11,17 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.ml import Model
 
-from distkeras.data.binding import GivenColumns, entries_of, listed, names_of
-from distkeras.data.column_kinds import common_type, is_scalar
-from distkeras.data.columns import Part
+from distkeras.data.assembled import ASSEMBLED, assembled
+from distkeras.data.binding import entries_of, listed, names_of
 from distkeras.data.losses import kind_of, losses_of
 from distkeras.data.model_columns import data_spec
-from distkeras.data.schema import (
-    PARTS,
-    decoders,
-    field_of,
-    numeric_column,
-)
+from distkeras.data.schema import decoders
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive, keras_config
 from distkeras.keras_model.mapped_tables import MappedModel
@@ -45,10 +39,6 @@ if TYPE_CHECKING:
     from distkeras.trainer import Trainer
 
 
-#: The column that scalar columns become.
-ASSEMBLED = "distkeras_features"
-
-
 def with_predictions(dataset: DataFrame, model: KerasModel, options: PredictionOptions) -> DataFrame:
     """Return the rows with the columns of ``model``, predicted as ``options`` say."""
     packed = model.packed_model
@@ -56,39 +46,6 @@ def with_predictions(dataset: DataFrame, model: KerasModel, options: PredictionO
     inputs = packed.input_parts.bound(features, "features_col")
     out = predicted(ready, packed, inputs, model.output_columns(), options)
     return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
-
-
-def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> tuple[DataFrame, GivenColumns]:
-    """Return ``df`` and its columns that feed a model, one for each input.
-
-    Several columns for one input must hold one number each; they fill it together, in their order. Their type is one
-    that holds every number of theirs as well as a single column would: integers stay integers.
-
-    Args:
-        dtypes: the numpy names of the inputs' dtypes.
-
-    Raises:
-        MissingColumnError: there is no such column.
-        ConfigurationError: one of several columns for one input is no number, or no type holds the decimals of all.
-    """
-    names = names_of(features, "features_col")
-    if len(dtypes) != 1 or len(names) == 1 or isinstance(names, Mapping):
-        return df, names
-    from pyspark.sql import functions as F
-
-    parts = [(name, field_of(df.schema.fields, name).dataType) for name in names]
-    for name, kind in parts:
-        if not is_scalar(kind):
-            raise ConfigurationError(
-                "several columns for one input of the model must hold one number each. "
-                f"Received: {kind.simpleString()}",
-                column=name,
-            )
-    together_kind = common_type(dict(parts), whole="float" not in dtypes[0])
-    numbers = [numeric_column(df.schema.fields, name).column.cast(together_kind) for name in names]
-    metadata = {PARTS: [Part(name, kind.typeName())._asdict() for name, kind in parts]}
-    together = F.array(*numbers).alias(ASSEMBLED, metadata=metadata)
-    return df.select("*", together), (ASSEMBLED,)
 
 
 @dataclass(frozen=True)
@@ -160,8 +117,6 @@ class TrainingSummary(JobResults):
     """The records of training: those of `Trainer`, by the same names.
 
     Attributes:
-        validation: a dictionary for each evaluation of the center on the rows left out: epoch (the mean of what the
-            partitions have passed), clock (commits), seconds since the beginning, rows, loss and metrics.
         callbacks: the fit's own copies of them, with what they have recorded.
     """
 
@@ -174,8 +129,8 @@ class TrainingSummary(JobResults):
     ) -> None:
         super().__init__()
         self.outcome = trainer.outcome
+        self.outcome.validation = validation
         self._trainer, self._unchecked = trainer, unchecked
-        self.validation = validation
         self.callbacks = list(callbacks)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
@@ -24,11 +23,19 @@ from pyspark.ml.param.shared import (
 )
 
 from distkeras.data.binding import entries_of
+from distkeras.data.schema import require_dataframe
 from distkeras.keras_model.archive import require_model
-from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_number
 from distkeras.ps.world.places import absolute
-from distkeras.settings import GROUPS, TrainSettings, flattened, texts_of_arguments
+from distkeras.settings import (
+    GROUPS,
+    TrainSettings,
+    arguments_of,
+    by_own_names,
+    flattened,
+    texts_of_arguments,
+    unknown_keyword,
+)
 from distkeras.trainer import Trainer
 from distkeras.transformers.files import saveable, unwrapped
 from distkeras.transformers.params import (
@@ -69,24 +76,9 @@ def _place(value: Any) -> Any:
     return absolute(text) if isinstance(text, str) and text else value
 
 
-#: What Keras, Spark or dist-keras call a keyword that has another name here.
-_FOREIGN_NAMES = {
-    "epochs": "num_epoch",
-    "optimizer": "worker_optimizer",
-    "compile_loss": "loss",
-    "workers": "num_workers",
-    "inputCol": "features_col",
-    "inputCols": "features_col",
-    "outputCol": "prediction_col",
-    "sample_weight": "sample_weight_col",
-    "callback": "callbacks",
-    "keras_model": "model",
-}
-
-
 def trainer_keywords() -> Mapping[str, inspect.Parameter]:
     """Return the keywords of `Trainer` and their defaults, in its order."""
-    return inspect.signature(Trainer).parameters
+    return arguments_of(Trainer)
 
 
 def with_trainer_params(kind: _P) -> _P:
@@ -174,6 +166,11 @@ def entries(value: Any) -> Any:
     return [list(entry) if isinstance(entry, tuple) else entry for entry in checked]
 
 
+def _dataframe(value: Any) -> Any:
+    require_dataframe("validation_data", value, stream=False)
+    return value
+
+
 #: What the numbers of an output may be.
 OUTPUT_KINDS = ("loss", "probabilities", "logits", "numbers")
 
@@ -204,10 +201,6 @@ def class_thresholds(value: Any) -> list[float]:
     return thresholds
 
 
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
 class KeywordParams(Params):
     """Parameters that are set and read by the keywords of the constructor too."""
 
@@ -225,26 +218,16 @@ class KeywordParams(Params):
         Raises:
             ConfigurationError: no such keyword, or a value that cannot work.
         """
-        for keyword, value in keywords.items():
+        for keyword, value in by_own_names(keywords).items():
             name = SPARK_NAMES.get(keyword, keyword)
             if not isinstance(getattr(type(self), name, None), Param):
-                raise self._unknown_keyword(keyword, value)
+                known = [KEYWORDS.get(param.name, param.name) for param in self.params]
+                raise unknown_keyword(keyword, value, known, type(self).__name__)
             if value is None:
                 self.clear(self.getParam(name))
             else:
                 self._set(**{name: value})
         return self
-
-    def _unknown_keyword(self, keyword: str, value: Any) -> ConfigurationError:
-        known = {KEYWORDS.get(param.name, param.name) for param in self.params}
-        by_plain_name = {_plain(name): name for name in sorted(known)}
-        likely = [_FOREIGN_NAMES.get(keyword, ""), by_plain_name.get(_plain(keyword), "")]
-        likely += [by_plain_name[name] for name in difflib.get_close_matches(_plain(keyword), by_plain_name, n=1)]
-        meant = next((f"Did you mean `{name}`? " for name in likely if name in known), "")
-        return ConfigurationError(
-            f"`{keyword}` must be a keyword of {type(self).__name__}. {meant}The keywords are "
-            f"{', '.join(sorted(known))}. Received: {keyword}={value!r}"
-        )
 
     def _set(self, **values: Any) -> Any:
         return super()._set(**{name: unwrapped(value) for name, value in values.items()})
@@ -357,6 +340,12 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
 
     # Spark's mixin has a default of its own, which may be negative, until the trainer's takes its place.
     seed = param("seed", "of the row order", integer_from(-(1 << 63)), "an integer")
+    validation_data: Param[Any] = Param(
+        Params._dummy(),  # noqa: SLF001 - as Spark ML's own mixins
+        "validation_data",
+        "rows to validate on, with the columns of those to train on; not saved",
+        _dataframe,
+    )
     validation_split = param(
         "validation_split",
         "share of the rows that are left out of training and validated on, chosen by their values",

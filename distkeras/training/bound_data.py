@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from distkeras.data.assembled import assembled
 from distkeras.data.batches import Batch
 from distkeras.data.binding import listed
 from distkeras.data.columns import Column
@@ -33,7 +34,7 @@ class BoundData:
     """A DataFrame, and what a model reads of it.
 
     Args:
-        df: the user's rows; a stream stays as it is until a micro-batch comes.
+        df: the user's rows, with a column for each input; a stream stays as it is until a micro-batch comes.
         spec: columns, mini-batches, epochs; with the weights of classes, if there are any.
         settings: how the user's columns are read.
     """
@@ -53,7 +54,7 @@ class BoundData:
         Raises:
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: the columns do not fit the model.
         """
-        spec = columns_of(df, model, settings, keras_settings)
+        df, spec = columns_of(df, model, settings, keras_settings)
         if not df.isStreaming:
             require_class_numbers(df, spec)
         if settings.class_weight is not None:
@@ -93,10 +94,17 @@ class BoundData:
         return Arrangement(self.df, tuple(dict.fromkeys(names)), made_by)
 
 
-def columns_of(df: DataFrame, model: keras.Model, settings: TrainSettings, keras_settings: Settings) -> DataSpec:
-    """Return the columns that a compiled model reads of ``df``, under its settings of ``keras.config``."""
+def columns_of(
+    df: DataFrame, model: keras.Model, settings: TrainSettings, keras_settings: Settings
+) -> tuple[DataFrame, DataSpec]:
+    """Return ``df`` with a column for each input of a compiled model, and the columns that the model reads of it.
+
+    Args:
+        keras_settings: those of ``keras.config`` under which it is read.
+    """
+    df, features = assembled(df, settings.features_col, [str(tensor.dtype) for tensor in model.inputs or ()])
     with applied(keras_settings):
-        return data_spec(model, df.schema, rows=df, **settings.data_arguments)
+        return df, data_spec(model, df.schema, rows=df, **settings.data_arguments | {"features": features})
 
 
 def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:

@@ -30,6 +30,8 @@ from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from distkeras.keras_model.replica import KerasReplica
     from distkeras.results import MicroBatchProgress
 
@@ -42,8 +44,8 @@ ABANDON_SECONDS = 5.0
 _R = TypeVar("_R")
 
 
-def require_callbacks(callbacks: Any) -> Sequence[Callback]:
-    """Return the callbacks, with those of Keras as one `KerasCallbacks`.
+def require_callbacks(callbacks: Any, validation: DataFrame | None = None) -> Sequence[Callback]:
+    """Return the callbacks, with those of Keras as one `KerasCallbacks`, which evaluates on the rows ``validation``.
 
     Raises:
         ConfigurationError: an object is not a callback, has invalid intervals, or is a callback of Keras that cannot
@@ -51,7 +53,7 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
     """
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
-    all_callbacks = with_keras_callbacks(callbacks)
+    all_callbacks = with_keras_callbacks(callbacks, validation)
     for callback in all_callbacks:
         if not isinstance(callback, Callback):
             expected = ", made ones: not the class itself" if isinstance(callback, type) else ", or of Keras'"

@@ -79,7 +79,7 @@ class CenterCopy:
         """
         require_dataframe("df", df, stream=False)
         plan = self._plan
-        spec = columns_of(df, plan.replica.model, plan.training, plan.recipe.settings)
+        df, spec = columns_of(df, plan.replica.model, plan.training, plan.recipe.settings)
         batch = validation_rows(df, spec, count_max)
         self._note_evaluated(batch, spec)
         return batch

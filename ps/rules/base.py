@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -36,8 +36,12 @@ Scalars = tuple[float, ...]
 BLOCK = 64 * 1024
 #: The largest number of batches of one call of `Rule.compute`, which a worker holds in memory at once.
 CALL_STEPS_MAX = 64
-#: The window that each worker chooses from the duration of its first exchanges.
+#: The window that each worker chooses from the duration of its first exchanges or, under a rule that adds up the steps
+#: of a window, that follows from the number of workers.
 AUTO = "auto"
+#: Mini-batches that all workers together compute from one center, under a rule that adds up the steps of windows whose
+#: length is "auto". The page on choosing a rule has the study that this number rests on.
+IN_FLIGHT = 8
 #: The window that the server chooses for each worker, in proportion to the worker's speed.
 BY_SPEED = "by_speed"
 
@@ -257,7 +261,8 @@ class Rule(ABC):
     Args:
         window: local steps between two exchanges, lambda (communication window), at least 1; None for a whole epoch;
             "auto": each worker measures its first exchanges and chooses the smallest window that keeps communication
-            within a tenth of its time or, where exchanges overlap with compute, that hides them; "by_speed": the
+            within a tenth of its time or, where exchanges overlap with compute, that hides them; under a rule that adds
+            up the steps of a window, eight divided by the number of workers, and at least 1; "by_speed": the
             server measures the workers and gives each a window in proportion to its speed, so that fast and slow ones
             commit equally often (dynamic local updates, Liu et al. 2024, Equation 6).
         window_max: H, the window of the fastest worker, at least 1; only with ``window="by_speed"``. Default: the
@@ -265,7 +270,7 @@ class Rule(ABC):
 
     Raises:
         ConfigurationError: a hyper-parameter is invalid; "auto" or "by_speed" for a rule that runs in rounds, commits
-            every gradient, or ends its windows itself; "auto" for a rule that adds up the steps of a window.
+            every gradient, or ends its windows itself.
     """
 
     name: ClassVar[str]
@@ -289,14 +294,11 @@ class Rule(ABC):
         """Raise ConfigurationError unless the rule allows windows that a worker or the server chooses."""
         if self.window not in (AUTO, BY_SPEED):
             raise invalid("window", self.window, f'a number of steps, "{AUTO}", "{BY_SPEED}", or None')
-        traits, measured = self.traits, self.window == AUTO
+        traits = self.traits
         reasons = {
             "needs the same one at all workers": traits.synchronous,
             "commits every gradient": traits.gradient,
             "ends its windows itself": traits.probes,
-            "adds up the steps of a window, so that a long one may diverge ('agn' takes their mean)": (
-                measured and traits.grows
-            ),
         }
         for reason, applies in reasons.items():
             if applies:
@@ -311,6 +313,12 @@ class Rule(ABC):
     def traits(self) -> Traits:
         """The traits of the rule, which may depend on its hyper-parameters."""
         return Traits()
+
+    def for_workers(self, workers: int) -> Rule:
+        """Return the rule with the window that "auto" stands for, where that follows from the number of workers."""
+        if self.window != AUTO or not self.traits.grows:
+            return self
+        return replace(self, window=max(1, IN_FLIGHT // workers))
 
     @property
     def window_by_speed(self) -> int | None:

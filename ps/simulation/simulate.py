@@ -194,7 +194,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         ConfigurationError: An argument is invalid, arguments do not fit together, or the schedule names a waiting
             worker.
     """
-    rule = make(rule) if isinstance(rule, str) else rule
+    rule = (make(rule) if isinstance(rule, str) else rule).for_workers(workers)
     theta0 = flat_vector(theta0, dtype)
     workers = require_integer("workers", workers)
     _require_simulated(rule)

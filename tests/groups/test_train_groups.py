@@ -107,7 +107,7 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> No
     assert {shop: row["rows"] for shop, row in table.items()} == {f"s{n}": 10 + n for n in range(SHOPS)}
     for shop in ("s6", "s11"):  # 2 and 3 mini-batches, the first of which are complete
         mine = trainer()
-        spec = mine._checked_spec(df)  # noqa: SLF001 - the trainer reads these columns
+        _, spec = mine._checked_columns(df)  # noqa: SLF001 - the trainer reads these columns
         ready = partitioned(df.where(F.col("shop") == shop), spec, 1).toPandas()
         x, y = np.stack(ready["features"]).astype(np.float32), ready["label"].to_numpy()
         model = model_with_all_kinds_of_state()

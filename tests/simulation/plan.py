@@ -447,7 +447,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         drawn["wire_format"] = chance.choice([name for name in FORMATS if _goes(lambda: require_format(name, rule))])  # noqa: B023 - called at once
     coarse = drawn.get("wire_format", plan.wire_format) != FORMATS[0]
     drawn["rounding"] = chance.random() < (0.8 if coarse else 0.1)
-    if not plan.long and _goes(lambda: replace(rule, window=AUTO)) and chance.random() < 0.15:
+    measured = not rule.traits.grows and _goes(lambda: replace(rule, window=AUTO))
+    if not plan.long and measured and chance.random() < 0.15:
         drawn["hyper_parameters"] = {**plan.hyper_parameters, "window": AUTO}
     if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
         drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}

@@ -15,6 +15,7 @@ from distkeras.ps.protocol.loop import CollectRequest, PostRequest, PullRequest,
 from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
+from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.worker.loop import MEASURED, WINDOW_MAX, AutoWindow, work
 
 
@@ -99,10 +100,18 @@ def test_gradient_rules_refuse_an_automatic_window(name: str) -> None:
         make(name, window="auto")
 
 
+@pytest.mark.parametrize(("workers", "window"), [(1, 8), (2, 4), (3, 2), (4, 2), (8, 1), (64, 1)])
 @pytest.mark.parametrize(("name", "options"), [("downpour", {}), ("dynsgd", {}), ("adag", {"normalize": False})])
-def test_rules_whose_steps_grow_with_the_window_refuse_an_automatic_window(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="adds up the steps of a window"):
-        make(name, window="auto", **options)
+def test_workers_whose_steps_add_up_share_eight_mini_batches(
+    name: str, options: dict[str, Any], workers: int, window: int
+) -> None:
+    rule = make(name, window="auto", **options)
+    assert WorkerSettings(rule, workers).rule == replace(rule, window=window)
+    assert ServerSettings(rule, workers).rule == rule
+
+
+def test_a_measured_window_stays_the_choice_of_each_worker() -> None:
+    assert WorkerSettings(make("agn", window="auto"), 4).rule.window == "auto"
 
 
 def test_another_text_is_refused_as_a_window() -> None:
