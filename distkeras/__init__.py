@@ -5,6 +5,7 @@ folder imports only from those above it, and from ``ps``::
 
     spark        Spark's sessions, slots, Python workers and errors
     data         columns of a DataFrame to mini-batches, in a reproducible order
+    shown        what `repr`, notebooks and Tab completion show
     metric_columns  the columns of metrics next to fixed ones
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
     layers       layers of this package

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distkeras.data.schema import BALANCED
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import json_or_text
@@ -91,7 +92,7 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
+    name, separator, value = (text, "=", "") if text == BALANCED else text.partition("=")
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE. Received: {text!r}")
     return name, value
@@ -134,7 +135,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "label_col": {"nargs": "*", "metavar": "COLUMN"},
     "str | Sequence[str]": {"nargs": "+", "metavar": "NAME"},
     "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
-    "Mapping[int, float]": PAIRS | {"metavar": "CLASS=VALUE"},
+    "Mapping[int, float] | str": PAIRS | {"metavar": "CLASS=VALUE"},
     "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},
     "sample_weight_col": COLUMNS,
 }
@@ -173,7 +174,9 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     weights = given.get("sample_weight_col")
     if isinstance(weights, list) and len(weights) == 1:
         (given["sample_weight_col"],) = weights
-    if "class_weight" in given:
+    if given.get("class_weight") == [(BALANCED, "")]:
+        given["class_weight"] = BALANCED
+    elif "class_weight" in given:
         weights = values_of(given["class_weight"])
         try:
             given["class_weight"] = {int(name): float(weight) for name, weight in weights.items()}

@@ -21,6 +21,7 @@ from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.settings import JobFacts
+from distkeras.shown import Shown, rounded
 
 if TYPE_CHECKING:
     import keras
@@ -147,6 +148,7 @@ class JobRecords:
                 before its names.
         """
         history = self.history(elements=True)
+        loss_first = [{**dict.fromkeys(["epoch", "clock", "seconds", "rows", "loss"]), **point} for point in validation]
         rows = []
         for epoch in np.unique(history["epoch"].to_numpy()).tolist():
             part = history.filter(pc.equal(history["epoch"], epoch))
@@ -155,7 +157,7 @@ class JobRecords:
             for name in part.column_names:
                 if pa.types.is_floating(part[name].type):
                     row[name] = float(part[name].to_numpy() @ samples / samples.sum())
-            rows.append(row | _validated(validation, epoch + 1))
+            rows.append(row | _validated(loss_first, epoch + 1))
         return pa.Table.from_pylist(rows)
 
     def check_exactly_once(
@@ -353,8 +355,10 @@ class JobOutcome:
     validation: Sequence[Mapping[str, Any]] = ()
 
 
-class JobResults:
+class JobResults(Shown):
     """The model and records of the last job, even if it has failed or was interrupted."""
+
+    inner = frozenset({"outcome"})
 
     def __init__(self) -> None:
         self.outcome = JobOutcome()
@@ -440,6 +444,14 @@ class JobResults:
         """
         self._require(self.outcome.df, "events")
         return self._table(event_table(self.outcome.events.all()))
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Return the numbers of the last epoch, and how the job ended."""
+        records, ends = self.outcome.records, {"stopped": self.stopped, "failure": self.outcome.failure}
+        if records is None or not len(records.steps_array):
+            return ends
+        *_, last = records.epochs(self.validation).to_pylist()
+        return {name: rounded(value) for name, value in last.items()} | ends
 
     def _require(self, value: Any, name: str) -> Any:
         if value is None:

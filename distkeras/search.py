@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, NonFiniteError
 from distkeras.ps.validate import invalid, require_choice, require_integer
+from distkeras.shown import Shown, rounded
 
 
 class SearchTrial:
@@ -44,7 +45,7 @@ class SearchTrial:
         return f"SearchTrial(number={self.number}, setting={self.setting!r}, epochs={self.epochs}, value={self.value})"
 
 
-class SuccessiveHalving:
+class SuccessiveHalving(Shown):
     """Find a good setting without training all settings to the end, by synchronous successive halving.
 
     ::
@@ -96,6 +97,12 @@ class SuccessiveHalving:
         self.mode = mode
         #: Trials of the rung that ended last, the best one first.
         self.ranking: list[SearchTrial] = []
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Return what is compared, and the best setting so far."""
+        best = self.ranking[0] if self.ranking else None
+        ranked = {} if best is None else {"best": best.setting, "value": rounded(best.value), "after": best.epochs}
+        return {"settings": len(self.settings), "epochs": self.epochs, "mode": self.mode, **ranked}
 
     @property
     def best(self) -> SearchTrial:

@@ -262,7 +262,7 @@ class TrainSettings:
     features_col: tuple[str, ...] | dict[str, str] = ("features",)
     label_col: Entries = ("label",)
     sample_weight_col: str | Entries | None = None
-    class_weight: dict[int, float] | None = None
+    class_weight: dict[int, float] | str | None = None
     decode: dict[str, Callable[[Any], Any]] | None = None
     num_workers: int | None = count(None)
     batch_size: int = count(DataSpec.batch_size)
@@ -320,6 +320,12 @@ class TrainSettings:
         return (weight,) if isinstance(weight, str) else listed(weight or ())
 
     @property
+    def class_weight_json(self) -> Any:
+        """Return the weights of classes, JSON-ready."""
+        weights = self.class_weight
+        return {str(key): weight for key, weight in weights.items()} if isinstance(weights, dict) else weights
+
+    @property
     def row_settings(self) -> dict[str, Any]:
         """What decides which rows a mini-batch has, JSON-ready; it must be the same for a job that is resumed."""
         decoded = {name: _qualified_name(function) for name, function in (self.decode or {}).items()}
@@ -330,7 +336,7 @@ class TrainSettings:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "sample_weight": _as_json(self.sample_weight_col),
-            "class_weight": self.class_weight and {str(key): weight for key, weight in self.class_weight.items()},
+            "class_weight": self.class_weight_json,
             "partitioned_already": self.partitioned_already,
             **({"decode": decoded} if decoded else {}),
         }

@@ -99,6 +99,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+#: What to use for methods of a `keras.Model` that a trainer does not have.
+_INSTEAD = {
+    "fit": "`trainer.train(df)` trains on a DataFrame, and `KerasEstimator(model, ...).fit(df)` as a stage of Spark ML",
+    "predict": "`KerasModel(trainer.model).transform(df)` predicts on rows, and `trainer.model.predict` on arrays",
+    "evaluate": "`KerasModel(trainer.model).evaluate(df)` evaluates on rows, and `trainer.model.evaluate` on arrays",
+    "compile": "loss, optimizer and metrics are arguments of the constructor, or those that the model is compiled with",
+    "summary": "`trainer.epochs` has loss and metrics of each epoch, and `trainer.model.summary()` shows the model",
+}
+
+
 class Trainer(JobResults):
     """Train a Keras model on a Spark DataFrame, under any update rule.
 
@@ -135,7 +145,8 @@ class Trainer(JobResults):
         sample_weight_col: column with one weight per row, or an array with one for each time step; or such columns for
             each output, in the form of `label_col`, of which None has no weights.
         class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
-            classes that are not named.
+            classes that are not named. "balanced": rows / (classes * rows of the class), counted in the rows to train
+            on, as in scikit-learn; not for a stream.
         decode: function from the value of the features column to an array of the input's shape, or a dictionary from
             columns to such functions; for example, for encoded images. It runs on executors, in the thread that reads
             ahead.
@@ -171,6 +182,10 @@ class Trainer(JobResults):
         ConfigurationError: An argument is invalid.
     """
 
+    inner = JobResults.inner | {
+        "model_file", "observers", "recipe", "server_settings", "settings", "worker_settings",
+    }  # fmt: skip
+
     @short_errors
     @takes_keras_names
     def __init__(  # noqa: PLR0913 - one keyword an option, each in the signature for `help` and for type checkers
@@ -186,7 +201,7 @@ class Trainer(JobResults):
         features_col: str | Sequence[str] | Mapping[str, str] = "features",
         label_col: GivenEntries = "label",
         sample_weight_col: GivenEntries = None,
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: Mapping[int, float] | str | None = None,
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
         num_workers: int | None = None,
         batch_size: int = TrainSettings.batch_size,
@@ -401,8 +416,9 @@ class Trainer(JobResults):
                 "`checkpoint` must be given, because a stream continues from it after a failure. Received: None"
             )
         versions = Versions.of("publish", publish)
-        writer, folder = writer_of(stream, trigger, query_name), query_folder(stream.sparkSession, place)
-        job = self._begin(self._plan(stream, callbacks, center_of(place), resume=True))
+        plan = self._plan(stream, callbacks, center_of(place), resume=True)
+        writer, folder = writer_of(plan.data.df, trigger, query_name), query_folder(stream.sparkSession, place)
+        job = self._begin(plan)
         try:
             publisher = None if versions is None else Publisher(versions, job)
             return StreamTraining(job, self, place.uri, publisher).start(writer, folder)
@@ -640,6 +656,17 @@ class Trainer(JobResults):
         others = tuple(zip(records.metrics[1:], means[1:], strict=True))
         return TrainedGroup(int(samples.sum()), 0.0, means[0], others, weights=weights_of(model))
 
-    def __repr__(self) -> str:
-        workers, batch_size = self.settings.num_workers, self.settings.batch_size
-        return f"{type(self).__name__}(rule={self.rule}, num_workers={workers}, batch_size={batch_size})"
+    def _facts(self) -> Mapping[str, Any]:
+        """Return what is trained and how, and the last epoch of the last job."""
+        settings = self.settings
+        how = {"model": self.recipe.build(self.model_file).name, "rule": self.rule, "num_workers": settings.num_workers}
+        return how | {"batch_size": settings.batch_size, "num_epoch": settings.num_epoch} | dict(super()._facts())
+
+    if not TYPE_CHECKING:  # with it, type checkers would know no wrong name
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is for the methods of a `keras.Model`."""
+            instead = _INSTEAD.get(name)
+            if instead is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(f"a trainer has no `{name}`: {instead}")

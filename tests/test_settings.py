@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,16 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import Constant
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from distkeras.settings import GROUPS, TrainSettings, flattened, grouped, options_of
+from distkeras.settings import (
+    DEFAULT_RULE,
+    DEFAULT_RULE_FOR_ROWS,
+    GROUPS,
+    TrainSettings,
+    arguments_of,
+    flattened,
+    grouped,
+    options_of,
+)
 
 NO_COUNT: tuple[Any, ...] = (-1, 1.5, 2.0, True, "2", np.float64(2), math.nan)
 NO_TABLE: Any = None
@@ -43,7 +51,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "learning_rate": (0.1,),  # the rule makes no steps at the server
     "class_weight": (
         [1.0, 2.0],
-        "balanced",
+        "even",
         {},
         {"cat": 1.0},
         {-1: 1.0},
@@ -106,7 +114,7 @@ def test_each_keyword_has_invalid_values_above() -> None:
 
 
 def test_a_trainer_has_few_keywords() -> None:
-    assert len(inspect.signature(Trainer).parameters) <= 28
+    assert len(arguments_of(Trainer)) <= 28
 
 
 def test_groups_of_options_and_single_options_are_equivalent() -> None:
@@ -197,9 +205,41 @@ def test_overlap_is_refused_for_a_rule_that_needs_each_reply() -> None:
         trainer("aeasgd", overlap=True)
 
 
-def test_an_automatic_window_is_refused_for_a_rule_that_adds_up() -> None:
-    with pytest.raises(ConfigurationError, match="`window` must be a number: rule 'downpour' adds up"):
-        make("downpour", window="auto")
+def test_names_of_keras_mean_the_trainers_own() -> None:
+    of_keras = Trainer(linear_model(), loss="mse", epochs=3, optimizer="adam", verbose=0)
+    own = Trainer(
+        linear_model(), loss="mse", num_epoch=3, worker_optimizer="adam", monitoring=Monitoring(progress=False)
+    )
+    assert of_keras.settings == own.settings
+    assert of_keras.recipe.arguments == own.recipe.arguments
+
+
+def test_an_argument_with_two_names_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="`epochs` and `num_epoch` are the same argument"):
+        Trainer(linear_model(), loss="mse", epochs=2, num_epoch=3)
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("epoch", "num_epoch"), ("losss", "loss"), ("batchsize", "batch_size")])
+def test_a_wrong_keyword_gets_one_suggestion(wrong: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"keyword of Trainer. Did you mean `{meant}`\? Received: {wrong}=1$"):
+        Trainer(linear_model(), **{wrong: 1})  # type: ignore[arg-type]  # that is the test
+
+
+def test_the_default_rule_allows_what_the_model_and_the_network_need() -> None:
+    by_rows = keras.Sequential([keras.Input((2,), dtype="int64"), keras.layers.Embedding(9, 3), keras.layers.Flatten()])
+    assert Trainer(linear_model(), loss="mse").rule == DEFAULT_RULE
+    assert Trainer(linear_model(), loss="mse", network=Network(wire_format="bfloat16")).rule == DEFAULT_RULE_FOR_ROWS
+    assert Trainer(by_rows, loss="mse").rule == DEFAULT_RULE_FOR_ROWS
+
+
+def test_what_a_trainer_is_asked_for_as_a_model_names_what_there_is() -> None:
+    trainer = Trainer(linear_model(), loss="mse")
+    with pytest.raises(AttributeError, match=r"a trainer has no `fit`: `trainer.train\(df\)` trains"):
+        trainer.fit(None)  # type: ignore[attr-defined]  # that is the test
+    assert {"train", "history", "epochs"} <= set(dir(trainer))
+    assert not {"recipe", "outcome", "settings", "model_file"} & set(dir(trainer))
+    assert repr(trainer).startswith("Trainer: model=")
+    assert "rule" in trainer._repr_html_()
 
 
 def test_a_missing_loss_is_refused() -> None:

@@ -309,10 +309,16 @@ def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
 CLASS_WEIGHT = "distkeras_class_weight"
 
 
-def require_class_weight(value: Any) -> dict[int, float]:
-    """Return the checked weights by class number; ConfigurationError for anything else than weights of at least 0."""
+#: Weights of classes that are counted, with which each class has the same weight in the loss.
+BALANCED = "balanced"
+
+
+def require_class_weight(value: Any) -> dict[int, float] | str:
+    """Return the checked weights by class number, or "balanced"; ConfigurationError for anything else."""
+    if value == BALANCED:
+        return BALANCED
     if not isinstance(value, Mapping) or not value:
-        raise invalid("class_weight", value, "a dictionary: class number to weight")
+        raise invalid("class_weight", value, f'"{BALANCED}", or a dictionary: class number to weight')
     try:
         return {
             require_integer("class_weight", number, 0): require_number("class_weight", weight, inclusive=True)
@@ -371,11 +377,31 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
 
     if CLASS_WEIGHT.casefold() in (name.casefold() for name in df.columns):
         raise ConfigurationError(f"no column may have the name {CLASS_WEIGHT!r}. Received: columns={df.columns}")
-    column = numeric_column(df.schema.fields, label).flat
-    largest = F.array_position(column, F.array_max(column)) - 1
-    number = F.when(F.size(column) == 1, F.get(column, F.lit(0)).cast("double")).otherwise(largest)
+    number = _class_number(df, label)
     row_weight = F.lit(1.0) if weight is None else numeric_column(df.schema.fields, weight).column.cast("double")
     factor = F.lit(1.0)
     for class_number, class_factor in class_weight.items():
         factor = F.when(number == F.lit(class_number), F.lit(float(class_factor))).otherwise(factor)
     return df.withColumn(CLASS_WEIGHT, row_weight * factor)
+
+
+def _class_number(df: DataFrame, label: str) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    column = numeric_column(df.schema.fields, label).flat
+    largest = F.array_position(column, F.array_max(column)) - 1
+    return F.when(F.size(column) == 1, F.get(column, F.lit(0)).cast("double")).otherwise(largest)
+
+
+def balanced(df: DataFrame, label: str) -> dict[int, float]:
+    """Return the weights with which each class of the rows has the same weight: rows / (classes * rows of the class).
+
+    Args:
+        label: as in `weighted`. Rows whose label is null or no class number are not counted; training refuses them.
+    """
+    from pyspark.sql import functions as F
+
+    counted = df.select(_class_number(df, label).alias("number")).groupBy("number").agg(F.count("*").alias("rows"))
+    counts = {int(number): rows for number, rows in counted.collect() if number is not None and number >= 0}
+    total = sum(counts.values())
+    return {number: total / (len(counts) * rows) for number, rows in sorted(counts.items())}

@@ -104,7 +104,7 @@ _TYPES: dict[str, Any] = {
     "str | Sequence[str] | Mapping[str, str]": Columns,
     "GivenEntries": Entries,
     "str | Sequence[str]": Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)],
-    "Mapping[int, float]": ClassWeights,
+    "Mapping[int, float] | str": ClassWeights | Literal["balanced"],
     "tuple[int, ...]": Annotated[list[Integer], Field(max_length=_ITEMS)],
 }
 
@@ -269,7 +269,7 @@ class JobDescription(Description):
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of `Trainer`."""
         options = self.options.model_dump(exclude_unset=True)
-        if options.get("class_weight") is not None:
+        if isinstance(options.get("class_weight"), Mapping):
             options["class_weight"] = {int(name): weight for name, weight in options["class_weight"].items()}
         return grouped(options)
 

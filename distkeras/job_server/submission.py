@@ -92,7 +92,7 @@ def _options(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     if type(rate) is Constant:
         special["learning_rate"] = rate.rate
     if training.class_weight is not None:
-        special["class_weight"] = {str(label): weight for label, weight in training.class_weight.items()}
+        special["class_weight"] = training.class_weight_json
     settings: dict[str, Any] = {}
     for group in (trainer.server_settings, trainer.worker_settings, training):
         settings |= {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}

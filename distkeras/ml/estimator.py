@@ -22,12 +22,13 @@ from distkeras.keras_model.optimizers import optimizer_of, with_learning_rate
 from distkeras.metric_columns import in_columns
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import KerasModel, TrainingSummary
-from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
+from distkeras.ml.params import KEYWORDS, SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.world.places import beside
 from distkeras.settings import rule_of
+from distkeras.shown import Shown
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
 from distkeras.training.validation import ROWS_MAX, ValidationCurve, require_alone, split
@@ -129,7 +130,7 @@ _BUILDING = threading.Lock()
 
 
 @with_trainer_params
-class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
+class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable):
     """Train a Keras model on Spark, under any update rule, as a stage of a Spark ML pipeline.
 
     ::
@@ -197,6 +198,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
     """
 
     left_out = ("model", "custom_objects", "validation_data")
+    inner = frozenset({"archive_to_save", "extra_to_save", "left_out", "load_files", "restore", "save_files"})
 
     @short_errors
     def __init__(self, model: keras.Model | None = None, rule: Any = None, **keywords: Any) -> None:
@@ -207,6 +209,13 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         self._setDefault(validation_split=0.0, validation_rows=ROWS_MAX, callbacks=[], resume=False)
         keywords |= {"model": model, "rule": rule}
         self.setParams(**{name: value for name, value in keywords.items() if value is not None})
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Return the parameters that are set."""
+        set_params = (param for param in self.params if self.isSet(param))
+        given = {KEYWORDS.get(param.name, param.name): self.getOrDefault(param) for param in set_params}
+        model = given.pop("model", None)
+        return {"uid": self.uid, "model": None if model is None else model.name, **given}
 
     @on_dataframe
     def _fit(self, dataset: DataFrame) -> KerasModel:

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,9 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.evaluation import evaluated
 from distkeras.ml.params import PredictionParams, with_accessors
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.ps.validate import invalid
 from distkeras.results import JobResults
+from distkeras.shown import Shown
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
@@ -142,8 +146,15 @@ class TrainingSummary(JobResults):
         return self._trainer.invalid_rows(self._unchecked)
 
 
+def _read(path: str | PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise invalid("keras_model", str(path), f"a model, or a file that Keras has saved ({error.strerror})") from None
+
+
 @with_accessors
-class KerasModel(Model, PredictionParams, Saveable):
+class KerasModel(Shown, Model, PredictionParams, Saveable):
     """Predict with a Keras model: add columns, and keep all other columns, the rows and their order.
 
     ::
@@ -157,7 +168,7 @@ class KerasModel(Model, PredictionParams, Saveable):
     continue training.
 
     Args:
-        keras_model: a built Functional or Sequential model.
+        keras_model: a built Functional or Sequential model, or the path of a ``.keras`` file.
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
         prediction_batch_size, prediction_batch_bytes: see `KerasEstimator`.
         decode: as in `Trainer`, for the features.
@@ -171,9 +182,13 @@ class KerasModel(Model, PredictionParams, Saveable):
     """
 
     left_out = ("custom_objects",)
+    inner = frozenset({
+        "archive_to_save", "extra_to_save", "fitted_by", "left_out", "load_files", "output_columns", "packed_model",
+        "prediction_options", "restore", "save_files",
+    })  # fmt: skip
 
     @short_errors
-    def __init__(self, keras_model: keras.Model | None = None, **keywords: Any) -> None:
+    def __init__(self, keras_model: keras.Model | str | PathLike[str] | None = None, **keywords: Any) -> None:
         super().__init__()
         self.setParams(**keywords)
         self._summary: TrainingSummary | None = None
@@ -183,11 +198,23 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._heads_by_loss: list[Head] = []
         self._data: bytes | None = None
         self._packed: PackedModel | None = None
+        if isinstance(keras_model, (str, PathLike)):
+            keras_model = archive.from_bytes(_read(keras_model), self.value("custom_objects"), compiled=True)
         if keras_model is not None:
             self._data = archive.with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"), keras_model)
             self._data = archive.with_attributes(self._data, self._packed.attributes)
             self._heads_by_loss = heads_of(keras_model)
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Return the model, and the columns that it reads and adds."""
+        if self._data is None:
+            return {"uid": self.uid, "keras_model": "none"}
+        model = self.keras_model
+        columns = [column.name for column in self.output_columns()]
+        shapes = [shape for shape, _ in self.packed_model.inputs]
+        facts = {"uid": self.uid, "model": model.name, "inputs": shapes, "parameters": model.count_params()}
+        return facts | {"columns": columns}
 
     @property
     def keras_model(self) -> keras.Model:

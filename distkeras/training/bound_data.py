@@ -13,10 +13,11 @@ from distkeras.data.dtypes import float_dtype
 from distkeras.data.label_columns import require_class_numbers
 from distkeras.data.model_columns import data_spec
 from distkeras.data.ordering import partitioned
-from distkeras.data.schema import CLASS_WEIGHT, require_classes, weighted
+from distkeras.data.schema import CLASS_WEIGHT, balanced, require_classes, weighted
 from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.keras_config import Settings, applied
+from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
 from distkeras.spark.kept_layout import Arrangement, KeptRows
 
@@ -58,7 +59,7 @@ class BoundData:
         if not df.isStreaming:
             require_class_numbers(df, spec)
         if settings.class_weight is not None:
-            require_classes(settings.class_weight, spec)
+            settings = replace(settings, class_weight=_class_weights(df, spec, settings))
             with applied(keras_settings):
                 spec = replace(spec, sample_weight=Column(CLASS_WEIGHT, dtype=float_dtype()))
         return cls(df, spec, settings)
@@ -69,11 +70,17 @@ class BoundData:
 
     def weighted(self) -> DataFrame:
         """Return the rows, with the weight of each row's class if the job has such weights."""
-        settings = self.settings
-        if settings.class_weight is None:
+        settings, weights = self.settings, self._class_weights
+        if not weights:
             return self.df
         weight = next(iter(settings.weight_columns), None)
-        return weighted(self.df, listed(settings.label_col)[0], settings.class_weight, weight)
+        return weighted(self.df, listed(settings.label_col)[0], weights, weight)
+
+    @property
+    def _class_weights(self) -> dict[int, float]:
+        weights = self.settings.class_weight
+        assert not isinstance(weights, str), "`of` has counted the classes"
+        return weights or {}
 
     def partitioned(self, workers: int) -> DataFrame:
         """Return the rows as workers read them, one partition each; of a stream, the stream."""
@@ -86,12 +93,31 @@ class BoundData:
         settings, spec = self.settings, self.spec
         if settings.partitioned_already:
             return None
-        weights = settings.class_weight or {}
+        weights = self._class_weights
         names = [name for column in spec.columns for name in column.sources if not (weights and name == CLASS_WEIGHT)]
         if weights:
             names += [*listed(settings.label_col), *settings.weight_columns]
         made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.weight_columns)
         return Arrangement(self.df, tuple(dict.fromkeys(names)), made_by)
+
+
+def _class_weights(df: DataFrame, spec: DataSpec, settings: TrainSettings) -> dict[int, float]:
+    """Return the weight of each class of a job on ``df``.
+
+    Raises:
+        ConfigurationError: the labels are not one class a row, there is no such class, or a stream is to be counted.
+    """
+    weights = settings.class_weight
+    if not isinstance(weights, dict):
+        require_classes({}, spec)
+        if df.isStreaming:
+            raise ConfigurationError(
+                "`class_weight` of a stream must be a dictionary, because its rows cannot be counted before they come. "
+                f"Received: class_weight={weights!r}"
+            )
+        weights = balanced(df, listed(settings.label_col)[0])
+    require_classes(weights, spec)
+    return weights
 
 
 def columns_of(

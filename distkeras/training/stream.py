@@ -41,6 +41,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.world.places import below
 from distkeras.results import JobRecords, JobResults, MicroBatchProgress, backlog_of
+from distkeras.shown import Shown
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import innermost, short_errors
@@ -123,7 +124,7 @@ def query_folder(spark: SparkSession, checkpoint: Checkpoint) -> str:
     return f"{hadoop_path(spark, checkpoint.uri, 'checkpoint').rstrip('/')}/query"
 
 
-class StreamTraining:
+class StreamTraining(Shown):
     """A stream that is trained on, like Spark's `StreamingQuery`; `Trainer.train_stream` returns one.
 
     Args:
@@ -223,6 +224,10 @@ class StreamTraining:
         self._closing_thread = threading.Thread(target=self._wait_for_query, name="distkeras-stream", daemon=True)
         self._closing_thread.start()
         return self
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Return whether the stream is active, and how far it is."""
+        return {"checkpoint": self._uri, "active": self.isActive, "lastProgress": self._progress}
 
     @property
     def callbacks(self) -> Sequence[Callback]:

@@ -171,8 +171,6 @@ class TestParams:
     @pytest.mark.parametrize(
         ("wrong", "meant"),
         [
-            ("epochs", "num_epoch"),
-            ("optimizer", "worker_optimizer"),
             ("batchSize", "batch_size"),
             ("inputCols", "features_col"),
             ("labelCol", None),

@@ -27,6 +27,7 @@ from distkeras import AGN, Checkpoint, Executors, KerasEstimator, KerasModel, Tr
 from distkeras.ml.params import SPARK_NAMES
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.settings import arguments_of
 
 ROWS = 120
 SPARSE = "sparse_categorical_crossentropy"
@@ -66,14 +67,14 @@ def column(df: DataFrame, name: str) -> np.ndarray:
 class TestParams:
     def test_every_keyword_of_the_trainer_is_a_parameter(self) -> None:
         made = estimator()
-        for keyword in inspect.signature(Trainer).parameters:
+        for keyword in arguments_of(Trainer):
             assert made.hasParam(keyword), keyword
             assert made.getParam(keyword).name == SPARK_NAMES.get(keyword, keyword)
             assert keyword in inspect.signature(KerasEstimator).parameters
 
     def test_defaults_are_the_trainers(self) -> None:
         made = KerasEstimator()
-        for keyword, parameter in inspect.signature(Trainer).parameters.items():
+        for keyword, parameter in arguments_of(Trainer).items():
             if parameter.default is not inspect.Parameter.empty:
                 assert made.value(keyword) == parameter.default, keyword
 

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 from support.present import present
 from support.training.spark_jobs import step_callback_layer, wait_at_step
 
-from distkeras import Callback, CallbackContext, KerasEstimator
+from distkeras import Callback, CallbackContext, KerasEstimator, Trainer
 from distkeras.callbacks import CenterWeights
+from distkeras.data.schema import balanced
 from distkeras.ps.errors import ConfigurationError
 
 ROWS = 20_000
@@ -127,3 +128,35 @@ def test_a_metric_that_does_not_add_up_is_computed_from_a_sample(
         fitted = estimator(validation_rows=100, num_epoch=1, metrics=[MeanOutput()]).fit(df)
     assert fitted.summary.validation[-1]["rows"] == 100
     assert "a sample" in caplog.text
+
+
+def test_a_trainer_takes_columns_and_rows_to_validate_on_as_the_estimator_does(df: DataFrame) -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+    trainer = Trainer(
+        model, loss="sparse_categorical_crossentropy", metrics=["accuracy"], features_col=["a", "b"], num_workers=2,
+        class_weight="balanced", epochs=2, optimizer="adam", verbose=0,
+    )  # fmt: skip
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=5)
+    trained = trainer.train(df, validation_split=0.25, callbacks=[stop])
+    epochs = trainer.epochs.toPandas()
+    assert list(epochs.columns) == ["epoch", "samples", "loss", "accuracy", "val_loss", "val_accuracy"]
+    assert epochs["samples"].between(0.7 * ROWS, 0.8 * ROWS).all()
+    assert epochs["samples"].nunique() == 1
+    held = df.where(~F.col("held"))  # any rows: the last point is of those that the split has left out
+    last = trainer.validation[-1]
+    assert last["rows"] == ROWS - epochs["samples"][0]
+    assert last["loss"] == epochs["val_loss"].iloc[-1]
+    x = np.array(held.select("a", "b").head(500), np.float32)
+    assert np.mean(np.argmax(trained.predict(x, verbose=0), 1) == (x[:, 0] > x[:, 1])) > 0.8
+    assert "val_loss=" in repr(trainer)
+
+
+def test_balanced_classes_have_the_same_weight(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(0.0,)] * 6 + [(2.0,)] * 3 + [(None,)], "label double")
+    assert balanced(rows, "label") == {0: 9 / 12, 2: 9 / 6}
+
+
+def test_rows_to_validate_on_are_given_once(df: DataFrame) -> None:
+    with pytest.raises(ConfigurationError, match="`validation_data` must not be given with `validation_split`"):
+        estimator(validation_data=df).fit(df)
