@@ -239,7 +239,7 @@ def test_what_a_trainer_is_asked_for_as_a_model_names_what_there_is() -> None:
     assert {"train", "history", "epochs"} <= set(dir(trainer))
     assert not {"recipe", "outcome", "settings", "model_file"} & set(dir(trainer))
     assert repr(trainer).startswith("Trainer: model=")
-    assert "rule" in trainer._repr_html_()
+    assert "rule</th>" in trainer._repr_html_()
 
 
 def test_a_missing_loss_is_refused() -> None:

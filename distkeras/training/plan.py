@@ -108,8 +108,8 @@ class JobPlan:
         """Return `TrainSettings.row_settings` with the user's own columns, in order, where one is made of several."""
         made_of = {column.name: [part.name for part in column.parts] for column in self.spec.columns if column.parts}
         settings = self.training.row_settings
-        for side in ("features", "labels"):
-            given = settings[side]
-            if isinstance(given, list):
-                settings[side] = [made_of.get(name, name) if isinstance(name, str) else name for name in given]
+        if isinstance(settings["features"], list):
+            settings["features"] = [made_of.get(column.name, column.name) for column in self.spec.features]
+        if isinstance(given := settings["labels"], list):
+            settings["labels"] = [made_of.get(name, name) if isinstance(name, str) else name for name in given]
         return settings
