@@ -1,1 +1,1 @@
-"""Fashion-MNIST on Spark under five update rules, compared with plain Keras."""
+"""A tour of distkeras in five acts, and a comparison of five update rules with plain Keras."""

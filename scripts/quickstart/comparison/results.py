@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quickstart.runs import RunConfig
+from quickstart.comparison.runs import RunConfig
 
 if TYPE_CHECKING:
     import keras

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BATCH_SIZE = 128
-WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class RunConfig:
 
     Args:
         title: what it is called.
-        rate: learning rate of SGD, at each worker.
+        rate: learning rate of SGD, at each worker; it falls to 0.
         rule: name of the update rule; None for plain Keras.
         options: its hyper-parameters.
     """

@@ -1,0 +1,1 @@
+"""The five acts of the tour. Each is a function of a `Stage` that measures something and returns an `ActResult`."""
