@@ -26,7 +26,7 @@ ACTS = (two_workers, killed_worker, wide_table, many_groups, scoring)
 def tour(size: TourSize, out: Path) -> list[str]:
     """Run the acts, print a line for each, write the page, and return the problems that were found."""
     began = time.monotonic()
-    print("Five acts, about two and a half minutes on two cores. Spark and TensorFlow start.", flush=True)
+    print("Five acts, two to three minutes on two idle cores. Spark and TensorFlow start.", flush=True)
     spark = session()
     results: list[ActResult] = []
     try:
