@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import math
 import re
@@ -21,6 +23,9 @@ MATRIX = ROOT / "docs" / "matrix.json"
 TUNING = ROOT / "docs" / "tuning" / "results.json"
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
+#: What a module's docstring lists: a name, two spaces or more, what it is.
+_LISTED = re.compile(r"^    (\w+) {2,}(\S.*)$", re.MULTILINE)
+
 #: The README's five rules, and when to use each.
 RULES = {
     "agn": "A good first choice. It divides a window's movement by its number of steps.",
@@ -30,7 +35,7 @@ RULES = {
     "ssgd": "A baseline in synchronous rounds is needed.",
 }
 
-#: The README's five figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
+#: The summary's first figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
 #: "naive"), and the two sides, as "measurement, compared with reference".
 FIGURES = (
     ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark with 4.8 million "
@@ -56,7 +61,7 @@ FURTHER_FIGURES = (
     ("data", "first pass, Parquet", "naive", "mini-batches from Parquet, compared with `rdd.mapPartitions`"),
     ("data", "later epochs", "naive", "later passes over the rows, compared with the first pass"),
     ("train", "S, 2 workers, AGN, window 10, batches of 32", "naive", "epoch of a whole job with a small model, "
-     "compared with `fit` on both cores"),
+     "compared with `fit` with `steps_per_execution=1` on both cores"),
     ("ps", "19.2 MB, 8 workers in 1 group", "naive", "windows of 8 workers in one relay group, "
      "compared with 8 workers without relays"),
     ("ps", "19.2 MB, 8 workers in 2 groups", "naive", "windows of 8 workers in two relay groups, "
@@ -100,7 +105,7 @@ def _figure(row: Row, against: str, what: str) -> str:
         else (row.ratio_to_naive, row.spread_to_naive, row.target_naive, row.naive)
     )
     if ratio is None or spread is None or row.ours is None or other is None:
-        raise ValueError(f"a figure of the README must be measured. Received: none for {row.section}: {row.case}")
+        raise ValueError(f"a figure must be measured. Received: none for {row.section}: {row.case}")
     short = target is not None and ratio < target
     text = _ratio(ratio, spread)
     marked = f"**{text}**" if short else text
@@ -147,9 +152,9 @@ def whole_jobs() -> str:
 
 
 def epochs() -> str:
-    """Return the table of later epochs compared with `fit`, with the times of an epoch of 60,000 rows."""
+    """Return the table of later epochs compared with `fit`, one step a call, with the times of 60,000 rows."""
     lines = [
-        "| job | ratio | distkeras | `fit` | an epoch of distkeras | an epoch of `fit` | processor |",
+        "| job | ratio | distkeras | `fit`, one step a call | an epoch of distkeras | an epoch of `fit` | processor |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in load(BENCH)[1]:
@@ -164,8 +169,45 @@ def epochs() -> str:
     return "\n".join(lines)
 
 
+def goodput() -> str:
+    """Return the table of whole jobs under faults, next to the same jobs without faults.
+
+    Raises:
+        ValueError: the note of a job does not have the numbers.
+    """
+    lines = [
+        "| faults an hour | faults | samples a second, of the undisturbed job's | mini-batches lost, counted twice | "
+        "plain Keras with a checkpoint every 200 steps | processor |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in load(BENCH)[1]:
+        if row.section == "goodput":
+            faults, found = re.match(r"\d+ faults an hour", row.case), _GOODPUT.search(row.note)
+            if faults is None or found is None or row.ratio_to_limit is None:
+                raise ValueError(
+                    f"a job under faults must have its numbers in its note. Received: {row.case}: {row.note}"
+                )
+            lines.append(
+                f"| {faults[0].split()[0]} | {found['faults']} | {row.ratio_to_limit:.0%} | "
+                f"{found['lost']}, {found['doubled']} | {float(found['keras']):.0%} | {row.processor} |"
+            )
+    return "\n".join(lines)
+
+
+def layers(package: str) -> str:
+    """Return the folders of ``package`` in the order of imports, as a table, from its docstring."""
+    rows = _LISTED.findall(inspect.getdoc(importlib.import_module(package)) or "")
+    lines = [f"| {package} | what it is |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in rows)]
+    return "\n".join(lines)
+
+
+def layers_of(package: str) -> Callable[[], str]:
+    """Return what makes the table of the folders of ``package``, in the order of imports."""
+    return lambda: layers(package)
+
+
 def summary() -> str:
-    """Return the table of the page on performance: the README's figures and `FURTHER_FIGURES`."""
+    """Return the table of the page on performance: `FIGURES` and `FURTHER_FIGURES`."""
     return figures((*FIGURES, *FURTHER_FIGURES))
 
 
@@ -193,6 +235,13 @@ _BESIDE_KERAS = re.compile(
     r"in times of plain Keras' (?P<times>[\d.]+),"
 )
 
+#: What a job under faults lost, and what plain Keras kept, in its note.
+_GOODPUT = re.compile(
+    r"(?P<faults>\d+) faults struck, mini-batches lost (?P<lost>\d+), doubled (?P<doubled>\d+);.*"
+    r"plain Keras with a checkpoint every 200 steps keeps "
+    r"(?P<keras>[\d.]+)"
+)
+
 
 def workers() -> str:
     """Return the table of the times until the target by number of workers."""
@@ -216,7 +265,8 @@ def workers() -> str:
 
 #: File to the parts between its marks ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"rules": rules, "figures": figures},
+    "README.md": {"rules": rules, "goodput": goodput},
+    "docs/architecture.md": {"layers-ps": layers_of("distkeras.ps"), "layers-distkeras": layers_of("distkeras")},
     "docs/performance.md": {"summary": summary},
     "docs/benchmark.md": {"bench": benchmark},
     "docs/guide/versions.md": {"matrix": matrix},

@@ -1,8 +1,7 @@
-"""The site's generated pages: one a rule, one a part of the public face, and the order of imports."""
+"""The site's generated pages: one a rule, one a part of the public face."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -18,9 +17,6 @@ import distkeras.transformers
 from distkeras.ps import rules
 from distkeras.ps.rules import Rule
 from docsite import notebooks
-
-#: What a module's docstring lists: a name, two spaces or more, what it is.
-_LISTED = re.compile(r"^    (\w+) {2,}(\S.*)$", re.MULTILINE)
 
 #: A page's first line; an anchor of its own may follow the title.
 _TITLE = re.compile(r"# ([^{\n]+[^{\n ])")
@@ -144,10 +140,3 @@ def _module(title: str, module: ModuleType, members: Sequence[str] = ()) -> str:
     if members or hasattr(module, "__path__"):
         lines += [f"      members: [{', '.join(members or module.__all__)}]"]
     return "\n".join([*lines, ""])
-
-
-def layers(package: str) -> str:
-    """The folders of ``package`` in the order of imports, as a table, from its docstring."""
-    rows = _LISTED.findall(inspect.getdoc(importlib.import_module(package)) or "")
-    lines = [f"| {package} | what it is |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in rows)]
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The pictures of `docs/pictures`, drawn as SVG: narrow enough for a phone, in the colors of the reader's scheme."""
+"""The pictures of `docs/pictures`, drawn as SVG: narrow enough for a phone, in the system's color scheme."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from html import escape
 
 _STYLE = """\
-  .picture { --ink: #1f2328; --soft: #59636e; --line: #818b98; --paper: #f6f8fa; --room: #ddf4ff; --mark: #0969da; }
+  .picture { --ink: #1f2328; --soft: #59636e; --line: #818b98; --paper: #f6f8fa; --room: #ddf4ff; --mark: #0969da;
+    --back: #ffffff; }
   @media (prefers-color-scheme: dark) {
-    .picture { --ink: #e6edf3; --soft: #9198a1; --line: #7d8590; --paper: #212830; --room: #15324f; --mark: #58a6ff; }
+    .picture { --ink: #e6edf3; --soft: #9198a1; --line: #7d8590; --paper: #212830; --room: #15324f; --mark: #58a6ff;
+      --back: #0d1117; }
   }
+  .picture .back { fill: var(--back); }
   .picture text { font-family: system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif;
     font-size: 13px; fill: var(--ink); }
   .picture .title { font-weight: 600; font-size: 14px; }
@@ -60,7 +63,7 @@ class Drawing:
             f"  <style>\n{_STYLE}\n  </style>\n"
             '  <defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
             'markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 L8 4 L0 8 Z"/>'
-            f"</marker></defs>\n{body}\n</svg>\n"
+            f'</marker></defs>\n  <rect class="back" width="100%" height="100%" rx="7"/>\n{body}\n</svg>\n'
         )
 
 
