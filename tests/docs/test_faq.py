@@ -13,7 +13,11 @@ from distkeras.ps import errors
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "faq.md"
-QUOTED = re.findall(r"^```text\n(\w+Error): (.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+#: The page wraps long messages.
+QUOTED = [
+    (kind, " ".join(text.split("\n")))
+    for kind, text in re.findall(r"^```text\n(\w+Error): (.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+]
 #: The least number of fixed letters in a message, apart from what is filled in.
 LETTERS = 20
 
