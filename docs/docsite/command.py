@@ -1,4 +1,4 @@
-"""Write the generated parts of README and docs again, and build the site, strict, into `site/`."""
+"""Write the generated parts of README and docs again, take the pictures of the dashboard, and build the site."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from docsite import screens
 from docsite.generated import ROOT, files
 
 #: This silences a long notice that mkdocs-material prints in every run.
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write(f"wrote {path.relative_to(ROOT)}\n")
     if options.no_build:
         return 0
+    for name, picture in screens.take():
+        (ROOT / "docs" / "assets" / name).write_bytes(picture)
     built = build(options.site)
     sys.stderr.write(built.stdout)
     return built.returncode

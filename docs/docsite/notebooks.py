@@ -28,6 +28,9 @@ Each notebook is a complete example with its outputs. The notebooks are in the f
 minute or two on two cores, and needs the extra `notebooks`.
 """
 
+#: Code of notebooks is wide: their pages have no table of contents next to it.
+_FRONT = "---\nhide: [toc]\n---\n\n"
+
 #: What pandas makes of a table, without the styles before it.
 _TABLE = re.compile(r"<table.*</table>", re.DOTALL)
 #: Links to another notebook, and to a page of the documentation.
@@ -42,7 +45,7 @@ def pages() -> Iterator[tuple[str, str]]:
     entries = [f"* [{title}]({name}.md): {SHOWN[name]}." for name, title in titles.items()]
     yield "notebooks/index.md", "\n".join([_HEAD, *entries, ""])
     for name, own in cells.items():
-        yield f"notebooks/{name}.md", "\n\n".join(part for cell in own for part in _cell(cell)) + "\n"
+        yield f"notebooks/{name}.md", _FRONT + "\n\n".join(part for cell in own for part in _cell(cell)) + "\n"
 
 
 def _cell(cell: dict[str, Any]) -> Iterator[str]:

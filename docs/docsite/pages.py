@@ -19,7 +19,7 @@ from distkeras.ps.rules import Rule
 from docsite import notebooks
 
 #: A page's first line; an anchor of its own may follow the title.
-_TITLE = re.compile(r"# ([^{\n]+[^{\n ])")
+_TITLE = re.compile(r"(?:---\n.*?---\s+)?# ([^{\n]+[^{\n ])", re.DOTALL)
 #: What fits in a block of code without scrolling.
 _CODE_WIDTH = 76
 

@@ -33,7 +33,9 @@ FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
 #: Those of them that are run by default, as are README and "Getting started".
-QUICK = ("failures",)
+QUICK = ("failures", "score", "export")
+#: Letters that fit the column of code at 1280 px.
+COLUMN = 92
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 
@@ -81,7 +83,19 @@ def started(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def test_the_readme_runs(spark: SparkSession) -> None:
     namespace: dict[str, Any] = {"__name__": "readme"}
     run(ROOT / "README.md", namespace)
-    assert namespace["trained"].count_params() > 0
+    assert namespace["fitted"].evaluate(namespace["rows"])["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("path", sorted(GUIDE.glob("*.md")), ids=lambda path: path.stem)
+def test_code_and_output_fit_their_column(path: Path) -> None:
+    lines = "".join(block for language in ("py", "python", "text") for block in blocks(path, language)).splitlines()
+    assert [line for line in lines if len(line) > COLUMN] == []
+
+
+def test_every_guide_is_linked_from_the_readme_and_the_first_page() -> None:
+    for page, folder in ((ROOT / "README.md", "docs/guide/"), (ROOT / "docs" / "index.md", "guide/")):
+        linked = set(re.findall(rf"\]\({folder}([\w-]+)\.md", page.read_text()))
+        assert linked == {path.stem for path in GUIDE.glob("*.md")}, page.name
 
 
 @pytest.mark.parametrize(
