@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from support.training.recorded_job import RecordedJob, record_of
 
@@ -27,7 +27,7 @@ class Screen:
     workers: int
     width: int
     height: int
-    scheme: str = "light"
+    scheme: Literal["light", "dark"] = "light"
     top: str = ""
     worker: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -65,8 +65,9 @@ def take() -> Iterator[tuple[str, bytes]]:
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
         for name, screen in SCREENS.items():
-            viewport = {"width": screen.width, "height": screen.height}
-            page = browser.new_page(viewport=viewport, color_scheme=screen.scheme)
+            page = browser.new_page(
+                viewport={"width": screen.width, "height": screen.height}, color_scheme=screen.scheme
+            )
             page.set_content(_html(screen))
             page.locator("figure.plot canvas").first.wait_for()
             if screen.worker:
