@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ minute or two on two cores, and needs the extra `notebooks`.
 
 #: Code of notebooks is wide: their pages have no table of contents next to it.
 _FRONT = "---\nhide: [toc]\n---\n\n"
+
+#: Letters of a line of code or output on such a page, at 1280 px.
+_COLUMN = 120
 
 #: What pandas makes of a table, without the styles before it.
 _TABLE = re.compile(r"<table.*</table>", re.DOTALL)
@@ -58,13 +62,19 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
     for output in cell["outputs"]:
         data = output.get("data", {})
         if output["output_type"] == "stream":
-            yield f"```text\n{_text(output['text'])}\n```"
+            yield _printed(output["text"])
         elif "image/png" in data:
             yield f'<img alt="what this code draws" src="data:image/png;base64,{_text(data["image/png"])}">'
         elif "text/html" in data:
             yield _html(_text(data["text/html"]))
         elif "text/plain" in data:
-            yield f"```text\n{_text(data['text/plain'])}\n```"
+            yield _printed(data["text/plain"])
+
+
+def _printed(text: str | list[str]) -> str:
+    """Return a block of what a cell has printed; the lines that do not fit the column are wrapped."""
+    lines = [textwrap.wrap(line, _COLUMN) if len(line) > _COLUMN else [line] for line in _text(text).splitlines()]
+    return "\n".join(["```text", *(part for parts in lines for part in parts), "```"])
 
 
 def _html(text: str) -> str:
