@@ -93,11 +93,10 @@ def data_sets() -> Iterator[Rows]:
     digits, cancer = others.load_digits(), others.load_breast_cancer()
     yield _cut("digits of scikit-learn", digits.data, digits.target, 10, (64,), 8)
     yield _cut("breast cancer of scikit-learn", cancer.data, cancer.target, 2, (32,), 8)
-    drawn = others.make_classification(20_000, n_informative=8, n_classes=3, n_clusters_per_class=4, random_state=1)
-    yield _cut("twelve clusters, drawn", *drawn, 3, (64, 64), 4)
-    yield _cut(
-        "Friedman's first function, drawn", *others.make_friedman1(20_000, noise=1.0, random_state=3), 0, (64, 64), 4
-    )
+    x, y = others.make_classification(20_000, n_informative=8, n_classes=3, n_clusters_per_class=4, random_state=1)
+    yield _cut("twelve clusters, drawn", x, y, 3, (64, 64), 4)
+    x, y = others.make_friedman1(20_000, noise=1.0, random_state=3)
+    yield _cut("Friedman's first function, drawn", x, y, 0, (64, 64), 4)
 
 
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
@@ -172,8 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         from pyspark.sql import SparkSession
 
-        settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-        spark = SparkSession.builder.master(f"local[{max(WORKERS)},4]").config(map=settings).getOrCreate()
+        builder = SparkSession.builder.master(f"local[{max(WORKERS)},4]").config("spark.ui.enabled", "false")
+        spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
         found = measure(spark)
     for figure in found:
         print(figure, flush=True)

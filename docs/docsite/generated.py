@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "docs" / "bench.json"
 MATRIX = ROOT / "docs" / "matrix.json"
 TUNING = ROOT / "docs" / "tuning" / "results.json"
+DEFAULTS = ROOT / "docs" / "tuning" / "defaults.json"
+MANY = ROOT / "docs" / "tuning" / "defaults_many.json"
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
 #: What a module's docstring lists: a name, two spaces or more, what it is.
@@ -28,7 +30,7 @@ _LISTED = re.compile(r"^    (\w+) {2,}(\S.*)$", re.MULTILINE)
 
 #: The README's five rules, and when to use each.
 RULES = {
-    "agn": "A good first choice. It divides a window's movement by its number of steps.",
+    "adag": "To begin with: the default. A movement counts less where others have moved the center far.",
     "dynsgd": "Workers differ much in speed. A stale commit counts for less.",
     "aeasgd": "Workers should explore independently. An elastic force pulls them toward the center.",
     "dana_slim": "Many asynchronous workers use momentum. The server does no extra work.",
@@ -243,6 +245,32 @@ _GOODPUT = re.compile(
 )
 
 
+def defaults() -> str:
+    """Return the table of what a model learns by `fit`, and under the default and other rules."""
+    lines = [
+        "| data | optimizer | epochs | `fit` | default, 2 workers | 4 | `dynsgd`, 2 | 4 | `agn`, 2 | 4 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    cells: dict[tuple[str, str, int], dict[tuple[str, int], float]] = {}
+    for row in json.loads(DEFAULTS.read_text()):
+        cells.setdefault((row["data"], row["optimizer"], row["epochs"]), {})[row["rule"], row["workers"]] = row["score"]
+    for case, scores in cells.items():
+        fit = scores["fit", 1]
+        others = (scores[rule, n] - fit for rule in ("default", "dynsgd", "agn") for n in (2, 4))
+        lines.append(f"| {' | '.join(map(str, case))} | {fit:.1f} | {' | '.join(f'{each:+.1f}' for each in others)} |")
+    return "\n".join(lines)
+
+
+def many() -> str:
+    """Return the table of what many workers learn under the default rule."""
+    lines = ["| data | 8 workers | 16 | 64 |", "|---|---|---|---|"]
+    rows = json.loads(MANY.read_text())
+    for data in dict.fromkeys(row["data"] for row in rows):
+        scores = [f"{row['score']:.1f}" for row in rows if row["data"] == data]
+        lines.append(f"| {data} | {' | '.join(scores)} |")
+    return "\n".join(lines)
+
+
 def workers() -> str:
     """Return the table of the times until the target by number of workers."""
     results = json.loads(TUNING.read_text())
@@ -271,6 +299,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/benchmark.md": {"bench": benchmark},
     "docs/guide/versions.md": {"matrix": matrix},
     "docs/guide/tuning.md": {"workers": workers},
+    "docs/guide/choosing-a-rule.md": {"defaults": defaults, "many": many},
     "docs/guide/one-machine.md": {"whole-jobs": whole_jobs, "epochs": epochs},
 }
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras import rules
-
 if TYPE_CHECKING:
     import keras
     import numpy as np
@@ -16,9 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distkeras import Trainer
-
-#: The rule of all jobs of the tour.
-RULE = rules.make("dynsgd", window=10)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
     ("folders", "extras"),
     [
         (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow", "jax")),
-        (("benchmarks", "docs/docsite", "notebooks", "scripts"), ("tests",)),
+        (("benchmarks", "docs/docsite", "notebooks", "scripts"), ("tests", "study")),
         (("tests",), ("tests", "openapi")),
     ],
     ids=["package", "scripts", "tests"],

@@ -15,7 +15,7 @@ from distkeras import Callback, CallbackContext, Monitoring, Trainer
 from distkeras.data.datasets import write_parquet
 from quickstart import pictures
 from quickstart.machine import WORKERS
-from quickstart.stage import RULE, ActResult, Stage, steps_of
+from quickstart.stage import ActResult, Stage, steps_of
 
 if TYPE_CHECKING:
     import keras
@@ -84,7 +84,6 @@ def killed_worker(stage: Stage) -> ActResult:
     x, y = images.x[: size.killed_rows], images.y[: size.killed_rows]
     trainer = Trainer(
         build(),
-        RULE,
         num_workers=WORKERS,
         batch_size=BATCH_SIZE,
         num_epoch=size.killed_epochs,

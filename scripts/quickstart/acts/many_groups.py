@@ -10,7 +10,7 @@ import numpy as np
 from distkeras import Monitoring, Trainer
 from quickstart import pictures
 from quickstart.machine import WORKERS
-from quickstart.stage import RULE, ActResult, Stage
+from quickstart.stage import ActResult, Stage
 
 if TYPE_CHECKING:
     import keras
@@ -60,7 +60,6 @@ def many_groups(stage: Stage) -> ActResult:
     frame = _frame(stage.spark, drawn)
     trainer = Trainer(
         build(),
-        RULE,
         num_workers=WORKERS,
         batch_size=BATCH_SIZE,
         num_epoch=EPOCHS,

@@ -12,11 +12,13 @@ from distkeras import Monitoring, Trainer
 from quickstart import pictures
 from quickstart.machine import WORKERS
 from quickstart.plain_keras import FitRate, best_of, epoch_ends, rates
-from quickstart.stage import RULE, ActResult, Stage, steady_rate, steps_of
+from quickstart.stage import ActResult, Stage, steady_rate, steps_of
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
+
+    from distkeras.ps.rules import Rule
 
 BATCH_SIZE = 32
 LEARNING_RATE = 0.1
@@ -57,7 +59,6 @@ def two_workers(stage: Stage) -> ActResult:
 
     trainer = Trainer(
         build(decay_steps=_steps(len(x), size.epochs, WORKERS)),
-        RULE,
         num_workers=WORKERS,
         batch_size=BATCH_SIZE,
         num_epoch=size.epochs,
@@ -90,7 +91,7 @@ def two_workers(stage: Stage) -> ActResult:
         f"two workers {rate:,.0f} rows/s, accuracy {accuracy['workers']:.1%}",
         picture=picture,
         alt="Rows per second of fit and of two workers, and training accuracy over time",
-        notes=_notes(size.epochs, len(x), fit["seconds"], seconds),
+        notes=_notes(trainer.worker_settings.rule, size.epochs, len(x), fit["seconds"], seconds),
         read="docs/guide/one-machine.md",
         figures=figures,
         problems=accuracy_problems(accuracy["workers"], accuracy["fit"], size.tolerance),
@@ -107,11 +108,11 @@ def accuracy_problems(ours: float, fit: float, tolerance: float) -> list[str]:
     ]
 
 
-def _notes(epochs: int, rows: int, fit_seconds: float, seconds: float) -> list[str]:
+def _notes(rule: Rule, epochs: int, rows: int, fit_seconds: float, seconds: float) -> list[str]:
     return [
         f"Fashion-MNIST, {epochs} epochs of {rows:,} rows, layers of 128, 128 and 10, mini-batches of {BATCH_SIZE}. "
         "The test accuracy is that of 10,000 other images. "
-        f"Rule of the workers: {RULE.info.title}, window {RULE.window}.",
+        f"Rule of the workers: {rule.info.title}, window {rule.window}.",
         "Rows per second are those of a job that already runs; the start is in the lower picture. From the call to the "
         f"return, the workers took {seconds:.1f} s and fit {fit_seconds:.1f} s: for a job as short as this, and for "
         "rows that fit into one machine, plain Keras is the better choice.",

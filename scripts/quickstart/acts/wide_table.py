@@ -12,7 +12,7 @@ from distkeras import Monitoring, Trainer
 from quickstart import pictures
 from quickstart.machine import WORKERS
 from quickstart.plain_keras import best_of, rates
-from quickstart.stage import RULE, ActResult, Stage, steady_rate, steps_of
+from quickstart.stage import ActResult, Stage, steady_rate, steps_of
 
 if TYPE_CHECKING:
     import keras
@@ -69,7 +69,6 @@ def wide_table(stage: Stage) -> ActResult:
 
     trainer = Trainer(
         build(size.table_rows),
-        RULE,
         num_workers=WORKERS,
         batch_size=BATCH_SIZE,
         num_epoch=EPOCHS,
