@@ -6,16 +6,15 @@ declarations (`distkeras.settings`), so that an option is declared in one place.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import operator
 import re
 from collections.abc import Collection, Mapping
 from functools import reduce
+from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_core import from_json
 
 from distkeras.callbacks import EarlyStopping
 from distkeras.data.losses import CHOSEN_BY_LABELS
@@ -26,7 +25,7 @@ from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.settings import Option, component_settings, defaults_of, flattened, grouped, options_of, train_settings
+from distkeras.settings import component_settings, defaults_of, flattened, grouped, options_of, train_settings
 from distkeras.trainer import Trainer
 from distkeras.transformers.predictor import ModelPredictor
 
@@ -35,10 +34,19 @@ if TYPE_CHECKING:
 
 #: The most bytes of a description.
 DESCRIPTION_BYTES_MAX = 1 << 20
+#: Keywords of `ModelPredictor` that a job cannot set: the model is a separate part, and code is not sent.
+PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects", "decode"}
 #: How pydantic names the scalar types of a union in the location of an error.
 _TYPE_NAMES = {"float", "int", "bool", "str", "none"}
 #: The most items of a list, the most characters of a text, and those of a received value in an error.
 _ITEMS, _TEXT, _SHOWN = 100, 200, 300
+#: Options whose values name something of Keras, by its module.
+_KNOWN_BY_KERAS = {
+    "loss": "losses",
+    "metrics": "metrics",
+    "weighted_metrics": "metrics",
+    "worker_optimizer": "optimizers",
+}
 
 
 class Submitted(BaseModel):
@@ -48,6 +56,8 @@ class Submitted(BaseModel):
 
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,99}$")]
+#: A word by which a job is found.
+Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,64}$")]
 Text = Annotated[str, Field(max_length=_TEXT)]
 #: One line without control characters, which a terminal or a database might interpret.
 Line = Annotated[str, Field(max_length=_TEXT, pattern="^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
@@ -58,23 +68,15 @@ JobId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Integer = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Scalar = float | int | bool | Text | None
 Words = Annotated[list[Word], Field(max_length=_ITEMS)]
-Columns = (
-    Column
-    | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)]
-    | Annotated[dict[str, Column], Field(min_length=1, max_length=_ITEMS)]
-)
-_Entry = Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)] | None
+_Listed = Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)]
+Columns = _Listed | Annotated[dict[str, Column], Field(min_length=1, max_length=_ITEMS)]
 Entries = (
     Column
-    | Annotated[list[_Entry], Field(max_length=_ITEMS)]
-    | Annotated[dict[str, _Entry], Field(min_length=1, max_length=_ITEMS)]
+    | Annotated[list[_Listed | None], Field(max_length=_ITEMS)]
+    | Annotated[dict[str, _Listed | None], Field(min_length=1, max_length=_ITEMS)]
     | None
 )
 ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], float], Field(max_length=100_000)]
-
-
-#: A word by which a job is found.
-Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,64}$")]
 
 
 def _require_small_mapping(value: Any) -> Any:
@@ -93,7 +95,7 @@ class OptimizerConfig(Submitted):
     )
 
 
-#: The JSON type of a field, by its annotation in Python.
+#: The JSON type of an option, by its annotation in Python.
 _TYPES: dict[str, Any] = {
     "bool": bool,
     "int": Integer,
@@ -101,89 +103,89 @@ _TYPES: dict[str, Any] = {
     "float | Schedule": float,
     "str": Text,
     "int | str": Integer | Text,
+    "str | Sequence[str]": _Listed,
     "str | Sequence[str] | Mapping[str, str]": Columns,
     "GivenEntries": Entries,
-    "str | Sequence[str]": Column | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)],
     "Mapping[int, float] | str": ClassWeights | Literal["balanced"],
     "tuple[int, ...]": Annotated[list[Integer], Field(max_length=_ITEMS)],
 }
 
 
-def _type(name: str, annotation: str, types: Mapping[str, Any]) -> Any:
-    kind = types.get(name) or _TYPES.get(annotation.removesuffix(" | None"))
-    if kind is None:
-        raise ConfigurationError(f"each keyword must be of a type that JSON has. Received: {name}: {annotation}")
-    return kind | None if annotation.endswith("| None") else kind
-
-
-def _model_of_options(
-    options: Mapping[str, Option], left_out: Collection[str], types: Mapping[str, Any], **more: Any
+def _options_model(
+    name: str, kind: type, left_out: Collection[str] = (), types: Mapping[str, Any] | None = None, **more: Any
 ) -> type[Submitted]:
-    """Return a model whose fields are options.
+    """Return a model whose fields are the arguments of the constructor of ``kind``.
 
     Args:
         left_out: names of options that a job cannot set.
         types: by name, the types of options whose annotations are not precise enough.
         more: further fields, as `pydantic.create_model` takes them.
     """
-    fields = {
-        option.name: (_type(option.name, option.annotation, types), Field(option.default, description=option.text))
-        for option in options.values()
-        if option.name not in left_out
-    }
-    return cast("type[Submitted]", create_model("Options", __base__=Submitted, **(more | fields)))
-
-
-def _model_of_dataclass(name: str, kind: type, **more: Any) -> type[Submitted]:
-    fields = {
-        field.name: (
-            _type(field.name, str(field.type), {}),
-            ... if field.default is dataclasses.MISSING else field.default,
-        )
-        for field in dataclasses.fields(kind)
-    }
-    return cast("type[Submitted]", create_model(name, __base__=Submitted, **(more | fields)))
+    for option in options_of(kind).values():
+        if option.name in left_out:
+            continue
+        type_ = (types or {}).get(option.name) or _TYPES.get(option.annotation.removesuffix(" | None"))
+        if type_ is None:
+            raise ConfigurationError(f"an option must be of a type that JSON has. Received: {name}, {option}")
+        default = ... if option.default is Parameter.empty else option.default
+        optional = type_ | None if option.annotation.endswith("| None") else type_
+        more[option.name] = (optional, Field(default, description=option.text))
+    return cast("type[Submitted]", create_model(name, __base__=Submitted, **more))
 
 
 _SCHEDULES = [
-    _model_of_dataclass(f"{kind.__name__}Schedule", kind, schedule=(Literal[name], ...))
-    for name, kind in SCHEDULES.items()
+    _options_model(f"{kind.__name__}Schedule", kind, schedule=(Literal[name], ...)) for name, kind in SCHEDULES.items()
 ]
-_RULES = {name: _model_of_dataclass(f"{name} hyper-parameters", kind) for name, kind in all_rules().items()}
+_RULES = {name: _options_model(f"{name} hyper-parameters", kind) for name, kind in all_rules().items()}
 
 
-_OF_TRAINER = _model_of_options(
-    options_of(Trainer),
-    LEFT_OUT,
-    {
-        "learning_rate": float
-        | Annotated[reduce(operator.or_, cast("Any", _SCHEDULES)), Field(discriminator="schedule")],
-        "loss": Word | Words,
-        "metrics": Words,
-        "weighted_metrics": Words,
-        "loss_weights": Annotated[list[float], Field(max_length=_ITEMS)],
-        "num_workers": Annotated[int, Field(ge=1, le=100_000)],
-        "num_epoch": Annotated[int, Field(ge=1, le=1_000_000)],
-        "batch_size": Annotated[int, Field(ge=1, le=10_000_000)],
-        "worker_optimizer": Word | OptimizerConfig,
-    },
-)
-
-
-class TrainerOptions(_OF_TRAINER):  # type: ignore[misc, valid-type]  # its fields are those of `Trainer`
+class TrainerOptions(
+    _options_model(  # type: ignore[misc]  # a class that is made here
+        "Keywords of Trainer",
+        Trainer,
+        LEFT_OUT,
+        {
+            "learning_rate": float
+            | Annotated[reduce(operator.or_, cast("Any", _SCHEDULES)), Field(discriminator="schedule")],
+            "loss": Word | Words,
+            "metrics": Words,
+            "weighted_metrics": Words,
+            "loss_weights": Annotated[list[float], Field(max_length=_ITEMS)],
+            "num_workers": Annotated[int, Field(ge=1, le=100_000)],
+            "num_epoch": Annotated[int, Field(ge=1, le=1_000_000)],
+            "batch_size": Annotated[int, Field(ge=1, le=10_000_000)],
+            "worker_optimizer": Word | OptimizerConfig,
+        },
+    )
+):
     """Keywords of `Trainer`."""
 
 
-_OF_EVALUATION = _model_of_options(
-    options_of(EarlyStopping),
-    {"df"},
-    {"max_rows": Annotated[int, Field(ge=1, le=10**7)]},  # the driver holds them in memory
-    data=(Place, Field(description="Path or URI of the Parquet that the center is evaluated on.")),
-)
-
-
-class EvaluationOptions(_OF_EVALUATION):  # type: ignore[misc, valid-type]  # its fields are those of `EarlyStopping`
+class EvaluationOptions(
+    _options_model(  # type: ignore[misc]  # a class that is made here
+        "Keywords of EarlyStopping",
+        EarlyStopping,
+        {"df"},
+        {"max_rows": Annotated[int, Field(ge=1, le=10**7)]},  # the driver holds them in memory
+        data=(Place, Field(description="Path or URI of the Parquet that the center is evaluated on.")),
+    )
+):
     """Keywords of `EarlyStopping`, and its data."""
+
+
+class PredictorOptions(
+    _options_model(  # type: ignore[misc]  # a class that is made here
+        "Keywords of ModelPredictor",
+        ModelPredictor,
+        PREDICTOR_LEFT_OUT,
+        {
+            "batch_size": Annotated[int, Field(ge=1, le=2**53)],
+            "batch_bytes": Annotated[int, Field(ge=1, le=2**53)],
+            "output_type": Literal["array", "vector"],
+        },
+    )
+):
+    """Keywords of `ModelPredictor`."""
 
 
 class Description(Submitted):
@@ -274,23 +276,6 @@ class JobDescription(Description):
         return grouped(options)
 
 
-#: Keywords of `ModelPredictor` that a job cannot set: the model is a separate part, and code is not sent.
-PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects", "decode"}
-_OF_PREDICTOR = _model_of_options(
-    options_of(ModelPredictor),
-    PREDICTOR_LEFT_OUT,
-    {
-        "batch_size": Annotated[int, Field(ge=1, le=2**53)],
-        "batch_bytes": Annotated[int, Field(ge=1, le=2**53)],
-        "output_type": Literal["array", "vector"],
-    },
-)
-
-
-class PredictorOptions(_OF_PREDICTOR):  # type: ignore[misc, valid-type]  # its fields are those of `ModelPredictor`
-    """Keywords of `ModelPredictor`."""
-
-
 class PredictionDescription(Description):
     """A predict job."""
 
@@ -302,15 +287,6 @@ class PredictionDescription(Description):
         None, description="The finished job whose model predicts. Without it, a model must be sent."
     )
     options: PredictorOptions = Field(PredictorOptions(), description="Keywords of ModelPredictor.")
-
-
-#: Options whose values name something of Keras, by its module.
-_KNOWN_BY_KERAS = {
-    "loss": "losses",
-    "metrics": "metrics",
-    "weighted_metrics": "metrics",
-    "worker_optimizer": "optimizers",
-}
 
 
 def _require_known(options: Mapping[str, Any]) -> None:
@@ -363,34 +339,13 @@ def _names(detail: Mapping[str, Any]) -> list[str]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Return the parsed JSON in ``text``; raise DescriptionError if it is invalid, too long or ambiguous."""
+    """Return the parsed JSON in ``text``; raise DescriptionError if it is invalid or too long."""
     if len(text) > DESCRIPTION_BYTES_MAX:
         raise DescriptionError(f"JSON must have at most {DESCRIPTION_BYTES_MAX} bytes. Received: {len(text)}")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
-        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair, which databases refuse
-        return value
-    except (ValueError, RecursionError) as error:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
         raise DescriptionError(f"the request must be JSON. Received: {str(error)[:_SHOWN]}") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, whose keys must be unique: parsers disagree on which of two equal keys counts."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key that occurs twice")
-    return value
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name}, which JSON does not have")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number that is too large")
-    return number
 
 
 def _of_field(error: ConfigurationError, group: str, keywords: Collection[str], else_: str) -> DescriptionError:

@@ -135,6 +135,7 @@ def predict(
             raise ConfigurationError(f"`output` must not exist yet. Received: {output}, which exists")
         folder.begun.touch(mode=0o600)
     append(folder.progress, {"kind": "predicting", "attempt": attempt})
+    folder.working(attempt).touch(mode=0o600)
     observation, stop = Observation(), threading.Event()
     reporter = threading.Thread(target=_report_tasks, args=(spark, folder, stop), daemon=True)
     reporter.start()
@@ -170,7 +171,7 @@ def _report_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event)
 def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
     """Train, from the checkpoint of the previous attempt, and write model, history and commits to the folder."""
     description = JobDescription.from_json(order["description"])
-    callbacks: list[Callback] = [ProgressLines(folder.progress, attempt), JobWatch(folder.journal)]
+    callbacks: list[Callback] = [ProgressLines(folder, attempt), JobWatch(folder.journal)]
     if description.time_budget is not None:
         callbacks.append(TimeBudget(description.time_budget))
     trainer = trainer_of(folder.sent_model.read_bytes(), description)

@@ -10,9 +10,14 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from distkeras.job_server.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from distkeras.job_server.settings import Settings
+    from distkeras.job_server.store.accounts import Account
 
 #: The most characters of a received value in an error.
 _SHOWN = 300
@@ -21,93 +26,96 @@ _PATTERN = re.compile(r"[*?#\[\]{}\\%\x00-\x1f]")
 _LOCAL = "file://"
 
 
-def require_no_links(uri: str) -> None:
-    """Raise DescriptionError if a local place has become a symbolic link, or contains one that points out of it."""
-    if not uri.startswith(_LOCAL):
-        return
-    path = Path(uri.removeprefix(_LOCAL))
-    links = [path] if path.resolve() != path else []
-    for folder, folders, names in os.walk(path):
-        entries = [Path(folder, name) for name in (*folders, *names)]
-        links += [entry for entry in entries if entry.is_symlink() and not entry.resolve().is_relative_to(path)]
-    if links:
-        name = links[0].name[:_SHOWN]
-        raise DescriptionError(f"{uri} must not have symbolic links that leave it. Received: {name!r}")
+def require_readable(place: str, field: str, settings: Settings, account: Account) -> str:
+    """Return the URI of a place that a job of ``account`` may read.
+
+    Raises:
+        DescriptionError: the place is not below an allowed folder, is private, holds outputs of others, or is missing.
+    """
+    uri = require_allowed(place, settings.data, field)
+    _require_elsewhere(uri, settings.private, field)
+    if not account.is_admin:
+        _require_own(uri, settings.output, account.name, field)
+    if uri.startswith(_LOCAL) and not _path(uri).exists():  # only Spark can check any other place
+        raise DescriptionError(f"`{field}` must exist. Received: {uri[:_SHOWN]}, which does not", field)
+    return uri
 
 
-def require_listed(files: Iterable[str], uri: str) -> None:
-    """Raise DescriptionError if a file that Spark will read lies elsewhere than in ``uri``, by a link that is new."""
-    if not uri.startswith(_LOCAL):
-        return
-    for file in files:
-        path = Path(unquote(urlsplit(file).path))
-        if path.resolve() != path or not path.is_relative_to(uri.removeprefix(_LOCAL)):
-            raise DescriptionError(
-                f"{uri} must not have symbolic links that leave it. Received: {path.name[:_SHOWN]!r}"
-            )
+def require_writable(place: str, settings: Settings, account: Account) -> str:
+    """Return the URI of a place in the user's own folder of an output; DescriptionError if it is elsewhere."""
+    own = [f"{root.rstrip('/')}/{account.name}" for root in settings.output]
+    uri = require_allowed(place, own, "output")
+    if any(uri == "{}{}".format(*_located(folder)) for folder in own):
+        raise DescriptionError(f"`output` must be a folder below {uri}. Received: {uri} itself", "output")
+    _require_elsewhere(uri, settings.private, "output")
+    return uri
 
 
-def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> str:
-    """Return the URI of ``place``, if it lies below one of ``roots``.
+def require_allowed(place: str, roots: Sequence[str], field: str) -> str:
+    """Return the URI of ``place`` for Spark, without symbolic links; DescriptionError unless it is below a root.
 
     Args:
         roots: paths and URIs of folders, or of single files.
-
-    Returns:
-        The URI for Spark; that of a local file has no symbolic links.
-
-    Raises:
-        DescriptionError: ``place`` is not below a root, or is ambiguous.
     """
-    allowed = [_located(root) for root in roots]
     if _PATTERN.search(place) or ".." in PurePosixPath(place).parts:
         raise DescriptionError(
             f"`{field}` must be one path or URI, without patterns and `..`. Received: {place[:_SHOWN]!r}", field
         )
     base, path = _located(place)
-    for root, below in allowed:
-        if base == root and path.is_relative_to(below):
-            return f"{base}{path}"
+    if any(base == root and path.is_relative_to(below) for root, below in map(_located, roots)):
+        return f"{base}{path}"
     places = ", ".join(roots) or "its operator has allowed none"
     raise DescriptionError(
         f"`{field}` must be below a folder that the server allows: {places}. Received: {place!r}", field
     )
 
 
-def require_output(place: str, roots: Sequence[str], user: str) -> str:
-    """Return the URI of ``place``; raise DescriptionError unless it is in the user's own folder in one of ``roots``."""
-    own = [f"{root.rstrip('/')}/{user}" for root in roots]
-    uri = require_allowed(place, own, "output")
-    if any(uri == "{}{}".format(*_located(folder)) for folder in own):
-        raise DescriptionError(f"`output` must be a folder below {uri}. Received: {uri} itself", "output")
-    return uri
+def require_no_links(uri: str) -> None:
+    """Raise DescriptionError if a local place has become a symbolic link, or contains one that points out of it."""
+    if not uri.startswith(_LOCAL):
+        return
+    path = _path(uri)
+    links = [path] if path.resolve() != path else []
+    for folder, folders, names in os.walk(path):
+        entries = [Path(folder, name) for name in (*folders, *names)]
+        links += [entry for entry in entries if entry.is_symlink() and not entry.resolve().is_relative_to(path)]
+    _refuse_links(links, uri)
 
 
-def require_own(uri: str, roots: Sequence[str], user: str, field: str) -> None:
+def require_listed(files: Iterable[str], uri: str) -> None:
+    """Raise DescriptionError if a file that Spark will read lies elsewhere than in ``uri``, by a link that is new."""
+    if uri.startswith(_LOCAL):
+        paths = [Path(unquote(urlsplit(file).path)) for file in files]
+        _refuse_links([path for path in paths if path.resolve() != path or not path.is_relative_to(_path(uri))], uri)
+
+
+def _refuse_links(links: Sequence[Path], uri: str) -> None:
+    if links:
+        name = links[0].name[:_SHOWN]
+        raise DescriptionError(f"{uri} must not have symbolic links that leave it. Received: {name!r}")
+
+
+def _require_own(uri: str, roots: Sequence[str], user: str, field: str) -> None:
     """Raise DescriptionError if ``uri`` holds outputs of others: it is in one of ``roots``, and not the user's own."""
-    for root in roots:
-        (base, above), (found, path) = _located(root), _located(uri)
-        if base != found or path.is_relative_to(above / user):
-            continue
-        if path.is_relative_to(above) or above.is_relative_to(path):
+    found, path = _located(uri)
+    for base, above in map(_located, roots):
+        overlaps = path.is_relative_to(above) or above.is_relative_to(path)
+        if base == found and overlaps and not path.is_relative_to(above / user):
             raise DescriptionError(
                 f"`{field}` must not hold what jobs of others have written. Received: {uri[:_SHOWN]}", field
             )
 
 
-def require_elsewhere(uri: str, folder: Path, field: str) -> None:
-    """Raise DescriptionError if ``uri`` lies in ``folder``, which holds the server's own files."""
-    path, ours = Path(uri.removeprefix(_LOCAL)), folder.resolve()
-    if uri.startswith(_LOCAL) and (path.is_relative_to(ours) or ours.is_relative_to(path)):
-        raise DescriptionError(
-            f"`{field}` must not be in the server's own folder, nor above it. Received: such a path", field
-        )
+def _require_elsewhere(uri: str, private: Iterable[Path], field: str) -> None:
+    for ours in (folder.resolve() for folder in private):
+        if uri.startswith(_LOCAL) and (_path(uri).is_relative_to(ours) or ours.is_relative_to(_path(uri))):
+            raise DescriptionError(
+                f"`{field}` must not be in the server's own folder, nor above it. Received: such a path", field
+            )
 
 
-def require_existing(uri: str, field: str) -> None:
-    """Raise DescriptionError if a local ``uri`` does not exist. Only Spark can check any other place."""
-    if uri.startswith(_LOCAL) and not Path(uri.removeprefix(_LOCAL)).exists():
-        raise DescriptionError(f"`{field}` must exist. Received: {uri[:_SHOWN]}, which does not", field)
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix(_LOCAL))
 
 
 def _located(place: str) -> tuple[str, PurePosixPath]:

@@ -19,9 +19,10 @@ from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import Accounts
-from distkeras.job_server.store.jobs import JobStore, Quota
+from distkeras.job_server.store.jobs import JobStore
 from distkeras.job_server.store.tables import open_database
 
 pytestmark = pytest.mark.slow
@@ -44,7 +45,7 @@ def busy_server(tmp_path: Path) -> Iterator[tuple[Server, str, Path]]:
     accounts, store = Accounts(engine), JobStore(engine)
     accounts.add_user("ann", "admin")
     token = accounts.add_token("ann")
-    job = store.add(present(accounts.authenticate(token)), "busy", {"rule": "agn"}, 0, Quota())
+    job = store.add(present(accounts.authenticate(token)), "busy", {"rule": "agn"}, 0, Settings())
     store.move(present(store.claim("elsewhere/1:1.00/a")), JobState.TRAINING)
     engine.dispose()
     folder = JobFiles(tmp_path / "server" / "files").of(job.id).path

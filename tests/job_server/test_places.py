@@ -7,11 +7,13 @@ import pytest
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.places import (
     require_allowed,
-    require_elsewhere,
     require_listed,
     require_no_links,
-    require_output,
+    require_readable,
+    require_writable,
 )
+from distkeras.job_server.settings import Settings
+from distkeras.job_server.store.accounts import Account
 
 
 @pytest.fixture
@@ -23,10 +25,10 @@ def roots(tmp_path: Path) -> list[str]:
 
 def test_data_below_a_root_is_allowed(tmp_path: Path, roots: list[str]) -> None:
     root = f"file://{tmp_path}/open"
-    assert require_allowed(str(tmp_path / "open" / "a b.parquet"), roots) == f"{root}/a b.parquet"
-    assert require_allowed(f"file://{tmp_path}/open/deep", roots) == f"file://{tmp_path}/open/deep"
-    assert require_allowed("hdfs://name/data/x", roots) == "hdfs://name/data/x"
-    assert require_allowed("s3a://bucket/x", roots) == "s3a://bucket/x"
+    assert require_allowed(str(tmp_path / "open" / "a b.parquet"), roots, "data") == f"{root}/a b.parquet"
+    assert require_allowed(f"file://{tmp_path}/open/deep", roots, "data") == f"file://{tmp_path}/open/deep"
+    assert require_allowed("hdfs://name/data/x", roots, "data") == "hdfs://name/data/x"
+    assert require_allowed("s3a://bucket/x", roots, "data") == "s3a://bucket/x"
 
 
 @pytest.mark.parametrize(
@@ -57,29 +59,35 @@ def test_data_below_a_root_is_allowed(tmp_path: Path, roots: list[str]) -> None:
 )
 def test_data_outside_the_roots_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
     with pytest.raises(DescriptionError) as caught:
-        require_allowed(place.format(tmp_path), roots)
+        require_allowed(place.format(tmp_path), roots, "data")
     assert caught.value.field == "data"
 
 
 def test_a_link_out_of_a_root_is_refused(tmp_path: Path, roots: list[str]) -> None:
     (tmp_path / "open" / "link").symlink_to(tmp_path / "closed")
     with pytest.raises(DescriptionError):
-        require_allowed(str(tmp_path / "open" / "link" / "x"), roots)
+        require_allowed(str(tmp_path / "open" / "link" / "x"), roots, "data")
 
 
 def test_without_a_root_no_data_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(DescriptionError, match="its operator has allowed none"):
-        require_allowed(str(tmp_path), [])
+        require_allowed(str(tmp_path), [], "data")
 
 
 # ---- outputs of predictions
 
+ANN = Account(2, "ann", "user")
+
+
+def output(place: str, roots: list[str]) -> str:
+    return require_writable(place, Settings(output=roots), ANN)
+
 
 def test_a_user_may_write_below_a_folder_of_their_own_name(tmp_path: Path, roots: list[str]) -> None:
     root = f"file://{tmp_path}/open/ann"
-    assert require_output(str(tmp_path / "open" / "ann" / "x"), roots, "ann") == f"{root}/x"
-    assert require_output("hdfs://name/data/ann/x/y", roots, "ann") == "hdfs://name/data/ann/x/y"
-    assert require_output("s3a://bucket/ann/x", [*roots, "s3a://bucket/"], "ann") == "s3a://bucket/ann/x"
+    assert output(str(tmp_path / "open" / "ann" / "x"), roots) == f"{root}/x"
+    assert output("hdfs://name/data/ann/x/y", roots) == "hdfs://name/data/ann/x/y"
+    assert output("s3a://bucket/ann/x", [*roots, "s3a://bucket/"]) == "s3a://bucket/ann/x"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def test_a_user_may_write_below_a_folder_of_their_own_name(tmp_path: Path, roots
 )
 def test_an_output_outside_the_users_folder_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
     with pytest.raises(DescriptionError) as caught:
-        require_output(place.format(tmp_path), roots, "ann")
+        output(place.format(tmp_path), roots)
     assert caught.value.field == "output"
 
 
@@ -97,16 +105,17 @@ def test_a_link_out_of_the_users_folder_is_refused(tmp_path: Path, roots: list[s
     (tmp_path / "open" / "ben").mkdir()
     (tmp_path / "open" / "ann" / "link").symlink_to(tmp_path / "open" / "ben")
     with pytest.raises(DescriptionError):
-        require_output(str(tmp_path / "open" / "ann" / "link" / "x"), roots, "ann")
+        output(str(tmp_path / "open" / "ann" / "link" / "x"), roots)
 
 
 @pytest.mark.parametrize("place", ["server", "server/files/x", "."])
 def test_the_servers_own_files_are_refused(tmp_path: Path, place: str) -> None:
-    found = require_allowed(str(tmp_path / place), [str(tmp_path)])
+    settings = Settings([str(tmp_path), f"hdfs://{tmp_path}"], private=[tmp_path / "server" / "files"])
+    (tmp_path / "else").mkdir()
     with pytest.raises(DescriptionError, match="own folder"):
-        require_elsewhere(found, tmp_path / "server" / "files", "data")
-    require_elsewhere(require_allowed(str(tmp_path / "else"), [str(tmp_path)]), tmp_path / "server", "data")
-    require_elsewhere(f"hdfs://{tmp_path}/server", tmp_path / "server", "data")
+        require_readable(str(tmp_path / place), "data", settings, ANN)
+    for other in (str(tmp_path / "else"), f"hdfs://{tmp_path}/server"):
+        assert require_readable(other, "data", settings, ANN).endswith(other)
 
 
 # ---- checks by the driver
@@ -132,7 +141,7 @@ def test_a_link_out_of_a_folder_is_refused_before_it_is_read(tmp_path: Path, lin
 
 
 def test_files_that_spark_lists_through_a_new_link_are_refused(tmp_path: Path, roots: list[str]) -> None:
-    uri = require_allowed(str(tmp_path / "open" / "deep"), roots)
+    uri = require_allowed(str(tmp_path / "open" / "deep"), roots, "data")
     (tmp_path / "closed" / "a b.parquet").touch()
     (tmp_path / "open" / "deep" / "c.parquet").touch()
     require_no_links(uri)

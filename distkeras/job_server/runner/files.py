@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import math
@@ -13,7 +12,6 @@ import stat
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,72 +20,29 @@ from distkeras.ps.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-#: The most bytes of progress in one answer.
+#: The most bytes of a log or of progress in one answer.
 PIECE_MAX = 1 << 20
 #: Seconds after which an upload that has not ended is removed.
 _STRAY_SECONDS = 86400.0
-
-
 #: What a reader finds in place of the beginning of a log.
 _LEFT_OUT = "… what came before was left out\n".encode()
-#: Linux' flags of `fallocate`: keep the size, and free a range.
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
-def _disk_use(info: os.stat_result) -> int:
-    """Return the bytes of a file without those that were freed."""
-    return min(info.st_size, info.st_blocks * 512)
-
-
-def _free_start(descriptor: int, end: int) -> bool:
-    """Free the disk of a file's bytes up to ``end``, which are zeros then; return whether the system can do that."""
-    library = ctypes.CDLL(None)
-    fallocate = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if fallocate is None:  # not Linux
-        return False
-    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return bool(fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end) == 0)
-
-
-class _Within:
-    """A descriptor for the path of a file in a job's folder."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: JobFolder, _kind: type[JobFolder]) -> Path:
-        return folder.path / self._name
-
-
-@dataclass(frozen=True)
 class JobFolder:
-    """The files of one job.
+    """The files of one job in the folder ``path``."""
 
-    Attributes:
-        sent_model: the archive that was submitted.
-        model: the trained model.
-        history: Parquet with a row for each mini-batch.
-        commits: Parquet with a row for each commit.
-        fence: the number of the first attempt that may still work.
-        log: the output of the drivers and of Spark.
-        progress: a line of JSON for each second of training and each event, of all attempts.
-        journal: the events for a page of the job; see `distkeras.dashboard.journal`.
-        begun: exists after a predict job has found that its output did not exist.
-        checkpoint: the snapshots that an attempt continues from.
-    """
-
-    path: Path
-
-    sent_model = _Within("sent.keras")
-    model = _Within("model.keras")
-    history = _Within("history.parquet")
-    commits = _Within("commits.parquet")
-    fence = _Within("fence")
-    log = _Within("driver.log")
-    progress = _Within("progress.jsonl")
-    journal = _Within("journal.jsonl")
-    begun = _Within("begun")
-    checkpoint = _Within("checkpoint")
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sent_model = path / "sent.keras"  # the archive that was submitted
+        self.model = path / "model.keras"  # the trained model
+        self.history = path / "history.parquet"  # a row for each mini-batch
+        self.commits = path / "commits.parquet"  # a row for each commit
+        self.fence = path / "fence"  # the number of the first attempt that may still work
+        self.log = path / "driver.log"  # the output of the drivers and of Spark
+        self.progress = path / "progress.jsonl"  # a line for each second of training and each event, of all attempts
+        self.journal = path / "journal.jsonl"  # the events for a page of the job: `distkeras.dashboard.journal`
+        self.begun = path / "begun"  # exists after a predict job has found that its output did not exist
+        self.checkpoint = path / "checkpoint"  # the snapshots that an attempt continues from
 
     def beat(self, attempt: int) -> Path:
         """Return the file of a driver's heartbeat, which changes every second."""
@@ -97,66 +52,45 @@ class JobFolder:
         """Return the file with the order for the driver of an attempt."""
         return self.path / f"order-{attempt}.json"
 
+    def working(self, attempt: int) -> Path:
+        """Return the file that exists when the driver of an attempt trains or predicts."""
+        return self.path / f"working-{attempt}"
+
     def result(self, attempt: int) -> Path:
         """Return the file with the result of an attempt, which its driver writes atomically."""
         return self.path / f"result-{attempt}.json"
 
-    def read_result(self, attempt: int) -> dict[str, Any] | None:
-        """Return the result of an attempt; None if its driver has not written one."""
+    def read_result(self, attempt: int) -> dict[str, Any]:
+        """Return the result of an attempt; nothing if its driver has not written one."""
         try:
             result = json.loads(self.result(attempt).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
-            return None
-        return result if isinstance(result, dict) else None
+            return {}
+        return result if isinstance(result, dict) else {}
 
     def cut_log(self, most: int) -> None:
-        """Free the disk of all but the latest half of a log that takes more than ``most`` bytes.
-
-        The log keeps its length, so nothing is lost that a driver prints meanwhile, and readers continue where they
-        were. Where the file system cannot do that, the log gets shorter, and lacks what was printed in that moment.
-        """
+        """Leave the latest half of a log of more than ``most`` bytes; what is printed at this moment may be lost."""
         try:
             file = self.log.open("r+b")
         except FileNotFoundError:
             return
         with file:
-            if _disk_use(os.fstat(file.fileno())) <= most:
+            if file.seek(0, os.SEEK_END) <= most:
                 return
             file.seek(-(most // 2), os.SEEK_END)
             file.readline(most // 4)  # a line may be as long as the log
-            if _free_start(file.fileno(), file.tell()):
-                return
             latest = file.read()
             file.truncate(0)
-        with self.log.open("ab") as end:
+        with self.log.open("ab") as end:  # as the driver writes, whose next line follows
             end.write(_LEFT_OUT + latest)
-
-    def read_log(self, offset: int) -> tuple[bytes, int]:
-        """Return at most `PIECE_MAX` bytes of the log from ``offset`` on, before its end if negative; the next offset.
-
-        Raises:
-            FileNotFoundError: nothing has been printed.
-        """
-        with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = min(size, max(0, offset if offset >= 0 else size + offset))
-            data = os.lseek(file.fileno(), start, os.SEEK_DATA) if start < size and hasattr(os, "SEEK_DATA") else start
-            file.seek(data)
-            piece = file.read(PIECE_MAX)
-            if data > start or piece.startswith(b"\0"):  # from within what was freed
-                piece = _LEFT_OUT + piece.lstrip(b"\0")
-            return piece, file.tell()
 
     def size(self) -> int:
         """Return the bytes of all files."""
         total = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
-                try:
-                    info = Path(folder, name).lstat()
-                    total += _disk_use(info) if name == self.log.name else info.st_size
-                except FileNotFoundError:
-                    continue  # a replaced snapshot
+                with contextlib.suppress(FileNotFoundError):  # a replaced snapshot
+                    total += Path(folder, name).lstat().st_size
         return total
 
 
@@ -165,12 +99,15 @@ class JobFiles:
 
     Args:
         root: the folder, which is created if it does not exist; other users cannot read it.
+
+    Attributes:
+        uploads: the folder of uploads that are being received, on the same disk.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self._jobs, self._incoming = self.root / "jobs", self.root / "incoming"
-        for folder in (self.root, self._jobs, self._incoming):
+        self._jobs, self.uploads = self.root / "jobs", self.root / "incoming"
+        for folder in (self.root, self._jobs, self.uploads):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root.chmod(stat.S_IRWXU)
 
@@ -180,7 +117,7 @@ class JobFiles:
 
     def incoming(self) -> JobFolder:
         """Create a folder for a job that is being submitted."""
-        folder = JobFolder(self._incoming / uuid.uuid4().hex)
+        folder = JobFolder(self.uploads / uuid.uuid4().hex)
         folder.path.mkdir(mode=0o700)
         return folder
 
@@ -194,10 +131,6 @@ class JobFiles:
         """Remove a job's files, if they exist."""
         shutil.rmtree(folder.path, ignore_errors=True)
 
-    def temporary(self) -> Path:
-        """Return the folder for uploads that are being received, on the same disk."""
-        return self._incoming
-
     def free(self) -> int:
         """Return the free bytes of the file system."""
         return shutil.disk_usage(self.root).free
@@ -205,7 +138,7 @@ class JobFiles:
     def stray_uploads(self) -> list[JobFolder]:
         """Return folders of uploads that have not changed for a day: their server has died meanwhile."""
         limit = time.time() - _STRAY_SECONDS
-        return [JobFolder(path) for path in self._incoming.iterdir() if path.lstat().st_mtime < limit]
+        return [JobFolder(path) for path in self.uploads.iterdir() if path.lstat().st_mtime < limit]
 
     def bind(self, database: str, is_known: Callable[[str], bool]) -> None:
         """Bind this folder to a database, so that no other one is used with the jobs' files.
@@ -248,48 +181,40 @@ def write_whole(path: Path, value: Any) -> None:
     partial.replace(path)
 
 
-def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines from byte ``offset`` on, at most `PIECE_MAX` bytes, and the next offset."""
+def read_piece(path: Path, offset: int) -> tuple[bytes, int]:
+    """Return at most `PIECE_MAX` bytes from ``offset`` on, before the end if negative, and the offset behind them."""
     try:
         with path.open("rb") as file:
-            # Some file systems refuse an offset beyond their largest file.
-            file.seek(min(offset, file.seek(0, os.SEEK_END)))
-            piece = file.read(PIECE_MAX)
+            size = file.seek(0, os.SEEK_END)  # some file systems refuse an offset beyond their largest file
+            file.seek(min(size, max(0, offset if offset >= 0 else size + offset)))
+            return file.read(PIECE_MAX), file.tell()
     except FileNotFoundError:
-        return [], offset
+        return b"", 0
+
+
+def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete lines from byte ``offset`` on, at most `PIECE_MAX` bytes, and the next offset."""
+    piece, _ = read_piece(path, offset)
     end = piece.rfind(b"\n") + 1
     rows = []
     for line in piece[:end].splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # a partial line of a driver that died
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows, offset + end
-
-
-#: Seconds from one status line to the next.
-_EVERY = 1.0
+        with contextlib.suppress(ValueError):  # a partial line of a driver that died
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)], offset + end
 
 
 class ProgressLines(Callback):
-    """Writes a line when training begins, one per second while commits come, and one at the end.
+    """Writes a line when training begins in this attempt, one per second while commits come, and one at the end."""
 
-    Args:
-        path: of the file, to which the lines are appended.
-        attempt: the number of this driver of the job.
-    """
-
-    def __init__(self, path: Path, attempt: int) -> None:
-        super().__init__(every_seconds=_EVERY)
-        self._path = path
-        self._attempt = attempt
-        self._clock = -1
+    def __init__(self, folder: JobFolder, attempt: int) -> None:
+        super().__init__(every_seconds=1.0)
+        self._path, self._working = folder.progress, folder.working(attempt)
+        self._attempt, self._clock = attempt, -1
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Write that training begins."""
         append(self._path, {"kind": "training", "attempt": self._attempt, "metrics": list(setup.metrics)})
+        self._working.touch(mode=0o600)
 
     def on_center(self, context: CallbackContext) -> None:
         """Write the status, if there are new commits."""

@@ -14,9 +14,8 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -93,7 +92,9 @@ class ProcessId:
 
     def terminate(self) -> None:
         """Send it SIGTERM, if it is alive."""
-        _send(self.pid, signal.SIGTERM, self.alive)
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def session(self) -> list[int]:
         """Return the processes of the session that it leads or has led, without zombies."""
@@ -115,11 +116,10 @@ class ProcessId:
         """Kill all processes of its session; return whether there were none."""
         processes = self.session()
         for pid in processes:
-            _send(pid, signal.SIGKILL, partial(self._has, pid))
+            if _session_of(pid) == self.pid:  # still: another process may have its id by now
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         return not processes
-
-    def _has(self, pid: int) -> bool:
-        return _session_of(pid) == self.pid
 
     def _is(self, process: psutil.Process) -> bool:
         return self.visible and _started(process) == self.started
@@ -173,24 +173,6 @@ def machine_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # "max", or no control groups
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return total
-
-
-def _send(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:
-    """Send a signal to a process if ``is_it`` returns true, and never to another process that has reused its pid.
-
-    The check is made after a pidfd is open: if it holds then, the pidfd refers to the right process.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        if not hasattr(os, "pidfd_open"):  # not on Linux
-            if is_it():
-                os.kill(pid, number)
-            return
-        pidfd = os.pidfd_open(pid)
-        try:
-            if is_it():
-                signal.pidfd_send_signal(pidfd, number)
-        finally:
-            os.close(pidfd)
 
 
 def _session_of(pid: int) -> int | None:

@@ -17,15 +17,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,10 +30,10 @@ from distkeras.job_server.driver import GO
 from distkeras.job_server.errors import StateError
 from distkeras.job_server.runner.files import JobFiles, JobFolder, write_whole
 from distkeras.job_server.runner.processes import ProcessId
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import WORKING_STATES, JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
-from distkeras.ps.validate import check_fields, count, not_negative, positive
 
 log = logging.getLogger(__name__)
 
@@ -46,55 +43,17 @@ _POLL_SECONDS, _REMOVAL_SECONDS = 1.0, 600.0
 _REAPED = 5.0
 #: How often a lease is renewed within its length.
 _RENEWALS = 6
+#: The environment variables that a driver does not receive: secrets of the server and of its operator.
+_SECRETS = ("DISTKERAS_JOBS_", "DISTKERAS_TOKEN")
 #: The account of the server itself, which sees all jobs.
 _SERVER = Account(0, "server", ADMIN)
-
-
-@dataclass(frozen=True)
-class RunnerSettings:
-    """The operator's settings for running jobs.
-
-    Args:
-        slots: the most jobs that run at once.
-        master: of Spark, such as "local[4,4]" or "yarn".
-        attempts_max: the most drivers of one job, one after the other.
-        grace: seconds for a driver to end after SIGTERM, before it is killed.
-        lease: seconds without a renewal or heartbeat after which another server, or a driver that is not visible from
-            here, counts as dead.
-        retention: seconds that an ended job is kept; None: forever.
-        run_max: seconds that a driver may run; None: forever.
-        log_max: the most bytes of a job's log; of more, the latest are kept.
-        memory_max: the most bytes of private memory of a job's processes on this machine; None: no limit.
-        reserve: the least free bytes on the disk of the jobs' files for a job to begin.
-        command: the command of a driver; its folder and attempt are appended.
-    """
-
-    slots: int = count(1, 0)
-    master: str = "local[*,4]"
-    config: Mapping[str, str] = field(default_factory=dict)
-    attempts_max: int = count(3)
-    grace: float = not_negative(60.0)
-    lease: float = positive(30.0)
-    retention: float | None = positive(None)
-    run_max: float | None = positive(None)
-    log_max: int = count(64 << 20, 10_000)
-    memory_max: int | None = positive(None)
-    reserve: int = 0
-    command: Sequence[str] = (sys.executable, "-m", "distkeras.job_server.driver")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class JobRunner:
     """Runs jobs; see the module. ``clock`` is the monotonic clock, in seconds, that measures leases."""
 
     def __init__(
-        self,
-        store: JobStore,
-        files: JobFiles,
-        settings: RunnerSettings,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: JobStore, files: JobFiles, settings: Settings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store, self._files, self._settings, self._clock = store, files, settings, clock
         #: The identity of this server: host and process, and a suffix that distinguishes two runners of one process.
@@ -123,9 +82,8 @@ class JobRunner:
                 self.tick()
                 self._checked_at = time.monotonic()
             except (SQLAlchemyError, OSError) as error:
-                log.warning(
-                    "the jobs could not be checked, and will be checked again: %s", str(error).partition("\n")[0]
-                )
+                text = str(error).partition("\n")[0]
+                log.warning("the jobs could not be checked, and will be checked again: %s", text)
 
     def tick(self) -> None:
         """Check all jobs once, and start waiting ones in free slots."""
@@ -158,12 +116,8 @@ class JobRunner:
         server = ProcessId.parse((job.server or "").split("/")[1] if "/" in (job.server or "") else None)
         silent = self._is_silent("server", job.id, f"{job.server} {job.renewal}")
         self._is_silent("driver", job.id, self._beat(job))  # so that both leases run at the same time
-        server_died = server is not None and server.visible and not server.alive()
-        if (
-            not (server_died or silent)
-            or not self._files.of(job.id).path.is_dir()
-            or not self._store.adopt(job, self.name)
-        ):
+        died = silent or (server is not None and server.visible and not server.alive())
+        if not died or not self._files.of(job.id).path.is_dir() or not self._store.adopt(job, self.name):
             return False
         log.info("job %s is taken over after the death of its server", job.id)
         return True
@@ -185,24 +139,18 @@ class JobRunner:
 
     def _launch(self, job: StoredJob) -> bool:
         """Start a job's driver; return whether it was started."""
-        folder = self._files.of(job.id)
-        settings = self._settings
-        order = {
-            "description": job.submitted,
-            **job.order,
-            "master": settings.master,
-            "config": dict(settings.config),
-        }
+        folder, settings = self._files.of(job.id), self._settings
+        spark = {"master": settings.master, "config": dict(settings.config)}
         try:
-            write_whole(folder.order(job.attempt), order)
+            write_whole(folder.order(job.attempt), {"description": job.submitted, **job.order, **spark})
             with folder.log.open("ab") as output:
                 child = subprocess.Popen(
-                    [*settings.command, str(folder.path), str(job.attempt)],
+                    [*settings.driver_command, str(folder.path), str(job.attempt)],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     cwd=folder.path,
-                    env=_environment(),
+                    env={name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -210,68 +158,62 @@ class JobRunner:
             return False
         self._children[job.id] = child
         assert child.stdin is not None
-        with child.stdin as pipe:
-            try:
-                if self._store.set_driver(job, str(ProcessId.of(child.pid))):
-                    pipe.write(GO)
-            except (ProcessLookupError, BrokenPipeError):
-                pass  # it has died already; the next check finds that
+        # One that has died already is found by the next check.
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError), child.stdin as pipe:
+            if self._store.set_driver(job, str(ProcessId.of(child.pid))):
+                pipe.write(GO)
         log.info("job %s of %s begins, attempt %d", job.id, job.user, job.attempt)
         return True
 
     def _check(self, job: StoredJob) -> bool:
         """Check one job; return whether its driver has ended, so that its slot is free."""
         folder = self._files.of(job.id)
-        child = self._children.get(job.id)
-        if child is not None:
-            child.poll()
-        driver = ProcessId.parse(job.driver)
-        visible = driver is not None and driver.visible
+        if job.id in self._children:
+            self._children[job.id].poll()
         silent = self._is_silent("driver", job.id, self._beat(job))
-        if driver is not None and (driver.alive() if visible else not silent):
+        driver = ProcessId.parse(job.driver)
+        if driver is not None and (driver.alive() if driver.visible else not silent):
             folder.cut_log(self._settings.log_max)
-            if visible and driver is not None and self._exceeds_memory(job, driver):
+            if self._excess(job, driver):
                 driver.kill_session()
             elif job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
-                self._end(job, driver)
-            elif job.state is JobState.STARTING and _is_working(folder, job):
+                self._end(job, driver, folder)
+            elif job.state is JobState.STARTING and folder.working(job.attempt).exists():
                 self._store.move(job, WORKING_STATES[job.kind])
             return False
-        if visible and driver is not None and not driver.kill_session():
+        if driver is not None and driver.visible and not driver.kill_session():
             return False
-        if driver is not None and not visible:
+        if driver is not None and not driver.visible:
             write_whole(folder.fence, job.attempt + 1)  # if it was only suspended, it ends when it resumes
         self._record_outcome(job, folder)
         return True
 
-    def _exceeds_memory(self, job: StoredJob, driver: ProcessId) -> bool:
-        """Return whether the processes of a job exceed the limit of memory; store that as the job's error."""
+    def _excess(self, job: StoredJob, driver: ProcessId) -> str:
+        """Return the error of a job whose processes exceed the limit of memory, which is kept; else an empty text."""
         most = self._settings.memory_max
-        if most is None or (used := driver.memory()) <= most:
-            return False
-        self._excesses[job.id] = (
-            f"the processes of a job must have at most {most >> 20} MB of memory, as the server's operator says. "
-            f"Received: {used >> 20} MB"
-        )
-        return True
+        if most is not None and driver.visible and (used := driver.memory()) > most:
+            self._excesses[job.id] = (
+                f"the processes of a job must have at most {most >> 20} MB of memory, as the server's operator says. "
+                f"Received: {used >> 20} MB"
+            )
+        return self._excesses.get(job.id, "")
 
     def _overdue(self, job: StoredJob) -> bool:
         """Return whether the job's driver has run for longer than the limit."""
         most, started = self._settings.run_max, job.started
         return most is not None and started is not None and time.time() - started > most
 
-    def _end(self, job: StoredJob, driver: ProcessId) -> None:
+    def _end(self, job: StoredJob, driver: ProcessId, folder: JobFolder) -> None:
         """Ask a driver to end, or wait for one that has written its result; kill it after the grace period."""
+        must_end = job.cancel is not None or self._overdue(job)
         if not driver.visible:
-            if job.cancel is not None or self._overdue(job):
-                write_whole(self._files.of(job.id).fence, job.attempt + 1)
-            return
-        since = self._ending_since.get(job.id)
-        if since is None:
+            if must_end:
+                write_whole(folder.fence, job.attempt + 1)
+        elif job.id not in self._ending_since:
             self._ending_since[job.id] = time.monotonic()
-            if job.cancel is not None or self._overdue(job):
+            if must_end:
                 driver.terminate()
-        elif time.monotonic() - since > self._settings.grace:
+        elif time.monotonic() - self._ending_since[job.id] > self._settings.grace:
             driver.kill_session()
 
     def _record_outcome(self, job: StoredJob, folder: JobFolder) -> None:
@@ -281,55 +223,35 @@ class JobRunner:
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):  # its main thread may end before the others
             status = None if child is None else child.wait(_REAPED)
-        died = "died" if status is None else f"died with exit status {status}"
-        result = folder.read_result(job.attempt) or {}
-        size, excess = folder.size(), self._excesses.pop(job.id, None)
+        exit_status = "" if status is None else f" with exit status {status}"
+        result, size, excess = folder.read_result(job.attempt), folder.size(), self._excesses.pop(job.id, None)
+        state, error, outcome = JobState.FAILED, excess, None
         if result.get("state") == JobState.DONE:
-            self._store.move(job, JobState.DONE, size=size, summary=result.get("summary"))
+            state, error = JobState.DONE, None
         elif job.cancel is not None:
-            self._store.move(job, JobState.CANCELLED, size=size)
+            state, error = JobState.CANCELLED, None
         elif result.get("state") == JobState.FAILED:
-            self._store.move(job, JobState.FAILED, f"{result.get('type')}: {result.get('error')}", size)
-        elif excess is not None:
-            self._store.move(job, JobState.FAILED, excess, size)
-        elif self._overdue(job):
-            text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
-            self._store.move(job, JobState.FAILED, text, size)
-        elif job.attempt < self._settings.attempts_max:
-            log.warning("job %s: driver %d %s; another one continues", job.id, job.attempt, died)
-            self._store.move(job, JobState.QUEUED, outcome=died)
-        else:
-            text = f"{job.attempt} drivers died without a report, the last one {died}; see the log"
-            self._store.move(job, JobState.LOST, text.replace("the last one died", "the last one"), size, died)
+            error = f"{result.get('type')}: {result.get('error')}"
+        elif excess is None and self._overdue(job):
+            error = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
+        elif excess is None:
+            state, outcome = JobState.QUEUED, f"died{exit_status}"
+            log.warning("job %s: driver %d %s", job.id, job.attempt, outcome)
+            if job.attempt >= self._settings.attempts_max:
+                state = JobState.LOST
+                error = f"{job.attempt} drivers died without a report, the last one{exit_status}; see the log"
+        self._store.move(job, state, error, size, outcome, result.get("summary"))
 
     def _sweep(self) -> None:
         """Remove expired jobs, and uploads that ended in the middle, every `_REMOVAL_SECONDS` seconds."""
         if time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + _REMOVAL_SECONDS
-        if self._settings.retention is not None:
-            for job in self._store.ended_before(time.time() - self._settings.retention):
-                self._files.remove(self._files.of(job.id))
-                try:
-                    self._store.remove(job)
-                except StateError:
-                    continue  # its user has removed it
+        retention = self._settings.retention
+        for job in [] if retention is None else self._store.ended_before(time.time() - retention):
+            self._files.remove(self._files.of(job.id))
+            with contextlib.suppress(StateError):  # its user has removed it
+                self._store.remove(job)
                 log.info("job %s of %s is removed, as its retention has ended", job.id, job.user)
         for folder in self._files.stray_uploads():
             self._files.remove(folder)
-
-
-def _is_working(folder: JobFolder, job: StoredJob) -> bool:
-    """Return whether the driver of this attempt has reported that it works; all attempts share the file."""
-    mark = re.compile(rf'"kind": "{WORKING_STATES[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
-    try:
-        with folder.progress.open("rb") as file:
-            return any(mark.search(line) for line in file)
-    except FileNotFoundError:
-        return False
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a driver: that of this process without the secrets of the server and its operator."""
-    secrets = ("DISTKERAS_JOBS_", "DISTKERAS_TOKEN")
-    return {name: value for name, value in os.environ.items() if not name.startswith(secrets)}

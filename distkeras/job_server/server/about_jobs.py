@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,33 +16,46 @@ from distkeras.dashboard.page import saved_page
 from distkeras.job_server.description import Description, JobDescription, JobId, PredictionDescription, Tag, json_of
 from distkeras.job_server.errors import DescriptionError, NotFoundError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
-from distkeras.job_server.places import (
-    require_allowed,
-    require_elsewhere,
-    require_existing,
-    require_output,
-    require_own,
-)
-from distkeras.job_server.runner.files import JobFolder, read_progress
-from distkeras.job_server.server.services import audit, services
-from distkeras.job_server.server.views import JobsView, JobView, RowsView, TextView, endpoints
+from distkeras.job_server.places import require_readable, require_writable
+from distkeras.job_server.runner.files import JobFolder, read_piece, read_progress
+from distkeras.job_server.server.endpoints import audit, endpoints, services
 from distkeras.job_server.states import PREDICT, TRAIN, JobState
-from distkeras.job_server.store.jobs import ORDER, StoredJob, new_id
+from distkeras.job_server.store.jobs import ORDER, Attempt, JobSummary, StoredJob, new_id
 
 jobs_api = endpoints("jobs")
 
-_ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
 #: The fields of a job in its saved page, which its user may give to others.
 _SHOWN = ("kind", "state", "error", "attempts")
+_MODEL_TYPE, _TABLE_TYPE = "application/zip", "application/vnd.apache.parquet"
 
 
-def _file_of(media: str, schema: Mapping[str, Any] | None = None) -> dict[Any, Any]:
-    """Return the OpenAPI description of an answer that is a file."""
-    return {200: {"content": {media: {"schema": schema or {"type": "string", "format": "binary"}}}}}
+class JobView(JobSummary):
+    """A job with its description."""
+
+    description: dict[str, Any] = Field(validation_alias="submitted")
+    attempts: list[Attempt] = Field([], description="The drivers that the job has had.")
 
 
-_MODEL, _TABLE = _file_of("application/zip"), _file_of("application/vnd.apache.parquet")
+class JobsView(BaseModel):
+    """One page of jobs; ``next`` is the ``before`` of the next page."""
+
+    jobs: list[JobSummary]
+    next: str | None
+
+
+class RowsView(BaseModel):
+    """Rows of a job's progress, and the offset of the next read."""
+
+    rows: list[dict[str, Any]]
+    next: int
+
+
+class TextView(BaseModel):
+    """A part of a job's log, and the offset of the next read."""
+
+    text: str
+    next: int
 
 
 class JobPath(BaseModel):
@@ -92,112 +104,64 @@ class LogQuery(BaseModel):
     offset: int = Field(0, ge=-_LARGEST, le=_LARGEST, description="The byte to begin at; from the end if below 0.")
 
 
+def _file_of(media: str, schema: Mapping[str, Any] | None = None) -> dict[Any, Any]:
+    """Return the OpenAPI description of an answer that is a file."""
+    return {200: {"content": {media: {"schema": schema or {"type": "string", "format": "binary"}}}}}
+
+
 @jobs_api.post("/jobs", responses={201: JobView})
 def submit_job(form: JobForm) -> Any:
     """Submit a training job: its description, and a model that Keras saved."""
-    return _accept(form.job, _training_order(form.job), _sent_model(form.model))
+    return _accept(form.job, _saved(form.model))
 
 
 @jobs_api.post("/predictions", responses={201: JobView})
 def submit_prediction(form: PredictionForm) -> Any:
     """Submit a predict job: its description, and a model that Keras saved or the job that trained one."""
-    model = _sent_model(form.model) if form.job.job is None else _model_of(form.job.job)
-    return _accept(form.job, _prediction_order(form.job), model)
+    return _accept(form.job, _saved(form.model) if form.job.job is None else _model_of(form.job.job))
 
 
 @jobs_api.post("/jobs/<job>/resubmit", responses={201: JobView})
 def resubmit_job(path: JobPath) -> Any:
     """Submit a job once more, as yours, with its model; a JSON body replaces fields of its description (RFC 7396)."""
     job = _job(path)
-    write = _copy_of(
-        services().files.of(job.id).sent_model,
-        StateError(f"job {job.id} cannot be submitted again: its model was removed"),
-    )
-    description = _merged(job.submitted, json_of(request.get_data() or b"{}"))
-    if job.kind == TRAIN:
-        training = JobDescription.from_json(description)
-        return _accept(training, _training_order(training), write)
-    prediction = PredictionDescription.from_json(description)
-    return _accept(prediction, _prediction_order(prediction), write)
+    removed = StateError(f"job {job.id} cannot be submitted again: its model was removed")
+    changed = _merged(job.submitted, json_of(request.get_data() or b"{}"))
+    kind = JobDescription if job.kind == TRAIN else PredictionDescription
+    return _accept(kind.from_json(changed), _copied(services().files.of(job.id).sent_model, removed))
 
 
 def _merged(value: Any, changes: Any) -> Any:
     """Return JSON with changes, as RFC 7396 merges them: an object's fields one by one, and null removes one."""
     if not isinstance(changes, dict):
         return changes
-    merged = dict(value) if isinstance(value, dict) else {}
-    for name, change in changes.items():
-        if change is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = _merged(merged.get(name), change)
-    return merged
+    kept = value if isinstance(value, dict) else {}
+    changed = {name: _merged(kept.get(name), part) for name, part in changes.items() if part is not None}
+    return {name: part for name, part in kept.items() if name not in changes} | changed
 
 
-def _training_order(description: JobDescription) -> dict[str, Any]:
-    """Return the order for the driver; raise DescriptionError unless the server allows the places it reads."""
-    order = {"kind": TRAIN, "data": _data(description.data)}
-    if description.early_stopping is not None:
-        order["validation"] = _data(description.early_stopping.data, "early_stopping.data")
-    return order
-
-
-def _prediction_order(description: PredictionDescription) -> dict[str, Any]:
-    """Return the order for the driver; raise DescriptionError unless the server allows the places it uses."""
-    output = require_output(description.output, services().settings.output, g.account.name)
-    _require_public(output, "output")
-    return {"kind": PREDICT, "data": _data(description.data), "output": output}
-
-
-def _data(data: str, field: str = "data") -> str:
-    """Return the URI of the Parquet that a job reads, if the server allows it."""
-    settings = services().settings
-    uri = require_allowed(data, settings.data, field)
-    _require_public(uri, field)
-    if not g.account.is_admin:
-        require_own(uri, settings.output, g.account.name, field)
-    require_existing(uri, field)
-    return uri
-
-
-def _require_public(uri: str, field: str) -> None:
-    for folder in (services().files.root, *services().settings.private):
-        require_elsewhere(uri, folder, field)
-
-
-def _sent_model(sent: FileStorage | None) -> Callable[[Path], object]:
+def _saved(sent: FileStorage | None) -> Callable[[Path], object]:
     """Return the function that writes the uploaded model to a file."""
     if sent is None or not hasattr(sent, "save"):  # the library does not refuse a text in place of a file
         raise DescriptionError("`model` must be a file in the form. Received: none", "model")
-    most = services().settings.upload_max
-
-    def write(path: Path) -> None:
-        sent.save(path)
-        size = path.stat().st_size
-        if size > most:
-            raise DescriptionError(f"`model` must have at most {most} bytes. Received: {size}", "model")
-
-    return write
+    return sent.save
 
 
 def _model_of(job_id: str) -> Callable[[Path], object]:
     """Return the function that writes the model of a finished job of the caller to a file."""
+    if request.files:
+        raise DescriptionError("`model` must not be sent together with `job`. Received: both", "model")
     try:
         job = services().jobs.get(g.account, job_id)
     except NotFoundError as error:
         raise DescriptionError(f"`job` must be one of yours. Received: {job_id}", "job") from error
-    model = services().files.of(job_id).model
-    if request.files:
-        raise DescriptionError("`model` must not be sent together with `job`. Received: both", "model")
-    if job.kind != TRAIN or job.state is not JobState.DONE or not model.exists():
-        raise DescriptionError(f"`job` must have trained a model. Received: {job_id}, {job.kind}, {job.state}", "job")
-
-    return _copy_of(
-        model, DescriptionError(f"`job` must be one of yours. Received: {job_id}, removed meanwhile", "job")
-    )
+    unfit = DescriptionError(f"`job` must have trained a model. Received: {job_id}, {job.kind}, {job.state}", "job")
+    if job.kind != TRAIN or job.state is not JobState.DONE:
+        raise unfit
+    return _copied(services().files.of(job_id).model, unfit)
 
 
-def _copy_of(model: Path, error: Exception) -> Callable[[Path], object]:
+def _copied(model: Path, error: Exception) -> Callable[[Path], object]:
     """Return the function that copies ``model`` to a file; it raises ``error`` if the model was removed."""
 
     def write(path: Path) -> None:
@@ -209,19 +173,32 @@ def _copy_of(model: Path, error: Exception) -> Callable[[Path], object]:
     return write
 
 
-def _accept(description: Description, order: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
+def _order(description: Description) -> dict[str, Any]:
+    """Return what only the driver receives: the kind, and URIs; DescriptionError for a place that is not allowed."""
+    settings, user = services().settings, g.account
+    order = {"kind": TRAIN, "data": require_readable(description.data, "data", settings, user)}
+    if isinstance(description, PredictionDescription):
+        return order | {"kind": PREDICT, "output": require_writable(description.output, settings, user)}
+    if isinstance(description, JobDescription) and (stopping := description.early_stopping) is not None:
+        order["validation"] = require_readable(stopping.data, "early_stopping.data", settings, user)
+    return order
+
+
+def _accept(description: Description, write_model: Callable[[Path], object]) -> Any:
     """Put a job with its model into the queue; if that fails, remove its files."""
-    files, settings = services().files, services().settings
+    files, settings, order = services().files, services().settings, _order(description)
     folder = files.incoming()
     try:
         write_model(folder.sent_model)
+        size, job_id = folder.sent_model.stat().st_size, new_id()
+        if request.files and size > settings.upload_max:  # a model that was trained here may be larger
+            raise DescriptionError(f"`model` must have at most {settings.upload_max} bytes. Received: {size}", "model")
         if files.free() < settings.reserve:  # with the model, which goes if there is no room for it
             raise StorageError(f"The server's disk has fewer than {settings.reserve} bytes left: try again later.")
         require_archive(folder.sent_model)
-        size, job_id = folder.sent_model.stat().st_size, new_id()
         folder = files.accept(folder, job_id)
         stored = description.to_json() | {ORDER: order}
-        job = services().jobs.add(g.account, description.name, stored, size, settings.quota, job_id)
+        job = services().jobs.add(g.account, description.name, stored, size, settings, job_id)
     except BaseException:
         files.remove(folder)
         raise
@@ -232,11 +209,10 @@ def _accept(description: Description, order: Mapping[str, Any], write_model: Cal
 @jobs_api.get("/jobs", responses={200: JobsView})
 def list_jobs(query: JobsQuery) -> Any:
     """List jobs, the latest first."""
-    store, before = services().jobs, query.before
-    number = None if before is None else store.get(g.account, before).number
-    jobs = store.page(
-        g.account, state=query.state, text=query.text, tag=query.tag or "", before=number, limit=query.limit
-    )
+    store, chosen = services().jobs, query.model_dump()
+    if query.before is not None:
+        chosen["before"] = store.get(g.account, query.before).number
+    jobs = store.page(g.account, **chosen)
     following = jobs[-1].id if len(jobs) == query.limit else None
     return JobsView(jobs=list(jobs), next=following).model_dump(mode="json")
 
@@ -275,26 +251,23 @@ def read_metrics(path: JobPath, query: RowsQuery) -> Any:
 @jobs_api.get("/jobs/<job>/log", responses={200: TextView})
 def read_log(path: JobPath, query: LogQuery) -> Any:
     """Read what the driver of a job and Spark print."""
-    try:
-        piece, following = _folder(path).read_log(query.offset)
-        return {"text": piece.decode("utf-8", "replace"), "next": following}
-    except FileNotFoundError:
-        return {"text": "", "next": 0}
+    piece, following = read_piece(_folder(path).log, query.offset)
+    return {"text": piece.decode("utf-8", "replace"), "next": following}
 
 
-@jobs_api.get("/jobs/<job>/model", responses=_MODEL)
+@jobs_api.get("/jobs/<job>/model", responses=_file_of(_MODEL_TYPE))
 def fetch_model(path: JobPath) -> Response:
     """Fetch the trained model (.keras)."""
     return _file(path, "model.keras")
 
 
-@jobs_api.get("/jobs/<job>/history", responses=_TABLE)
+@jobs_api.get("/jobs/<job>/history", responses=_file_of(_TABLE_TYPE))
 def fetch_history(path: JobPath) -> Response:
     """Fetch the history, one row for each mini-batch (Parquet)."""
     return _file(path, "history.parquet")
 
 
-@jobs_api.get("/jobs/<job>/commits", responses=_TABLE)
+@jobs_api.get("/jobs/<job>/commits", responses=_file_of(_TABLE_TYPE))
 def fetch_commits(path: JobPath) -> Response:
     """Fetch the commits, one row for each (Parquet)."""
     return _file(path, "commits.parquet")
@@ -327,8 +300,6 @@ def _view(job: StoredJob) -> dict[str, Any]:
 
 
 def _job(path: JobPath) -> StoredJob:
-    if _ID.fullmatch(path.job) is None:
-        raise NotFoundError("there is no such job: the path has no job's id")
     return services().jobs.get(g.account, path.job)
 
 
@@ -339,13 +310,12 @@ def _folder(path: JobPath) -> JobFolder:
 def _file(path: JobPath, name: str) -> Response:
     """Send a file of a finished job; before, a driver may not have written all of it."""
     job = _job(path)
-    file = services().files.of(job.id).path / name
-    kind = next(iter((_MODEL if name.endswith(".keras") else _TABLE)[200]["content"]))
     if job.kind != TRAIN:
         raise StateError(f"job {job.id} has no {name}: it does not train a model, but is to {job.kind}")
-    if job.state is not JobState.DONE or not file.exists():
+    if job.state is not JobState.DONE:
         raise StateError(f"job {job.id} has no {name}: it must be done, and is {job.state}")
+    file, kind = services().files.of(job.id).path / name, _MODEL_TYPE if name.endswith(".keras") else _TABLE_TYPE
     try:
         return send_file(file, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
     except FileNotFoundError:
-        raise NotFoundError(f"there is no job {job.id}: it was removed meanwhile") from None
+        raise StateError(f"job {job.id} has no {name}: it was removed") from None

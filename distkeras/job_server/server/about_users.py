@@ -10,20 +10,44 @@ from pydantic import BaseModel, Field
 
 from distkeras.job_server.description import Line, Submitted
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.server.services import audit, services
-from distkeras.job_server.server.views import (
-    AuditView,
-    MeView,
-    NewTokenView,
-    TokensView,
-    UsersView,
-    endpoints,
-)
-from distkeras.job_server.store.accounts import ADMIN, NAME, UserInfo
+from distkeras.job_server.server.endpoints import audit, endpoints, services
+from distkeras.job_server.store.accounts import ADMIN, NAME, AuditEntry, TokenInfo, UserInfo
 
 account_api, admin_api = endpoints("account"), endpoints("admin")
 
 UserName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+
+
+class MeView(BaseModel):
+    """The caller."""
+
+    name: str
+    role: str
+
+
+class TokensView(BaseModel):
+    """Tokens, without their secrets."""
+
+    tokens: list[TokenInfo]
+
+
+class NewTokenView(BaseModel):
+    """A new token, which is shown only once."""
+
+    token: str
+
+
+class UsersView(BaseModel):
+    """Users."""
+
+    users: list[UserInfo]
+
+
+class AuditView(BaseModel):
+    """One page of the audit log; ``next`` is the ``before`` of the next page."""
+
+    entries: list[AuditEntry]
+    next: int | None
 
 
 class TokenPath(BaseModel):

@@ -5,14 +5,15 @@ The pages about the server itself are here too: its health, and metrics for Prom
 
 from __future__ import annotations
 
-import json
 import logging
-import re
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
-from html import escape
 from typing import Any, NoReturn
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g, jsonify, redirect, request
 from flask.json.provider import DefaultJSONProvider
 from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
@@ -25,18 +26,39 @@ from werkzeug.exceptions import HTTPException
 import distkeras
 from distkeras.dashboard.page import server_page
 from distkeras.job_server.description import DESCRIPTION_BYTES_MAX, description_error, json_of
-from distkeras.job_server.errors import DescriptionError, ForbiddenError, JobServerError, RateError, UnauthorizedError
+from distkeras.job_server.errors import (
+    DescriptionError,
+    ForbiddenError,
+    JobServerError,
+    NotFoundError,
+    RateError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from distkeras.job_server.server.about_jobs import jobs_api
 from distkeras.job_server.server.about_users import account_api, admin_api
-from distkeras.job_server.server.services import FailureLimit, Services, services
-from distkeras.job_server.server.views import ErrorView
+from distkeras.job_server.server.endpoints import ErrorView, Services, services
 from distkeras.job_server.store.accounts import ADMIN, METRICS
 from distkeras.ps.errors import ConfigurationError
 
-server_pages = Blueprint("server", __name__)
+log = logging.getLogger(__name__)
 
 #: Seconds after which a runner that has not checked the jobs counts as stuck.
 SILENCE_MAX = 120.0
+#: Paths that need no token: they describe the interface, without data of jobs and users.
+PUBLIC = {"/", "/openapi.json", "/dashboard", "/healthz"}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+#: The most addresses whose failures are counted; beyond it, the one that failed longest ago is discarded.
+_ADDRESSES = 10_000
+
+server_pages = Blueprint("server", __name__)
 
 
 @server_pages.get("/healthz")
@@ -60,34 +82,57 @@ def show_metrics() -> Response:
     jobs = Gauge("distkeras_jobs", "Jobs in each state.", ["state"], registry=registry)
     for state, count in current.jobs.counts().items():
         jobs.labels(state.value).set(count)
-    free, silence = current.files.free(), current.silence()
-    Gauge("distkeras_disk_free_bytes", "Free bytes of the jobs' disk.", registry=registry).set(free)
-    text = "Seconds since the jobs were last checked."
-    Gauge("distkeras_runner_silence_seconds", text, registry=registry).set(silence)
     version = Gauge("distkeras_build_info", "The version of distkeras.", ["version"], registry=registry)
     version.labels(distkeras.__version__).set(1)
+    for name, text, value in (
+        ("distkeras_disk_free_bytes", "Free bytes of the jobs' disk.", current.files.free()),
+        ("distkeras_runner_silence_seconds", "Seconds since the jobs were last checked.", current.silence()),
+    ):
+        Gauge(name, text, registry=registry).set(value)
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
-log = logging.getLogger(__name__)
+@server_pages.get("/dashboard")
+def show_dashboard() -> Response:
+    """Answer with the page, which contains no data: it asks the user for a token."""
+    page = server_page()
+    return Response(page.html, mimetype="text/html", headers={"Content-Security-Policy": page.policy})
 
-#: Paths that need no token: they describe the interface, without data of jobs and users.
-PUBLIC = {"/", "/openapi.json", "/dashboard", "/healthz"}
-_POLICY = "Content-Security-Policy"
-_HEADERS = {
-    "Cache-Control": "no-store",
-    _POLICY: "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
-    "base-uri 'none'; form-action 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
+
+@server_pages.get("/")
+def show_start() -> Any:
+    """Lead a browser to the page."""
+    return redirect("/dashboard")
+
+
+class FailureLimit:
+    """Counts failures by address; thread-safe, with bounded memory.
+
+    Args:
+        most: failures within ``seconds`` after which an address is refused.
+        clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._seconds, self._clock = most, seconds, clock
+        self._lock = threading.Lock()
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def add(self, address: str) -> bool:
+        """Count one failure; return whether it exceeds the limit."""
+        now = self._clock()
+        with self._lock:
+            times = self._failures.setdefault(address, deque(maxlen=self._most))
+            self._failures.move_to_end(address)
+            if len(self._failures) > _ADDRESSES:
+                self._failures.popitem(last=False)
+            exceeded = len(times) == self._most and now - times[0] < self._seconds
+            if not exceeded:
+                times.append(now)
+            return exceeded
 
 
 class _StrictJson(DefaultJSONProvider):
-    """JSON that all parsers read in the same way."""
-
     sort_keys = False
 
     def loads(self, s: str | bytes, **_keywords: Any) -> Any:
@@ -124,44 +169,8 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
     for api in (jobs_api, account_api, admin_api):
         app.register_api(api)
     app.register_blueprint(server_pages)
-    page = description_page(app.api_doc)
     app.add_url_rule("/openapi.json", "openapi", lambda: jsonify(app.api_doc))
-    app.add_url_rule("/dashboard", "dashboard", _dashboard)
-    app.add_url_rule("/", "page", lambda: Response(page, mimetype="text/html"))
     return app
-
-
-def bearer(header: str | None) -> str:
-    """Return the token in a header "Authorization"; an empty text if there is none."""
-    match = re.fullmatch(r"Bearer +(\S{1,200}) *", header or "", re.IGNORECASE)
-    return match[1] if match else ""
-
-
-def description_page(description: dict[str, Any]) -> str:
-    """Return an OpenAPI description as a page of HTML, without scripts and without resources from other hosts."""
-    sections = []
-    for path, operations in description["paths"].items():
-        for method, operation in operations.items():
-            answers = {status: answer for status, answer in operation["responses"].items() if int(status) < 300}
-            parts = {"parameters": operation.get("parameters"), "body": operation.get("requestBody"), "answer": answers}
-            blocks = "".join(_details(name, value) for name, value in parts.items() if value)
-            title = f"<code>{method.upper()} {escape(path)}</code>"
-            summary = escape(operation["summary"])
-            sections.append(
-                f'<section id="{operation["operationId"]}"><h2>{title}</h2><p>{summary}</p>{blocks}</section>'
-            )
-    schemas = "".join(_details(name, value) for name, value in description["components"]["schemas"].items())
-    return _PAGE.replace("SECTIONS", "\n".join(sections)).replace("SCHEMAS", schemas)
-
-
-def _details(name: str, value: Any) -> str:
-    return f"<details><summary>{escape(name)}</summary><pre>{escape(json.dumps(value, indent=2))}</pre></details>"
-
-
-def _dashboard() -> Response:
-    """Return the page, which contains no data: it asks the user for a token."""
-    page = server_page()
-    return Response(page.html, mimetype="text/html", headers={_POLICY: page.policy})
 
 
 def _require_account(services: Services, failures: FailureLimit) -> None:
@@ -171,11 +180,14 @@ def _require_account(services: Services, failures: FailureLimit) -> None:
     """
     if request.path in PUBLIC and request.method in ("GET", "HEAD"):
         return
-    token = bearer(request.headers.get("Authorization"))
+    given = request.authorization
+    token = given.token if given is not None and given.type == "bearer" else None
     account = services.accounts.authenticate(token) if token else None
     if account is not None:
         if account.role == METRICS and request.path != "/metrics":
             raise ForbiddenError(f"the role {METRICS} may read /metrics only. Received: {request.path[:100]}")
+        if not request.path.isprintable():  # databases refuse some of the other characters
+            raise NotFoundError("a path has printable characters only. Received: another one")
         g.account = account
         return
     address = request.remote_addr or ""
@@ -201,8 +213,7 @@ def _refuse(error: ValidationError) -> NoReturn:
 
 def _with_headers(response: Response) -> Response:
     for name, value in _HEADERS.items():
-        if name != _POLICY or name not in response.headers:
-            response.headers[name] = value
+        response.headers.setdefault(name, value)
     if request.is_secure:
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
     return response
@@ -210,57 +221,32 @@ def _with_headers(response: Response) -> Response:
 
 def _answer_error(error: Exception) -> Response:
     """Return an error as JSON; the traceback of an unexpected one is only in the log."""
-    if isinstance(error, JobServerError):
-        status, detail = error.status, {"type": type(error).__name__, "message": error.message}
-        if isinstance(error, DescriptionError) and error.field:
-            detail["field"] = error.field
-    elif isinstance(error, OperationalError | PoolTimeoutError):
-        log.error("%s %r failed: %s", request.method, request.path, str(error).partition("\n")[0])
-        status, detail = 503, {"type": "UnavailableError", "message": "The server's database does not answer."}
-    elif isinstance(error, ConfigurationError):
-        status, detail = 422, {"type": "DescriptionError", "message": error.message}
-    elif isinstance(error, HTTPException):
+    headers = {}
+    if isinstance(error, HTTPException):
         status, detail = error.code or 500, {"type": error.name, "message": error.description or error.name}
+        headers = {name: value for name, value in error.get_headers() if name == "Allow"}
     else:
-        log.error("%s %r failed", request.method, request.path, exc_info=error)
-        status, detail = (
-            500,
-            {"type": "JobServerError", "message": "The request failed; the server's log has the error."},
-        )
+        known = _known_error(error)
+        status, detail = known.status, {"type": type(known).__name__, "message": known.message}
+        if isinstance(known, DescriptionError) and known.field:
+            detail["field"] = known.field
+        if isinstance(known, UnauthorizedError):
+            headers["WWW-Authenticate"] = "Bearer"
+        if isinstance(known, RateError):
+            headers["Retry-After"] = "60"
     response = jsonify({"error": detail})
     response.status_code = status
-    if isinstance(error, UnauthorizedError):
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, RateError):
-        response.headers["Retry-After"] = "60"
-    if isinstance(error, HTTPException) and error.get_response().headers.get("Allow"):
-        response.headers["Allow"] = error.get_response().headers["Allow"]
+    response.headers.update(headers)
     return response
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>distkeras job server</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; }
-h2 { font-size: 1.1rem; margin: 1.5rem 0 0; }
-p { margin: .25rem 0; }
-pre { overflow-x: auto; font-size: .85rem; }
-</style>
-</head>
-<body>
-<main>
-<h1>distkeras job server</h1>
-<p>Each request carries a token in its header: <code>Authorization: Bearer dk_…</code>.
-<a href="/openapi.json">openapi.json</a> is this page for programs.</p>
-SECTIONS
-<h2 id="schemas">Schemas</h2>
-SCHEMAS
-</main>
-</body>
-</html>
-"""
+def _known_error(error: Exception) -> JobServerError:
+    if isinstance(error, JobServerError):
+        return error
+    if isinstance(error, ConfigurationError):
+        return DescriptionError(error.message)
+    if isinstance(error, OperationalError | PoolTimeoutError):
+        log.error("%s %r failed: %s", request.method, request.path, str(error).partition("\n")[0])
+        return UnavailableError("The server's database does not answer.")
+    log.error("%s %r failed", request.method, request.path, exc_info=error)
+    return JobServerError("The request failed; the server's log has the error.")

@@ -15,10 +15,6 @@ from waitress.server import create_server
 
 from distkeras.ps.errors import ConfigurationError
 
-#: The most connections, and the seconds after which an idle one is closed.
-_CONNECTIONS_MAX, _IDLE_SECONDS = 500, 60
-_THREADS = 8
-
 
 class HttpListener:
     """Serves an application over HTTP. The port is bound in the constructor.
@@ -53,9 +49,9 @@ class HttpListener:
             map=self._map,
             sockets=[bound],
             ident=None,
-            threads=_THREADS,
-            connection_limit=_CONNECTIONS_MAX,
-            channel_timeout=_IDLE_SECONDS,
+            threads=8,
+            connection_limit=500,
+            channel_timeout=60,  # seconds after which an idle connection is closed
             max_request_header_size=1 << 14,
             max_request_body_size=upload_max,
             clear_untrusted_proxy_headers=True,

@@ -14,9 +14,10 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import sqlalchemy as sa
 from pydantic import BaseModel
-from sqlalchemy import Connection, Engine, Row, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotFoundError, StateError
@@ -28,10 +29,8 @@ ROLES = (USER, ADMIN, METRICS)
 #: The valid names of users.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
-_TOKEN_ID = re.compile(r"[0-9a-f]{16}")
-_TOKEN = re.compile(rf"dk_({_TOKEN_ID.pattern})_([A-Za-z0-9_-]{{43}})")
-#: Compared with the digest of an unknown token, so that its check takes as long as that of a known one.
-_NO_DIGEST = hashlib.sha256(b"").digest()
+_TOKEN = re.compile(r"dk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_Info = TypeVar("_Info", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -95,15 +94,13 @@ class AuditEntry(BaseModel, frozen=True):
 class Accounts:
     """Users, tokens and the audit log; thread-safe. ``clock`` returns seconds since the epoch."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
-        self._engine = engine
-        self._clock = clock
+    def __init__(self, engine: sa.Engine, clock: Callable[[], float] = time.time) -> None:
+        self._engine, self._clock = engine, clock
 
     def bootstrap(self) -> str | None:
         """Create a first administrator if there is no user yet, and return their token; else return None."""
-        with self._engine.connect() as connection:
-            if connection.execute(select(USERS.c.id).limit(1)).first() is not None:
-                return None
+        if self.users():
+            return None
         try:
             self.add_user(ADMIN, ADMIN)
         except StateError:
@@ -115,7 +112,7 @@ class Accounts:
         with contextlib.suppress(StateError):
             self.add_user(ADMIN, ADMIN)
         with self._engine.begin() as connection:
-            connection.execute(update(USERS).where(USERS.c.name == ADMIN).values(active=True, role=ADMIN))
+            connection.execute(sa.update(USERS).where(USERS.c.name == ADMIN).values(active=True, role=ADMIN))
         return self.add_token(ADMIN, "made on the server's machine")
 
     def add_user(self, name: str, role: str = USER) -> UserInfo:
@@ -124,49 +121,45 @@ class Accounts:
             raise DescriptionError("`name` must be 1 to 64 of letters, digits and ._@-. Received: another text", "name")
         if role not in ROLES:
             raise DescriptionError(f"`role` must be one of {', '.join(ROLES)}. Received: {role!r}", "role")
-        added = {"name": name, "role": role, "active": True, "created": self._clock()}
+        added = UserInfo(name=name, role=role, active=True, created=self._clock())
         try:
             with self._engine.begin() as connection:
-                connection.execute(insert(USERS).values(added))
+                connection.execute(sa.insert(USERS).values(added.model_dump()))
         except IntegrityError:
             raise StateError(f"there is already a user {name}; choose another name") from None
-        return UserInfo.model_validate(added)
+        return added
 
     def users(self) -> list[UserInfo]:
         """Return all users, by name."""
-        query = select(USERS.c.name, USERS.c.role, USERS.c.active, USERS.c.created).order_by(USERS.c.name)
-        with self._engine.connect() as connection:
-            return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
+        return self._read(UserInfo, sa.select(USERS).order_by(USERS.c.name))
 
     def remove_user(self, name: str) -> None:
         """Revoke a user's tokens; their jobs stay. NotFoundError if unknown, StateError for the last administrator."""
         with self._engine.begin() as connection:
             user = self._set_active(connection, name, active=False)
-            theirs = update(TOKENS).where(TOKENS.c.user_id == user, TOKENS.c.revoked.is_(None))
-            connection.execute(theirs.values(revoked=self._clock()))
-            self._require_administrator(connection, f"{name} cannot be removed")
+            self._revoke(connection, TOKENS.c.user_id == user, f"{name} cannot be removed")
 
     def reinstate_user(self, name: str) -> None:
         """Let a removed user have tokens again; the old ones stay revoked. NotFoundError if unknown."""
         with self._engine.begin() as connection:
             self._set_active(connection, name, active=True)
 
-    def _set_active(self, connection: Connection, name: str, *, active: bool) -> int:
+    def _set_active(self, connection: sa.Connection, name: str, *, active: bool) -> int:
         """Return the id of a user."""
-        if NAME.fullmatch(name) is None:
-            raise NotFoundError("there is no such user: the text is not a name of a user")
-        connection.execute(update(USERS).where(USERS.c.name == name).values(active=active))
-        user: int | None = connection.execute(select(USERS.c.id).where(USERS.c.name == name)).scalar()
+        connection.execute(sa.update(USERS).where(USERS.c.name == name).values(active=active))
+        user: int | None = connection.execute(sa.select(USERS.c.id).where(USERS.c.name == name)).scalar()
         if user is None:
             raise NotFoundError(f"there is no user {name}")
         return user
 
-    def _require_administrator(self, connection: Connection, what: str) -> None:
-        """Raise StateError if no administrator has a valid token any more, so that the transaction is undone."""
-        valid = (TOKENS.c.revoked.is_(None)) & or_(TOKENS.c.expires.is_(None), TOKENS.c.expires > self._clock())
-        query = select(func.count()).select_from(TOKENS).join(USERS)
-        if not connection.execute(query.where(USERS.c.role == ADMIN, USERS.c.active, valid)).scalar_one():
-            raise StateError(f"{what}: no administrator would have a valid token; make one for another administrator")
+    def _revoke(self, connection: sa.Connection, which: sa.ColumnElement[bool], refusal: str) -> None:
+        """Revoke tokens; StateError, which undoes the transaction, if no administrator would have a valid one."""
+        now = self._clock()
+        connection.execute(sa.update(TOKENS).where(which, TOKENS.c.revoked.is_(None)).values(revoked=now))
+        valid = TOKENS.c.revoked.is_(None) & sa.or_(TOKENS.c.expires.is_(None), TOKENS.c.expires > now)
+        theirs = sa.select(TOKENS.c.id).join(USERS).where(USERS.c.role == ADMIN, USERS.c.active, valid)
+        if connection.execute(theirs.limit(1)).first() is None:
+            raise StateError(f"{refusal}: no administrator would have a valid token; make one for another of them")
 
     def add_token(self, user: str, note: str = "", expires: float | None = None, *, parent: str | None = None) -> str:
         """Return a new token, which is shown only here.
@@ -180,27 +173,19 @@ class Accounts:
             NotFoundError: there is no such user, or they were removed.
         """
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        user_ids = select(USERS.c.id).where(USERS.c.name == user, USERS.c.active)
+        values: dict[str, object] = {"id": token_id, "digest": _digest(secret), "note": note[:200], "parent": parent}
         with self._engine.begin() as connection:
-            user_id = connection.execute(user_ids).scalar()
-            if user_id is None:
+            active = sa.select(USERS.c.id).where(USERS.c.name == user, USERS.c.active)
+            values |= {"user_id": connection.execute(active).scalar(), "created": self._clock(), "expires": expires}
+            if values["user_id"] is None:
                 raise NotFoundError(f"there is no user {user}, or they were removed")
-            values = {"id": token_id, "user_id": user_id, "digest": _digest(secret), "note": note[:200]}
-            values["parent"] = parent
-            connection.execute(insert(TOKENS).values(values | {"created": self._clock(), "expires": expires}))
+            connection.execute(sa.insert(TOKENS).values(values))
         return f"dk_{token_id}_{secret}"
 
     def tokens(self, viewer: Account) -> list[TokenInfo]:
         """Return the viewer's tokens, or all for an administrator, the oldest first."""
-        columns = TOKENS.c
-        query = select(
-            columns.id, USERS.c.name.label("user"), columns.note, columns.created, columns.expires, columns.revoked
-        ).join_from(TOKENS, USERS)
-        if not viewer.is_admin:
-            query = query.where(columns.user_id == viewer.id)
-        with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(columns.created, columns.id)).mappings()
-            return [TokenInfo.model_validate(row) for row in rows]
+        query = sa.select(TOKENS, USERS.c.name.label("user")).join(USERS).order_by(TOKENS.c.created, TOKENS.c.id)
+        return self._read(TokenInfo, query.where(_seen_by(viewer)))
 
     def revoke(self, viewer: Account, token_id: str, *, alone: bool = False) -> None:
         """Revoke a token, and the tokens that it has made, and those that these have made.
@@ -212,50 +197,47 @@ class Accounts:
             NotFoundError: the viewer sees no such token.
             StateError: no administrator would have a valid token any more.
         """
-        if _TOKEN_ID.fullmatch(token_id) is None:
-            raise NotFoundError("there is no such token: the text is not the id of a token")
-        first = select(TOKENS.c.id).where(TOKENS.c.id == token_id)
-        if not viewer.is_admin:
-            first = first.where(TOKENS.c.user_id == viewer.id)
+        first = sa.select(TOKENS.c.id).where(TOKENS.c.id == token_id, _seen_by(viewer))
         made = first.cte(recursive=True)
-        made = made.union(select(TOKENS.c.id).join(made, TOKENS.c.parent == made.c.id))
+        made = made.union(sa.select(TOKENS.c.id).join(made, TOKENS.c.parent == made.c.id))
         with self._engine.begin() as connection:
-            ids = list(connection.execute(first if alone else select(made.c.id)).scalars())
+            ids = list(connection.execute(first if alone else sa.select(made.c.id)).scalars())
             if not ids:
                 raise NotFoundError(f"there is no token {token_id}, or it belongs to another user")
-            change = update(TOKENS).where(TOKENS.c.id.in_(ids), TOKENS.c.revoked.is_(None))
-            connection.execute(change.values(revoked=self._clock()))
-            self._require_administrator(connection, f"token {token_id} cannot be revoked")
+            self._revoke(connection, TOKENS.c.id.in_(ids), f"token {token_id} cannot be revoked")
 
     def authenticate(self, token: str) -> Account | None:
         """Return the user of a token; None if it is not valid."""
-        parts = _TOKEN.fullmatch(token)
-        row = None if parts is None else self._token_row(parts[1])
-        known = hmac.compare_digest(_digest(parts[2] if parts else ""), row.digest if row else _NO_DIGEST)
+        token_id, secret = parts.groups() if (parts := _TOKEN.fullmatch(token)) else ("", "")
+        query = sa.select(TOKENS, USERS.c.name, USERS.c.role, USERS.c.active).join(USERS)
+        with self._engine.connect() as connection:
+            row = connection.execute(query.where(TOKENS.c.id == token_id)).first()
+        # The digest of an unknown token is compared too, so that its check takes as long as that of a known one.
+        known = hmac.compare_digest(_digest(secret), row.digest if row else _digest(""))
         if row is None or not known or row.revoked is not None or not row.active:
             return None
         if row.expires is not None and row.expires <= self._clock():
             return None
         return Account(row.user_id, row.name, row.role, row.expires, row.id)
 
-    def _token_row(self, token_id: str) -> Row[tuple[object, ...]] | None:
-        query = select(TOKENS, USERS.c.name, USERS.c.role, USERS.c.active).join_from(TOKENS, USERS)
-        with self._engine.connect() as connection:
-            return connection.execute(query.where(TOKENS.c.id == token_id)).first()
-
     def record(self, user: str, address: str, action: str, subject: str = "") -> None:
         """Add an entry to the audit log."""
         values = {"user": user[:64], "address": address[:64], "action": action[:32], "subject": subject[:200]}
         with self._engine.begin() as connection:
-            connection.execute(insert(AUDIT).values(time=self._clock(), **values))
+            connection.execute(sa.insert(AUDIT).values(time=self._clock(), **values))
 
     def audit(self, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         """Return entries of the audit log with numbers below ``before``, the latest first."""
-        query = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
-        if before is not None:
-            query = query.where(AUDIT.c.number < before)
+        query = sa.select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
+        return self._read(AuditEntry, query if before is None else query.where(AUDIT.c.number < before))
+
+    def _read(self, kind: type[_Info], query: sa.Select[tuple[object, ...]]) -> list[_Info]:
         with self._engine.connect() as connection:
-            return [AuditEntry.model_validate(row) for row in connection.execute(query).mappings()]
+            return [kind.model_validate(dict(row)) for row in connection.execute(query).mappings()]
+
+
+def _seen_by(viewer: Account) -> sa.ColumnElement[bool]:
+    return sa.true() if viewer.is_admin else TOKENS.c.user_id == viewer.id
 
 
 def _digest(secret: str) -> bytes:

@@ -6,29 +6,14 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    Row,
-    Select,
-    Update,
-    delete,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-    true,
-    update,
-)
 
 from distkeras.job_server.errors import DescriptionError, NotFoundError, QuotaError, StateError
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import ACTIVE, FINAL, PREDICT, TRAIN, JobState, before
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.tables import ATTEMPTS, JOBS, USERS
@@ -94,19 +79,6 @@ class StoredJob(JobSummary):
         return {name: value for name, value in self.description.items() if name != ORDER}
 
 
-@dataclass(frozen=True)
-class Quota:
-    """The limits of one user.
-
-    Args:
-        bytes_max: the most bytes of the files of all their jobs.
-        queued_max: the most waiting jobs.
-    """
-
-    bytes_max: int = 20 << 30
-    queued_max: int = 1000
-
-
 class Attempt(BaseModel, frozen=True):
     """One driver of a job. Times are seconds since the epoch."""
 
@@ -117,31 +89,30 @@ class Attempt(BaseModel, frozen=True):
 
 
 _COLUMNS = [USERS.c.name.label("user"), *(JOBS.c[name] for name in StoredJob.model_fields if name in JOBS.c)]
-_JOINED = select(*_COLUMNS).join_from(JOBS, USERS)
-_SHORT = [literal("{}").label(column.name) if column.name == "description" else column for column in _COLUMNS]
-_LISTED = select(*_SHORT).join_from(JOBS, USERS)
+_JOINED = sa.select(*_COLUMNS).join_from(JOBS, USERS)
+_SHORT = [sa.literal("{}").label(column.name) if column.name == "description" else column for column in _COLUMNS]
+_LISTED = sa.select(*_SHORT).join_from(JOBS, USERS)
 
 
 class JobStore:
     """The jobs; thread-safe. ``clock`` returns seconds since the epoch."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: sa.Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
         self._clock = clock
 
     def add(
-        self, account: Account, name: str, description: Mapping[str, Any], size: int, quota: Quota, job_id: str = ""
+        self, account: Account, name: str, description: Mapping[str, Any], size: int, limits: Settings, job_id: str = ""
     ) -> StoredJob:
         """Add a job to the queue.
 
         Args:
             description: with the order, JSON-ready.
             size: bytes of its files.
-            quota: of the user.
             job_id: from `new_id`, if files already lie under it.
 
         Raises:
-            QuotaError: the user would exceed the quota; nothing was added.
+            QuotaError: the user would exceed the limits; nothing was added.
             DescriptionError: another job of the user that has not ended writes to the same output.
         """
         job_id = job_id or new_id()
@@ -149,21 +120,20 @@ class JobStore:
         values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
         values["tags"] = "".join(f" {tag} " for tag in description.get("tags", []))
         values |= {"description": json.dumps(description), "created": self._clock(), "attempt": 0}
-        theirs = JOBS.c.user_id == account.id
+        waiting = sa.func.count().filter(JOBS.c.state == JobState.QUEUED)
+        held = sa.select(sa.func.sum(JOBS.c.bytes), waiting).where(JOBS.c.user_id == account.id)
         with self._engine.begin() as connection:
             # This locks the user's row: other submissions of the user wait, so that the counts below stay correct.
-            connection.execute(update(USERS).where(USERS.c.id == account.id).values(active=USERS.c.active))
+            connection.execute(sa.update(USERS).where(USERS.c.id == account.id).values(active=USERS.c.active))
             _require_free_output(connection, account, description)
-            connection.execute(insert(JOBS).values(values))
-            total = connection.execute(select(func.sum(JOBS.c.bytes)).where(theirs)).scalar_one()
-            waiting = select(func.count()).where(theirs, JOBS.c.state == JobState.QUEUED)
-            queued = connection.execute(waiting).scalar_one()
-            if total > quota.bytes_max:
+            connection.execute(sa.insert(JOBS).values(values))
+            total, queued = connection.execute(held).one()
+            if total > limits.bytes_max:
                 raise QuotaError(
-                    f"a user's jobs may have at most {quota.bytes_max} bytes. Received: {total} bytes with this job"
+                    f"a user's jobs may have at most {limits.bytes_max} bytes. Received: {total} bytes with this job"
                 )
-            if queued > quota.queued_max:
-                raise QuotaError(f"a user may have at most {quota.queued_max} waiting jobs. Received: one more")
+            if queued > limits.queued_max:
+                raise QuotaError(f"a user may have at most {limits.queued_max} waiting jobs. Received: one more")
         return self.get(account, job_id)
 
     def get(self, viewer: Account, job_id: str) -> StoredJob:
@@ -175,7 +145,7 @@ class JobStore:
     def is_known(self, job_id: str) -> bool:
         """Return whether there is a job of this id."""
         with self._engine.connect() as connection:
-            return connection.execute(select(JOBS.c.number).where(JOBS.c.id == job_id)).first() is not None
+            return connection.execute(sa.select(JOBS.c.number).where(JOBS.c.id == job_id)).first() is not None
 
     def page(
         self,
@@ -183,7 +153,7 @@ class JobStore:
         *,
         state: JobState | None = None,
         text: str = "",
-        tag: str = "",
+        tag: str | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> list[StoredJob]:
@@ -201,9 +171,10 @@ class JobStore:
         if state is not None:
             query = query.where(JOBS.c.state == state)
         if text:
-            names = (JOBS.c.name, USERS.c.name)
-            query = query.where(or_(*(name.icontains(text, autoescape=True) for name in names)))
-        if tag:
+            query = query.where(
+                sa.or_(*(name.icontains(text, autoescape=True) for name in (JOBS.c.name, USERS.c.name)))
+            )
+        if tag is not None:
             query = query.where(JOBS.c.tags.contains(f" {tag} ", autoescape=True))
         if before is not None:
             query = query.where(JOBS.c.number < before)
@@ -211,23 +182,23 @@ class JobStore:
 
     def attempts(self, job: StoredJob) -> list[Attempt]:
         """Return the drivers that a job has had, the first one first."""
-        query = select(ATTEMPTS).where(ATTEMPTS.c.job == job.number).order_by(ATTEMPTS.c.attempt)
+        query = sa.select(ATTEMPTS).where(ATTEMPTS.c.job == job.number).order_by(ATTEMPTS.c.attempt)
         with self._engine.connect() as connection:
             return [Attempt.model_validate(row) for row in connection.execute(query).mappings()]
 
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in each state."""
+        query = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
         with self._engine.connect() as connection:
-            rows = connection.execute(select(JOBS.c.state, func.count()).group_by(JOBS.c.state)).all()
-        counted = {JobState(state): count for state, count in rows}
+            counted = {state: number for state, number in connection.execute(query)}
         return {state: counted.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
         """Cancel a waiting job, or ask a running one to end; NotFoundError if invisible, StateError if it has ended."""
         now, this = self._clock(), JOBS.c.id == job_id
         self.get(viewer, job_id)
-        waits = update(JOBS).where(this, JOBS.c.state == JobState.QUEUED)
-        runs = update(JOBS).where(this, JOBS.c.state.in_(ACTIVE), JOBS.c.cancel.is_(None))
+        waits = sa.update(JOBS).where(this, JOBS.c.state == JobState.QUEUED)
+        runs = sa.update(JOBS).where(this, JOBS.c.state.in_(ACTIVE), JOBS.c.cancel.is_(None))
         with self._engine.begin() as connection:
             if not connection.execute(waits.values(state=JobState.CANCELLED, ended=now, cancel=now)).rowcount:
                 connection.execute(runs.values(cancel=now))
@@ -239,7 +210,7 @@ class JobStore:
     def remove(self, job: StoredJob) -> None:
         """Delete a job; raise StateError if it has not ended."""
         with self._engine.begin() as connection:
-            if not connection.execute(delete(JOBS).where(JOBS.c.id == job.id, JOBS.c.state.in_(FINAL))).rowcount:
+            if not connection.execute(sa.delete(JOBS).where(JOBS.c.id == job.id, JOBS.c.state.in_(FINAL))).rowcount:
                 raise StateError(f"job {job.id} cannot be removed: it has not ended, and is {job.state}")
 
     def claim(self, server: str) -> StoredJob | None:
@@ -247,22 +218,23 @@ class JobStore:
 
         Of two such users, the one whose last job started earlier is first.
         """
-        running = func.sum(JOBS.c.state.in_(ACTIVE).cast(JOBS.c.number.type))
-        waiting = func.min(JOBS.c.number).filter(JOBS.c.state == JobState.QUEUED)
-        turn = func.coalesce(func.max(JOBS.c.started), 0.0)
-        query = select(waiting).group_by(JOBS.c.user_id).having(waiting.is_not(None)).order_by(running, turn, waiting)
+        running = sa.func.sum(JOBS.c.state.in_(ACTIVE).cast(JOBS.c.number.type))
+        waiting = sa.func.min(JOBS.c.number).filter(JOBS.c.state == JobState.QUEUED)
+        turn = sa.func.coalesce(sa.func.max(JOBS.c.started), 0.0)
+        query = (
+            sa.select(waiting).group_by(JOBS.c.user_id).having(waiting.is_not(None)).order_by(running, turn, waiting)
+        )
         with self._engine.connect() as connection:
             numbers = list(connection.execute(query.limit(_CANDIDATES)).scalars())
         for number in numbers:
             values = {"attempt": JOBS.c.attempt + 1, "server": server, "driver": None, "started": self._clock()}
-            change = update(JOBS).where(
-                JOBS.c.number == number, JOBS.c.state.in_(before(JobState.STARTING)), JOBS.c.cancel.is_(None)
-            )
+            waits = (JOBS.c.number == number) & JOBS.c.state.in_(before(JobState.STARTING)) & JOBS.c.cancel.is_(None)
+            change = sa.update(JOBS).where(waits)
             with self._engine.begin() as connection:
                 if connection.execute(change.values(state=JobState.STARTING, **values)).rowcount:
                     job = _job_of(connection.execute(_JOINED.where(JOBS.c.number == number)).one())
                     attempt = {"job": number, "attempt": job.attempt, "started": job.started}
-                    connection.execute(insert(ATTEMPTS).values(attempt))
+                    connection.execute(sa.insert(ATTEMPTS).values(attempt))
                     return job
         return None
 
@@ -278,7 +250,7 @@ class JobStore:
         """Renew the lease of all jobs of ``server``."""
         theirs = (JOBS.c.server == server) & JOBS.c.state.in_(ACTIVE)
         with self._engine.begin() as connection:
-            connection.execute(update(JOBS).where(theirs).values(renewal=JOBS.c.renewal + 1))
+            connection.execute(sa.update(JOBS).where(theirs).values(renewal=JOBS.c.renewal + 1))
 
     def set_driver(self, job: StoredJob, driver: str) -> bool:
         """Record the process of a job's driver; return False if another server has the job."""
@@ -303,21 +275,18 @@ class JobStore:
             summary: the numbers of a job that is done, JSON-ready.
         """
         values: dict[str, Any] = {"state": state}
-        if state in FINAL:
-            values |= {"ended": self._clock(), "error": error}
+        allowed: sa.ColumnElement[bool] = JOBS.c.state.in_(before(state))
         if state is JobState.QUEUED:
             values |= {"server": None, "driver": None}
+            allowed &= JOBS.c.cancel.is_(None)
+        if state in FINAL:
+            values |= {"ended": self._clock(), "error": error, "summary": summary and json.dumps(summary)}
         if size is not None:
             values["bytes"] = size
-        if summary is not None:
-            values["summary"] = json.dumps(summary)
-        allowed: ColumnElement[bool] = JOBS.c.state.in_(before(state))
-        if state is JobState.QUEUED:
-            allowed = allowed & JOBS.c.cancel.is_(None)
         if state in ACTIVE:
             return self._swap(job, allowed, **values)
         this = (ATTEMPTS.c.job == job.number) & (ATTEMPTS.c.attempt == job.attempt)
-        attempt = update(ATTEMPTS).where(this).values(ended=self._clock(), outcome=outcome or error or state.value)
+        attempt = sa.update(ATTEMPTS).where(this).values(ended=self._clock(), outcome=outcome or error or state.value)
         return self._swap(job, allowed, attempt, **values)
 
     def ended_before(self, moment: float) -> list[StoredJob]:
@@ -325,17 +294,21 @@ class JobStore:
         return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment))
 
     def _read(
-        self, query: Select[Any], order: ColumnElement[Any] = JOBS.c.number, limit: int | None = None
+        self, query: sa.Select[Any], order: sa.ColumnElement[Any] = JOBS.c.number, limit: int | None = None
     ) -> list[StoredJob]:
         with self._engine.connect() as connection:
             return [_job_of(row) for row in connection.execute(query.order_by(order).limit(limit))]
 
     def _swap(
-        self, job: StoredJob, condition: ColumnElement[bool] | None = None, then: Update | None = None, **values: Any
+        self,
+        job: StoredJob,
+        condition: sa.ColumnElement[bool] | None = None,
+        then: sa.Update | None = None,
+        **values: Any,
     ) -> bool:
         """Change a job if it has the same attempt and server as ``job``; ``then`` follows in the same transaction."""
         same = (JOBS.c.id == job.id) & (JOBS.c.attempt == job.attempt) & (JOBS.c.server == job.server)
-        change = update(JOBS).where(same, JOBS.c.state.in_(ACTIVE), true() if condition is None else condition)
+        change = sa.update(JOBS).where(same, JOBS.c.state.in_(ACTIVE), sa.true() if condition is None else condition)
         with self._engine.begin() as connection:
             swapped = bool(connection.execute(change.values(**values)).rowcount)
             if swapped and then is not None:
@@ -343,18 +316,17 @@ class JobStore:
         return swapped
 
 
-def _require_free_output(connection: Connection, account: Account, description: Mapping[str, Any]) -> None:
+def _require_free_output(connection: sa.Connection, account: Account, description: Mapping[str, Any]) -> None:
     output = description.get(ORDER, {}).get("output")
     if output is None:
         return
     unfinished = (JOBS.c.user_id == account.id) & JOBS.c.state.not_in(FINAL) & (JOBS.c.kind == PREDICT)
     path = PurePosixPath(output)
-    for job_id, text in connection.execute(select(JOBS.c.id, JOBS.c.description).where(unfinished)):
+    for job_id, text in connection.execute(sa.select(JOBS.c.id, JOBS.c.description).where(unfinished)):
         other = PurePosixPath(json.loads(text)[ORDER]["output"])
         if path.is_relative_to(other) or other.is_relative_to(path):
             raise DescriptionError(
-                f"`output` must not overlap with another job's output. Received: {output}; job {job_id} writes "
-                f"to {other}",
+                f"`output` must not overlap with that of a job. Received: {output}; {job_id} writes to {other}",
                 "output",
             )
 
@@ -364,11 +336,11 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def _seen_by(viewer: Account) -> ColumnElement[bool]:
-    return true() if viewer.is_admin else JOBS.c.user_id == viewer.id
+def _seen_by(viewer: Account) -> sa.ColumnElement[bool]:
+    return sa.true() if viewer.is_admin else JOBS.c.user_id == viewer.id
 
 
-def _job_of(row: Row[Any]) -> StoredJob:
+def _job_of(row: sa.Row[Any]) -> StoredJob:
     values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
     values |= {"tags": values["tags"].split(), "description": json.loads(values["description"])}
     values["summary"] = None if values["summary"] is None else json.loads(values["summary"])

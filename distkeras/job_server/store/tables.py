@@ -11,31 +11,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Double,
-    Engine,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    create_engine,
-    event,
-    insert,
-    inspect,
-    make_url,
-    select,
-)
+from sqlalchemy import Column, ForeignKey, Index, Table
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from distkeras.ps.errors import ConfigurationError
@@ -51,61 +31,61 @@ _BUSY, _ANSWER_SECONDS, _POOL_SECONDS = 30.0, 30.0, 15.0
 #: The lock of PostgreSQL under which one server at a time changes tables.
 _LOCK = 0x646B6A6F6273
 
-METADATA = MetaData()
+METADATA = sa.MetaData()
 
 #: Times are seconds since the epoch. ``id`` names this database: `JobFiles.bind`.
 META = Table(
     "distkeras_meta",
     METADATA,
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("id", String(32), nullable=False),
+    Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    Column("id", sa.String(32), nullable=False),
 )
 USERS = Table(
     "distkeras_users",
     METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("name", String(64), nullable=False, unique=True),
-    Column("role", String(16), nullable=False),
-    Column("active", Boolean, nullable=False),
-    Column("created", Double, nullable=False),
+    Column("id", sa.Integer, primary_key=True),
+    Column("name", sa.String(64), nullable=False, unique=True),
+    Column("role", sa.String(16), nullable=False),
+    Column("active", sa.Boolean, nullable=False),
+    Column("created", sa.Double, nullable=False),
     sqlite_autoincrement=True,
 )
 #: ``parent`` is the token that made this one, and ends it when it is revoked.
 TOKENS = Table(
     "distkeras_tokens",
     METADATA,
-    Column("id", String(16), primary_key=True),
+    Column("id", sa.String(16), primary_key=True),
     Column("user_id", ForeignKey(USERS.c.id), nullable=False, index=True),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("note", String(200), nullable=False),
-    Column("created", Double, nullable=False),
-    Column("expires", Double),
-    Column("revoked", Double),
-    Column("parent", String(16)),
+    Column("digest", sa.LargeBinary(32), nullable=False),
+    Column("note", sa.String(200), nullable=False),
+    Column("created", sa.Double, nullable=False),
+    Column("expires", sa.Double),
+    Column("revoked", sa.Double),
+    Column("parent", sa.String(16)),
 )
 #: ``summary`` is JSON: the numbers of a job that has ended.
 JOBS = Table(
     "distkeras_jobs",
     METADATA,
-    Column("number", Integer, primary_key=True),
-    Column("id", String(32), nullable=False, unique=True),
+    Column("number", sa.Integer, primary_key=True),
+    Column("id", sa.String(32), nullable=False, unique=True),
     Column("user_id", ForeignKey(USERS.c.id), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("name", String(200), nullable=False),
-    Column("tags", Text, nullable=False, default=""),
-    Column("state", String(16), nullable=False),
-    Column("description", Text, nullable=False),
-    Column("created", Double, nullable=False),
-    Column("started", Double),
-    Column("ended", Double),
-    Column("attempt", Integer, nullable=False),
-    Column("server", String(200)),
-    Column("renewal", Integer, nullable=False, default=0),
-    Column("driver", String(64)),
-    Column("cancel", Double),
-    Column("error", Text),
-    Column("summary", Text),
-    Column("bytes", BigInteger, nullable=False),
+    Column("kind", sa.String(16), nullable=False),
+    Column("name", sa.String(200), nullable=False),
+    Column("tags", sa.Text, nullable=False, default=""),
+    Column("state", sa.String(16), nullable=False),
+    Column("description", sa.Text, nullable=False),
+    Column("created", sa.Double, nullable=False),
+    Column("started", sa.Double),
+    Column("ended", sa.Double),
+    Column("attempt", sa.Integer, nullable=False),
+    Column("server", sa.String(200)),
+    Column("renewal", sa.Integer, nullable=False, default=0),
+    Column("driver", sa.String(64)),
+    Column("cancel", sa.Double),
+    Column("error", sa.Text),
+    Column("summary", sa.Text),
+    Column("bytes", sa.BigInteger, nullable=False),
     Index("distkeras_jobs_by_user", "user_id", "number"),
     Index("distkeras_jobs_by_state", "state", "number"),
     sqlite_autoincrement=True,
@@ -114,25 +94,25 @@ ATTEMPTS = Table(
     "distkeras_attempts",
     METADATA,
     Column("job", ForeignKey(JOBS.c.number, ondelete="CASCADE"), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("started", Double, nullable=False),
-    Column("ended", Double),
-    Column("outcome", Text),
+    Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    Column("started", sa.Double, nullable=False),
+    Column("ended", sa.Double),
+    Column("outcome", sa.Text),
 )
 AUDIT = Table(
     "distkeras_audit",
     METADATA,
-    Column("number", Integer, primary_key=True),
-    Column("time", Double, nullable=False),
-    Column("user", String(64), nullable=False),
-    Column("address", String(64), nullable=False),
-    Column("action", String(32), nullable=False),
-    Column("subject", String(200), nullable=False),
+    Column("number", sa.Integer, primary_key=True),
+    Column("time", sa.Double, nullable=False),
+    Column("user", sa.String(64), nullable=False),
+    Column("address", sa.String(64), nullable=False),
+    Column("action", sa.String(32), nullable=False),
+    Column("subject", sa.String(200), nullable=False),
     sqlite_autoincrement=True,
 )
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str) -> sa.Engine:
     """Open a database, and create its tables, or change those of an earlier release.
 
     Args:
@@ -142,23 +122,25 @@ def open_database(url: str) -> Engine:
         ConfigurationError: it cannot be opened, or its tables are of a later release.
     """
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
         url_shown = parsed.render_as_string(hide_password=True)
     except ArgumentError:
         raise ConfigurationError("`database` must be a URL of SQLAlchemy. Received: something else") from None
+    is_sqlite = parsed.get_backend_name() == "sqlite"
+    if is_sqlite and parsed.database in (None, "", ":memory:"):
+        raise ConfigurationError(f"`database` must be a file, because threads share it. Received: {url_shown}")
+    options: dict[str, Any] = {"timeout": _BUSY} if is_sqlite else {}
+    if "psycopg" in parsed.drivername:
+        options = {"connect_timeout": int(_ANSWER_SECONDS)}
     try:
-        if parsed.get_backend_name() == "sqlite":
-            if not parsed.database or parsed.database == ":memory:":
-                raise ConfigurationError(f"`database` must be a file, because threads share it. Received: {url_shown}")
-            # Other users must not read it: it has everyone's jobs.
-            os.close(os.open(Path(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
-            engine = create_engine(parsed, connect_args={"timeout": _BUSY}, pool_timeout=_POOL_SECONDS)
-            event.listen(engine, "connect", _prepare_sqlite)
+        if is_sqlite:  # other users must not read it: it has everyone's jobs
+            os.close(os.open(str(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
+        engine = sa.create_engine(parsed, connect_args=options, pool_timeout=_POOL_SECONDS)
+        if is_sqlite:
+            sa.event.listen(engine, "connect", _prepare_sqlite)
         else:
-            arguments = {"connect_timeout": int(_ANSWER_SECONDS)} if "psycopg" in parsed.get_driver_name() else {}
-            engine = create_engine(parsed, connect_args=arguments, pool_timeout=_POOL_SECONDS)
-            event.listen(engine, "checkout", _begin_deadline)
-            event.listen(engine, "checkin", _end_deadline)
+            sa.event.listen(engine, "checkout", _begin_deadline)
+            sa.event.listen(engine, "checkin", lambda _connection, record: record.info.pop("deadline").cancel())
         try:
             with engine.begin() as connection:
                 _prepare_tables(connection)
@@ -171,13 +153,13 @@ def open_database(url: str) -> Engine:
     return engine
 
 
-def database_id(engine: Engine) -> str:
+def database_id(engine: sa.Engine) -> str:
     """Return the name that the database was given when its tables were created."""
     with engine.connect() as connection:
-        return str(connection.execute(select(META.c.id)).scalar_one())
+        return str(connection.execute(sa.select(META.c.id)).scalar_one())
 
 
-def _prepare_tables(connection: Connection) -> None:
+def _prepare_tables(connection: sa.Connection) -> None:
     """Create the tables, or migrate them, while other servers that start wait."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -186,13 +168,12 @@ def _prepare_tables(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    names = inspect(connection).get_table_names()
-    if META.name not in names:
+    if not sa.inspect(connection).has_table(META.name):
         METADATA.create_all(connection)
-        connection.execute(insert(META).values(version=VERSION, id=uuid.uuid4().hex))
+        connection.execute(sa.insert(META).values(version=VERSION, id=uuid.uuid4().hex))
         command.stamp(config, "head")
         return
-    version = connection.execute(select(META.c.version)).scalar_one()
+    version = connection.execute(sa.select(META.c.version)).scalar_one()
     if version in _REVISIONS:
         command.stamp(config, _REVISIONS[version])
     elif version != VERSION:
@@ -212,10 +193,6 @@ def _begin_deadline(connection: Any, record: Any, _proxy: Any) -> None:
     timer.daemon = True
     timer.start()
     record.info["deadline"] = timer
-
-
-def _end_deadline(_connection: Any, record: Any) -> None:
-    record.info.pop("deadline").cancel()
 
 
 def _cut(connection: Any) -> None:

@@ -13,10 +13,11 @@ from support.patience import until
 
 from distkeras.job_server.runner.files import JobFiles, JobFolder
 from distkeras.job_server.runner.processes import ProcessId
-from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
+from distkeras.job_server.runner.runner import JobRunner
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import FINAL
 from distkeras.job_server.store.accounts import Account
-from distkeras.job_server.store.jobs import JobStore, Quota, StoredJob
+from distkeras.job_server.store.jobs import JobStore, StoredJob
 
 
 class RunnerHarness:
@@ -27,13 +28,13 @@ class RunnerHarness:
         self.runner = self.open()
 
     def open(self, clock: Callable[[], float] = time.monotonic, **options: Any) -> JobRunner:
-        values: dict[str, Any] = {"slots": 4, "command": STUB, "grace": 0.0} | options
-        settings = RunnerSettings(**values)
+        values: dict[str, Any] = {"slots": 4, "driver_command": STUB, "grace": 0.0} | options
+        settings = Settings(**values)
         return JobRunner(self.store, self.files, settings, clock)
 
     def add(self, todo: str, account: Account | None = None, kind: str = "train") -> StoredJob:
         description = {"name": todo, "order": {"kind": kind, "data": "file:///nowhere"}}
-        job = self.store.add(account or self.ann, todo, description, 0, Quota())
+        job = self.store.add(account or self.ann, todo, description, 0, Settings())
         self.files.of(job.id).path.mkdir()
         return job
 

@@ -11,7 +11,7 @@ from typing import Any
 from support.patience import patience
 
 from distkeras.callbacks import CallbackContext, TrainingSetup
-from distkeras.job_server.runner.files import EventLines, ProgressLines, read_progress
+from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, read_progress
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import Status
 
@@ -26,14 +26,15 @@ def context(clock: int, loss: float = 0.5, *, final: bool = False) -> CallbackCo
 
 
 def test_a_job_reports_its_start_progress_and_outcome(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
-    lines = ProgressLines(path, 2)
+    folder = JobFolder(tmp_path)
+    path, lines = folder.progress, ProgressLines(folder, 2)
     lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]  # not called
     lines.on_center(context(0, math.nan))
     lines.on_center(context(4))
     lines.on_center(context(4))  # There is nothing new to report.
     lines.on_end(context(9, final=True))
     begun, first, second, last = rows(path)
+    assert folder.working(2).exists()
     assert (begun["kind"], begun["attempt"], begun["metrics"]) == ("training", 2, ["loss", "accuracy"])
     assert (first["clock"], first["loss"]) == (0, None)
     assert (second["clock"], second["samples"], second["staleness"], second["final"]) == (4, 192, 1.5, False)

@@ -26,7 +26,8 @@ from distkeras.job_server.driver import main as drive
 from distkeras.job_server.runner import processes
 from distkeras.job_server.runner.files import read_progress
 from distkeras.job_server.runner.processes import ProcessId, process_namespace
-from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
+from distkeras.job_server.runner.runner import JobRunner
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError
@@ -86,7 +87,7 @@ def test_a_job_whose_drivers_all_die_is_lost(office: RunnerHarness) -> None:
 
 
 def test_a_driver_that_cannot_be_started_is_an_error(office: RunnerHarness) -> None:
-    runner = office.open(command=("/nowhere/python",))
+    runner = office.open(driver_command=("/nowhere/python",))
     job = office.ended(office.add("train"), runner)
     assert job.state is JobState.FAILED
     assert "could not be started" in present(job.error)
@@ -563,4 +564,4 @@ def test_two_processes_with_the_same_id_are_distinguished() -> None:
 )
 def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
-        RunnerSettings(**options)
+        Settings(**options)

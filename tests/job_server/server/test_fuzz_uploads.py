@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.job_server.service import Answer, JobService
 from support.patience import patience
 
-from distkeras.job_server.server.views import PREFIX
+from distkeras.job_server.server.endpoints import PREFIX
 
 #: Statuses of the answers that refuse a client's request.
 REFUSALS = {400, 401, 404, 405, 409, 413, 415, 422, 431, 501}
@@ -35,7 +35,7 @@ def require_harmless(service: JobService, answer: Answer) -> None:
         assert service.call("DELETE", f"/jobs/{job}", "ann").status == 204
     else:
         assert answer.json["error"]["type"]
-    assert list(service.files.temporary().iterdir()) == []
+    assert list(service.files.uploads.iterdir()) == []
     assert list((service.files.root / "jobs").iterdir()) == []
 
 

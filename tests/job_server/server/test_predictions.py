@@ -12,7 +12,7 @@ import pytest
 from support.job_server.service import JobService
 from support.present import present
 
-from distkeras.job_server.server.views import JobView
+from distkeras.job_server.server.about_jobs import JobView
 from distkeras.job_server.states import JobState
 
 
@@ -139,7 +139,7 @@ def test_a_refused_job_leaves_nothing(
     jobs = sorted((service.files.root / "jobs").iterdir())
     answer = service.predict("ann", model, **description)
     assert (answer.status, answer.json["error"].get("field")) == (422, field)
-    assert list(service.files.temporary().iterdir()) == []
+    assert list(service.files.uploads.iterdir()) == []
     assert sorted((service.files.root / "jobs").iterdir()) == jobs
 
 

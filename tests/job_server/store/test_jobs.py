@@ -11,15 +11,16 @@ from support.patience import patience
 from support.present import present
 
 from distkeras.job_server.errors import NotFoundError, QuotaError, StateError
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.accounts import Account
-from distkeras.job_server.store.jobs import JobStore, Quota, StoredJob
+from distkeras.job_server.store.jobs import JobStore, StoredJob
 
-QUOTA = Quota()
+QUOTA = Settings()
 SERVER = "host/1:1.00/a"
 
 
-def add(store: JobStore, account: Account, size: int = 10, quota: Quota = QUOTA) -> StoredJob:
+def add(store: JobStore, account: Account, size: int = 10, quota: Settings = QUOTA) -> StoredJob:
     return store.add(account, "a job", {"rule": "agn"}, size, quota)
 
 
@@ -57,13 +58,13 @@ def test_jobs_are_paged_with_the_latest_first(store: JobStore, people: dict[str,
 
 
 def test_a_user_cannot_have_more_than_the_quota(store: JobStore, people: dict[str, Account]) -> None:
-    add(store, people["ann"], 60, Quota(bytes_max=100))
+    add(store, people["ann"], 60, Settings(bytes_max=100))
     with pytest.raises(QuotaError, match="120 bytes with this job"):
-        add(store, people["ann"], 60, Quota(bytes_max=100))
-    add(store, people["ben"], 60, Quota(bytes_max=100))
-    add(store, people["ann"], 0, Quota(queued_max=2))
+        add(store, people["ann"], 60, Settings(bytes_max=100))
+    add(store, people["ben"], 60, Settings(bytes_max=100))
+    add(store, people["ann"], 0, Settings(queued_max=2))
     with pytest.raises(QuotaError, match="2 waiting jobs"):
-        add(store, people["ann"], 0, Quota(queued_max=2))
+        add(store, people["ann"], 0, Settings(queued_max=2))
     assert len(store.page(people["ann"])) == 2
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from distkeras.job_server import Client
 from distkeras.job_server.runner.files import JobFiles
-from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
-from distkeras.job_server.server.app import create_app
+from distkeras.job_server.runner.runner import JobRunner
+from distkeras.job_server.server.app import FailureLimit, create_app
+from distkeras.job_server.server.endpoints import Services
 from distkeras.job_server.server.listener import HttpListener
-from distkeras.job_server.server.services import FailureLimit, Services, ServiceSettings
+from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import FINAL
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore
@@ -54,7 +55,13 @@ class JobService:
         self.accounts, self.store = Accounts(self.engine), JobStore(self.engine)
         self.files = JobFiles(folder / "files")
         (folder / "output").mkdir(exist_ok=True)
-        settings = ServiceSettings([str(folder / "data")], [str(folder / "output")], upload_max, reserve=reserve)
+        settings = Settings(
+            [str(folder / "data")],
+            [str(folder / "output")],
+            [self.files.root],
+            upload_max=upload_max,
+            reserve=reserve,
+        )
         self.services = Services(self.accounts, self.store, self.files, settings)
         self.tokens = {}
         for name, role in (("admin", "admin"), ("ann", "user"), ("ben", "user")):
@@ -69,7 +76,7 @@ class JobService:
             trusted_proxy=trusted_proxy,
         )
         self.port = self._http.port
-        self.runner = JobRunner(self.store, self.files, RunnerSettings(slots=2, command=STUB, grace=0.0))
+        self.runner = JobRunner(self.store, self.files, Settings(slots=2, driver_command=STUB, grace=0.0))
         self._thread = threading.Thread(target=self._http.run, daemon=True)
 
     def __enter__(self) -> JobService:

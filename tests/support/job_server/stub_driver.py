@@ -37,6 +37,7 @@ def work(folder: Path, attempt: int) -> int:
     with (folder / "progress.jsonl").open("a") as progress:
         kind = "predicting" if order["kind"] == "predict" else "training"
         progress.write(json.dumps({"time": 0, "kind": kind, "attempt": attempt}) + "\n")
+    (folder / f"working-{attempt}").touch()
     prepare(folder, todo)
     if "wait" in todo:
         (folder / "waits").touch()
