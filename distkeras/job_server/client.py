@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ _UNREACHABLE_SECONDS = 120.0
 #: An offset behind the end of any log.
 _END = 2**53
 _WEEK = 7 * 86400.0
+_BAR = "{{desc}}: {{percentage:3.0f}}%|{{bar}}| {} [{{elapsed}}{{postfix}}]"
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -145,29 +146,18 @@ class JobClient:
         return self.send("/predictions", description, _bytes_of(model))
 
     def send(self, path: str, description: Mapping[str, Any], model: bytes | None) -> RemoteJob:
-        """Send a description and, if there is one, the model.
-
-        Raises:
-            DescriptionError: as in `submit`.
-        """
+        """Send a description and, if there is one, the model; DescriptionError as in `submit`."""
         _require_json(description)
         return RemoteJob(self.connection, self.connection.upload(path, "job", description, "model", model))
 
     def job(self, job_id: str) -> RemoteJob:
-        """Return one of your jobs.
-
-        Raises:
-            NotFoundError: You have no such job.
-        """
+        """Return one of your jobs; NotFoundError if you have no such job."""
         return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
 
     def jobs(self, state: str | None = None, *, text: str | None = None, tag: str | None = None) -> Iterator[RemoteJob]:
-        """Yield your jobs, the latest first. They are read in pages.
+        """Yield your jobs, the latest first: in this state, with this tag, with this text in the name or user's name.
 
-        Args:
-            state: only jobs in this state.
-            text: only jobs with this text in their name or their user's name.
-            tag: only jobs with this tag.
+        They are read in pages.
         """
         for record in self._pages("/jobs", "jobs", state=state, text=text, tag=tag):
             yield RemoteJob(self.connection, record)
@@ -177,35 +167,26 @@ class JobClient:
 
         Args:
             note: purpose of the token.
-            days: number of days for which it is valid; None: as long as your own token.
+            days: days for which it is valid; None: as long as your own token.
             user: its user; only an administrator can create tokens for others.
         """
         return str(self.connection.call("POST", "/tokens", _given(note=note, days=days, user=user))["token"])
 
     def tokens(self) -> list[dict[str, Any]]:
-        """Return your tokens, or everyone's for an administrator: id, user, note, created, expires, revoked.
-
-        Times are seconds since the epoch.
-        """
+        """Return your tokens, or all for an administrator: id, user, note, and when created, expires, revoked."""
         return list(self.connection.call("GET", "/tokens")["tokens"])
 
     def revoke_token(self, token_id: str, *, alone: bool = False) -> None:
-        """Revoke a token by its id, which `tokens` returns, and the tokens that it has made.
+        """Revoke a token by its id, which `tokens` returns, and the tokens that it has made, unless ``alone``.
 
-        Args:
-            alone: keep the tokens that it has made, as when you replace a token by one that it has made.
-
-        Raises:
-            NotFoundError: You have no such token.
-            StateError: No administrator would have a valid token any more.
+        StateError if no administrator would have a valid token any more, NotFoundError if you have no such token.
         """
         self.connection.call("DELETE", f"/tokens/{token_id}", alone=alone or None)
 
     def add_user(self, name: str, role: str = "user") -> None:
         """Add a user, if you are an administrator; `new_token` creates their token.
 
-        Args:
-            role: "user", "admin", or "metrics", which may read the server's numbers and nothing else.
+        ``role`` is "user", "admin", or "metrics", which may read the server's numbers and nothing else.
         """
         self.connection.call("POST", "/users", {"name": name, "role": role})
 
@@ -251,7 +232,7 @@ class RemoteJob:
 
     @property
     def id(self) -> str:
-        """Return the server's id of the job."""
+        """The server's id of the job."""
         return str(self.record["id"])
 
     @property
@@ -276,11 +257,11 @@ class RemoteJob:
             DeadlineError: The job has not ended in time; it continues.
             ServerLostError: The server has been unreachable for longer than a restart takes.
         """
-        deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
+        deadline = _deadline(timeout)
         description = self.record.get("description", {})
         epochs = None if "output" in description else description.get("options", {}).get("num_epoch", 1)
+        bar_format = _BAR.format("task {n} of {total}" if epochs is None else "epoch {n:.2f} of {total}")
         hidden = None if progress is None else not progress
-        bar_format = _TASKS if epochs is None else _BAR
         with tqdm(total=epochs or 1, desc=self.state.value, disable=hidden, bar_format=bar_format) as bar:
             for status in self.watch(deadline):
                 if status.get("kind") == "tasks":
@@ -294,11 +275,7 @@ class RemoteJob:
         return self
 
     def require_done(self) -> None:
-        """Check that the job had ended successfully at the last `refresh`.
-
-        Raises:
-            JobFailedError: The job has not succeeded; the text says how it ended.
-        """
+        """Raise JobFailedError, which says how the job ended, unless it was done at the last `refresh`."""
         if self.state is not JobState.DONE:
             text = f": {self.record['error']}" if self.record.get("error") else ""
             raise JobFailedError(f"job {self.id} ended as {self.state}{text}")
@@ -306,11 +283,7 @@ class RemoteJob:
     def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
         """Yield the job's records as they come, until the job has ended; an empty record if a poll returns none.
 
-        Args:
-            deadline: by `time.monotonic`.
-
-        Raises:
-            DeadlineError, ServerLostError: as in `wait`.
+        ``deadline`` is by `time.monotonic`; the errors are those of `wait`.
         """
         for answer in self._answers("metrics", 0, "rows", deadline):
             yield from answer["rows"] or [{}]
@@ -341,26 +314,21 @@ class RemoteJob:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the job's records so far: one per second of training, and one for each event."""
         rows: list[dict[str, Any]] = []
-        offset = 0
-        while True:
+        offset, following = -1, 0
+        while following != offset:
+            offset = following
             answer = self.connection.call("GET", self._path("metrics"), offset=offset)
-            if answer["next"] == offset:
-                return rows
-            rows += answer["rows"]
-            offset = answer["next"]
+            rows, following = rows + answer["rows"], answer["next"]
+        return rows
 
     def follow_log(self, last: int = 20_000, timeout: float = _WEEK) -> Iterator[str]:
-        """Yield what the driver and Spark print, as it comes, until the job has ended.
+        """Yield what the driver and Spark print, as it comes, until the job has ended; errors as in `wait`.
 
         Args:
             last: largest number of bytes of the existing log to begin with.
-            timeout: as in `wait`.
-
-        Raises:
-            DeadlineError, ServerLostError: as in `wait`.
+            timeout: seconds.
         """
-        deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
-        for answer in self._answers("log", -last if last else _END, "text", deadline):
+        for answer in self._answers("log", -last if last else _END, "text", _deadline(timeout)):
             if answer["text"]:
                 yield answer["text"]
 
@@ -372,10 +340,7 @@ class RemoteJob:
                 ``options={"learning_rate": 0.01}``: of a dictionary, the entries that are given are replaced, and one
                 with None is left out.
 
-        Raises:
-            DescriptionError: The server now refuses the job; ``field`` says which part.
-            StateError: The job's model no longer exists.
-            QuotaError: You have too many jobs or bytes on the server.
+        The errors are those of `submit`, and StateError if the job's model no longer exists.
         """
         return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit"), changes or None))
 
@@ -384,11 +349,7 @@ class RemoteJob:
         return str(self.connection.call("GET", self._path("log"), offset=-last)["text"]) if last else ""
 
     def cancel(self) -> RemoteJob:
-        """Ask the server to end the job; `wait` and `refresh` show when it has ended.
-
-        Raises:
-            StateError: The job has already ended.
-        """
+        """Ask the server to end the job, and return at once; StateError if the job has already ended."""
         self.record = self.connection.call("POST", self._path("cancel"))
         return self
 
@@ -406,7 +367,7 @@ class RemoteJob:
         Args:
             custom_objects: registered name to class or function, in addition to what this process has registered.
         """
-        return archive.from_bytes(self._bytes("model"), custom_objects, compiled=True)
+        return archive.from_bytes(self.connection.read(self._path("model")), custom_objects, compiled=True)
 
     def history(self) -> pd.DataFrame:
         """Return one row for each mini-batch, as `distkeras.Trainer.history` has it."""
@@ -417,22 +378,19 @@ class RemoteJob:
         return self._table("commits")
 
     def _table(self, name: str) -> pd.DataFrame:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        import pandas as pd
 
-        return pq.read_table(pa.BufferReader(self._bytes(name))).to_pandas()
-
-    def _bytes(self, name: str) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="distkeras-") as folder:
-            path = Path(folder, name)
-            self.connection.fetch(self._path(name), path)
-            return path.read_bytes()
+        return pd.read_parquet(io.BytesIO(self.connection.read(self._path(name))))
 
     def _path(self, part: str = "") -> str:
         return f"/jobs/{self.id}" + (f"/{part}" if part else "")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({json.dumps(self.record.get('name') or self.id)}, {self.state})"
+
+
+def _deadline(timeout: float) -> float:
+    return time.monotonic() + require_number("timeout", timeout, inclusive=True)
 
 
 def _given(**fields: Any) -> dict[str, Any]:
@@ -458,7 +416,3 @@ def _require_json(description: Mapping[str, Any]) -> None:
             except (TypeError, ValueError) as error:
                 where = f"{group}.{name}".rstrip(".")
                 raise DescriptionError(f"`{where}` must be what JSON has. Received: {value!r}", where) from error
-
-
-_TASKS = "{desc}: {percentage:3.0f}%|{bar}| task {n} of {total} [{elapsed}]"
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| epoch {n:.2f} of {total} [{elapsed}{postfix}]"

@@ -11,7 +11,6 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request
@@ -46,11 +45,9 @@ class ServerConnection:
             raise ConfigurationError(
                 f"`token` must be a token of the server, or the variable {TOKEN} must be set. Received: none"
             )
-        self.url = url.rstrip("/")
-        self._token = token
-        self._timeout = require_number("timeout", timeout)
-        proxies = [ProxyHandler({})] if local else []
-        self._opener = urllib.request.build_opener(NoRedirect, *proxies)
+        self.url, self._timeout = url.rstrip("/"), require_number("timeout", timeout)
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "*/*"}
+        self._opener = urllib.request.build_opener(_NoRedirect, *([ProxyHandler({})] if local else []))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -63,26 +60,21 @@ class ServerConnection:
             ServerLostError: The server cannot be reached.
             DeadlineError: The server does not respond.
         """
-        data = None if body is None else json.dumps(body).encode()
-        return self._json(self._request(method, path, data, "application/json", query))
+        given = {name: value for name, value in query.items() if value is not None}
+        path += f"?{urllib.parse.urlencode(given)}" if given else ""
+        return self._json(method, path, None if body is None else json.dumps(body).encode(), "application/json")
 
     def upload(self, path: str, name: str, value: Any, file_name: str, file: bytes | None) -> Any:
         """Post a form with a JSON part and, if there is one, a file; return the answer."""
-        boundary = secrets.token_hex(16)
-        head = (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n'
-            f"Content-Type: application/json\r\n\r\n{json.dumps(value)}\r\n"
-        )
-        if file is not None:
-            head += (
-                f'--{boundary}\r\nContent-Disposition: form-data; name="{file_name}"; filename="{file_name}"\r\n'
-                f"Content-Type: application/octet-stream\r\n\r\n"
-            )
-        parts = [head.encode()] if file is None else [head.encode(), file, b"\r\n"]
-        body = b"".join((*parts, f"--{boundary}--\r\n".encode()))
-        request = self._request("POST", path, body, f"multipart/form-data; boundary={boundary}", {})
+        mark = f"--{secrets.token_hex(16)}"
+        head = f'{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{json.dumps(value)}\r\n'
+        disposition = f'form-data; name="{file_name}"; filename="{file_name}"'
+        kind = "application/octet-stream"
+        part = f"{mark}\r\nContent-Disposition: {disposition}\r\nContent-Type: {kind}\r\n\r\n".encode()
+        parts = [head.encode(), *([] if file is None else [part, file, b"\r\n"]), f"{mark}--\r\n".encode()]
+        body = b"".join(parts)
         try:
-            return self._json(request)
+            return self._json("POST", path, body, f"multipart/form-data; boundary={mark[2:]}")
         except ServerLostError as error:
             raise ServerLostError(
                 f"{error.message}. The request had {len(body)} bytes, perhaps more than the server accepts"
@@ -92,38 +84,35 @@ class ServerConnection:
         """Write an endpoint's file to ``target``, completely or not at all."""
         with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=".distkeras-", delete=False) as partial:
             try:
-                with self._open(self._request("GET", path, None, "", {})) as answer:
+                with self._open("GET", path) as answer:
                     shutil.copyfileobj(answer, partial)
                 Path(partial.name).replace(target)
             except BaseException:
                 Path(partial.name).unlink(missing_ok=True)
                 raise
 
-    def _request(self, method: str, path: str, data: bytes | None, kind: str, query: Mapping[str, Any]) -> Request:
-        parameters = {name: value for name, value in query.items() if value is not None}
-        text = f"{self.url}{_PREFIX}{path}" + (f"?{urllib.parse.urlencode(parameters)}" if parameters else "")
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": "*/*"}
-        if data is not None:
-            headers["Content-Type"] = kind
-        return Request(text, data=data, headers=headers, method=method)
+    def read(self, path: str) -> bytes:
+        """Return an endpoint's file."""
+        with self._open("GET", path) as answer:
+            return answer.read()
 
-    def _open(self, request: Request) -> IO[bytes]:
+    def _open(self, method: str, path: str, data: bytes | None = None, kind: str = "") -> IO[bytes]:
+        headers = self._headers | ({} if data is None else {"Content-Type": kind})
+        request = Request(f"{self.url}{_PREFIX}{path}", data=data, headers=headers, method=method)
         try:
             answer: IO[bytes] = self._opener.open(request, timeout=self._timeout)
+            return answer
         except urllib.error.HTTPError as error:
             with error:
                 raise _error_of(error.code, error.read(_LONGEST)) from None
-        except TimeoutError as error:
-            raise DeadlineError(f"{self.url} has not answered for {self._timeout:g} s") from error
-        except (urllib.error.URLError, OSError) as error:
+        except OSError as error:  # or URLError, which may contain one
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise DeadlineError(f"{self.url} has not answered for {self._timeout:g} s") from error
             raise ServerLostError(f"{self.url} cannot be reached: {reason}") from error
-        return answer
 
-    def _json(self, request: Request) -> Any:
-        with self._open(request) as answer:
+    def _json(self, method: str, path: str, data: bytes | None, kind: str) -> Any:
+        with self._open(method, path, data, kind) as answer:
             text = answer.read(_LONGEST)
         try:
             return json.loads(text) if text else None
@@ -139,11 +128,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect, which could send a token to another host."""
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect, which could send a token to another host: the answer is an error."""
 
     def redirect_request(self, *_arguments: Any, **_keywords: Any) -> None:
-        """Return no new request, so that the answer is an error."""
+        """Return no new request."""
 
 
 def _error_of(status: int, body: bytes) -> JobServerError | ServerLostError:

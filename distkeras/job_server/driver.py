@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.description import JobDescription, PredictionDescription
-from distkeras.job_server.model_file import require_archive, require_size, require_weights
+from distkeras.job_server.model_file import require_archive, require_weights
 from distkeras.job_server.places import require_listed, require_no_links
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, append, write_whole
 from distkeras.job_server.runner.processes import LeaseRenewal
@@ -94,11 +94,8 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
     order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
     require_archive(folder.sent_model)
     require_weights(folder.sent_model.read_bytes())
-    require_size(folder.sent_model.read_bytes())
-    return (_predict if order["kind"] == PREDICT else _train)(folder, attempt, order)
-
-
-def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    if order["kind"] != PREDICT:
+        return _train(folder, attempt, order)
     description = PredictionDescription.from_json(order["description"])
     require_no_links(order["output"])
     with _session(folder, order) as spark:
@@ -108,16 +105,12 @@ def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[
 def predict(
     spark: SparkSession, folder: JobFolder, description: PredictionDescription, places: tuple[str, str], attempt: int
 ) -> dict[str, Any]:
-    """Write the rows with their predictions.
+    """Write the rows with their predictions, and return the summary: the number of rows.
 
     Args:
         folder: of the job, with the model.
-        description: the submitted description.
         places: the URIs to read from and to write to.
         attempt: the number of this driver of the job. A later one overwrites the output of earlier ones.
-
-    Returns:
-        The summary: the number of rows.
 
     Raises:
         ConfigurationError: the output already exists.
@@ -126,10 +119,8 @@ def predict(
     from pyspark.sql import functions as F
 
     data, output = places
-    predictor = ModelPredictor(
-        PackedModel(folder.sent_model.read_bytes()), **description.options.model_dump(exclude_unset=True)
-    )
-    rows = predictor.transform(_read(spark, data))
+    model = PackedModel(folder.sent_model.read_bytes())
+    rows = ModelPredictor(model, **description.options.model_dump(exclude_unset=True)).transform(_read(spark, data))
     if not folder.begun.exists():
         if _exists(spark, output):
             raise ConfigurationError(f"`output` must not exist yet. Received: {output}, which exists")

@@ -1,4 +1,4 @@
-"""The errors of the job server, each with its HTTP status.
+"""The errors of the job server, each with its HTTP status, by which the client finds it again.
 
 None of these travels to or from a parameter server, so none is in the table of `distkeras.ps.errors`.
 """
@@ -9,22 +9,29 @@ from typing import Any, ClassVar
 
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 
+#: The error that a client raises for a status; for any other status it is `JobServerError`.
+BY_STATUS: dict[int, type[JobServerError]] = {}
+
 
 class JobServerError(DistkerasError):
     """The base of the errors that the job server answers with."""
 
     status: ClassVar[int] = 500
 
+    def __init_subclass__(cls, status: int | None = None) -> None:
+        super().__init_subclass__()
+        if status is not None:
+            cls.status = status
+            BY_STATUS[status] = cls
 
-class DescriptionError(JobServerError, ConfigurationError):
-    """A job's description or model cannot work.
+
+class DescriptionError(JobServerError, ConfigurationError, status=422):
+    """The request, a job's description or its model is not valid; ``field`` names the part.
 
     Args:
         message: what was expected and what was received.
         field: the field of the description, such as "options.batch_size"; "model" for the archive.
     """
-
-    status = 422
 
     def __init__(self, message: str, field: str = "", **more: Any) -> None:
         super().__init__(message, **more)
@@ -34,59 +41,37 @@ class DescriptionError(JobServerError, ConfigurationError):
         return type(self), (self.message, self.field)
 
 
-class UnauthorizedError(JobServerError, PermissionError):
+class UnauthorizedError(JobServerError, PermissionError, status=401):
     """The token is missing or not valid."""
 
-    status = 401
 
-
-class ForbiddenError(JobServerError, PermissionError):
+class ForbiddenError(JobServerError, PermissionError, status=403):
     """The request needs another role."""
 
-    status = 403
 
-
-class NotFoundError(JobServerError, LookupError):
+class NotFoundError(JobServerError, LookupError, status=404):
     """It does not exist, or it belongs to another user: the answer is the same."""
 
-    status = 404
 
-
-class StateError(JobServerError):
+class StateError(JobServerError, status=409):
     """The state of a job, which the text names, does not allow the request."""
 
-    status = 409
+
+class QuotaError(JobServerError, status=413):
+    """The request is too large, or the user would have too many bytes or waiting jobs."""
 
 
-class QuotaError(JobServerError):
-    """The user would have too many bytes or waiting jobs."""
-
-    status = 413
-
-
-class StorageError(JobServerError):
-    """The server's disk is nearly full."""
-
-    status = 507
-
-
-class UnavailableError(JobServerError):
-    """The server's database does not answer; the request may be sent again."""
-
-    status = 503
-
-
-class RateError(JobServerError):
+class RateError(JobServerError, status=429):
     """Too many requests without a valid token came from one address."""
 
-    status = 429
+
+class UnavailableError(JobServerError, status=503):
+    """The server's database does not answer; the request may be sent again."""
+
+
+class StorageError(JobServerError, status=507):
+    """The server's disk is nearly full."""
 
 
 class JobFailedError(JobServerError, RuntimeError):
     """A job failed, was cancelled or was lost. The client raises it, with the server's reason."""
-
-
-#: The error that a client raises for a status; for any other status it is `JobServerError`.
-BY_STATUS: dict[int, type[JobServerError]] = {
-    kind.status: kind for kind in JobServerError.__subclasses__() if "status" in vars(kind)
-}

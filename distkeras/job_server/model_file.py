@@ -1,9 +1,9 @@
 """The checks of an uploaded ``.keras`` archive, before Keras opens it.
 
 `require_archive` checks the archive's list of members and the configuration, with Python's standard library, so that
-the job server itself never parses weights. `require_weights` checks the file of weights, and `require_size` compares it
-with the configuration: both in the job's own process. Keras' safe mode also refuses lambdas. The archives that are
-refused here would make Keras read files or addresses, unpickle, unpack without a bound, or allocate more than was sent.
+the job server itself never parses weights. `require_weights` checks those in the job's own process. Keras' safe mode
+also refuses lambdas. The archives that are refused here would make Keras read files or addresses, unpickle, unpack
+without a bound, or allocate more than was sent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def require_archive(file: Path | BytesIO) -> None:
     """Raise DescriptionError unless Keras may open the file: an archive of bounded size, with parts of models only."""
     try:
         size = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
-        with _opened(file) as reader, zipfile.ZipFile(reader) as archive:
+        raw = io.FileIO(file) if isinstance(file, Path) else file
+        with _BoundedReader(raw) as reader, zipfile.ZipFile(reader) as archive:
             reader.bound = CONFIG_MAX
             _require_members(archive, size)
             config = json.loads(archive.read(_CONFIG))
@@ -115,10 +116,6 @@ class _BoundedReader(io.BufferedReader):
         return data
 
 
-def _opened(file: Path | BytesIO) -> _BoundedReader:
-    return _BoundedReader(io.FileIO(file) if isinstance(file, Path) else file)
-
-
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
     """Yield every JSON object in ``config``."""
     pending = [(config, 0)]
@@ -153,14 +150,9 @@ def _require_part(part: dict[str, Any]) -> None:
             raise _refused(f"made of Keras' functions. Received: {str(called)[:100]!r}")
     elif module is not None and not _is_of_models(module, part.get("config") if name == "function" else name):
         raise _refused(f"made of Keras' classes. Received: {name[:100]!r} of {module[:100]!r}")
-    _require_registered(name)
-    _require_registered(part.get("registered_name"))
-
-
-def _require_registered(name: Any) -> None:
-    """Check that a class of this package, given by its registered name, is an optimizer: its layers read files."""
-    if str(name).startswith("distkeras>") and name not in _OPTIMIZERS:
-        raise _refused(f"made of Keras' classes. Received: {str(name)[:100]!r}")
+    names = [text for text in (name, str(part.get("registered_name"))) if text.startswith("distkeras>")]
+    if not _OPTIMIZERS.issuperset(names):  # this package's layers read files
+        raise _refused(f"made of Keras' classes. Received: {names[0][:100]!r}")
 
 
 def _is_of_models(module: str, name: Any) -> bool:
@@ -179,22 +171,28 @@ def _is_of_models(module: str, name: Any) -> bool:
 
 
 def require_weights(data: bytes) -> None:
-    """Check that an archive's files of weights contain all of their arrays, without links to other files.
+    """Check an archive's files of weights, and that its model has no more weights than they hold.
+
+    A configuration of a few bytes can describe layers of any size, so the model is built without values first.
 
     Args:
         data: an archive that `require_archive` has accepted.
 
     Raises:
-        DescriptionError: it has links, arrays in other files, or arrays of more bytes than the file.
+        DescriptionError: its weights have links, arrays in other files, or arrays of more bytes than the file; the
+            model has more weights than the file, or Keras cannot build it.
     """
     import h5py
 
+    stored = {}
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            files = [archive.read(name) for name in archive.namelist() if name in (_WEIGHTS, VALUES)]
-        for weights in files:
+            config = json.loads(archive.read(_CONFIG)) | {"compile_config": None}
+            files = {name: archive.read(name) for name in archive.namelist() if name in (_WEIGHTS, VALUES)}
+        for name, weights in files.items():
             with h5py.File(BytesIO(weights), "r") as file:
-                total = sum(_bytes_of(dataset) for dataset in _datasets(file))
+                arrays = list(_datasets(file))
+                total, stored[name] = sum(map(_bytes_of, arrays)), sum(array.size for array in arrays)
             if total > len(weights):
                 raise _refused(
                     f"an archive whose arrays fill their file. Received: arrays of {total} in {len(weights)} bytes"
@@ -203,37 +201,25 @@ def require_weights(data: bytes) -> None:
         raise
     except _DAMAGE as error:
         raise _refused(f"an archive with weights. Received: {str(error)[:200]}") from error
+    needed = _size_of(config)
+    if needed > SIZE_RATIO_MAX * stored[_WEIGHTS] + SIZE_FLOOR:
+        raise _refused(
+            f"an archive with the weights of its model, {needed} numbers. Received: one with {stored[_WEIGHTS]}"
+        )
 
 
-def require_size(data: bytes) -> None:
-    """Check that the model has no more weights than its file holds, before any of them is allocated.
-
-    A configuration of a few bytes can describe layers of any size. The model is built without values, so that only the
-    shapes of its variables are known.
-
-    Args:
-        data: an archive that `require_archive` and `require_weights` have accepted.
-
-    Raises:
-        DescriptionError: the model has more weights than the file, or Keras cannot build it.
-    """
-    import h5py
+def _size_of(config: Any) -> int:
+    """Return how many weights a model has, without allocating them."""
     import keras
 
-    with zipfile.ZipFile(BytesIO(data)) as archive:
-        config = json.loads(archive.read(_CONFIG)) | {"compile_config": None}
-        with h5py.File(BytesIO(archive.read(_WEIGHTS)), "r") as file:
-            stored = sum(dataset.size for dataset in _datasets(file))
     try:
         with keras.StatelessScope(initialize_variables=False):
             model = keras.saving.deserialize_keras_object(config, safe_mode=True)
-            needed = sum(math.prod(variable.shape) for variable in model.weights)
+            return sum(math.prod(variable.shape) for variable in model.weights)
     except Exception as error:  # Keras' layers raise errors of any class
         raise _refused(f"a model that Keras can build. Keras said: {headline(str(error))[:300]}") from error
     finally:
         keras.utils.clear_session()  # else the end of the next scope would allocate the variables
-    if needed > SIZE_RATIO_MAX * stored + SIZE_FLOOR:
-        raise _refused(f"an archive with the weights of its model, {needed} numbers. Received: one with {stored}")
 
 
 def _datasets(file: Any) -> Iterator[Any]:

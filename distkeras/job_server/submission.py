@@ -16,7 +16,7 @@ from distkeras.job_server.model_file import require_archive
 from distkeras.keras_model import archive
 from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.keras_config import applied
-from distkeras.ps.rules import Rule, all_rules
+from distkeras.ps.rules import all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import defaults_of, options_of
@@ -39,7 +39,9 @@ def description_of(trainer: Trainer) -> dict[str, Any]:
     Raises:
         DescriptionError: a part cannot be sent.
     """
-    _require_known_rule(trainer.rule)
+    if all_rules().get(trainer.rule.name) is not type(trainer.rule):
+        kind = type(trainer.rule).__name__
+        raise _refused("rule", f"be a rule of distkeras, because a job contains no code. Received: {kind}")
     for name, value, default in (
         ("decode", trainer.settings.decode, None),
         ("frozen_weights", trainer.settings.frozen_weights, None),
@@ -69,15 +71,15 @@ def model_of(trainer: Trainer) -> bytes:
             "be described by its configuration, which is what a job contains. Received: one that excludes "
             f"{len(recipe.undecayed)} variables from weight decay",
         )
-    for name, value in recipe.arguments.items():
-        for function in _functions(value):
-            text = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+    for name, part in ((name, part) for name, value in recipe.arguments.items() for part in _parts(value)):
+        if isinstance(part, PackedObject) and part.attributes:
+            _, attribute, content = part.attributes[0]
+            expected = "be described by its configuration, which is what a job contains. Received: one with "
+            raise _refused(name, f"{expected}{attribute}={content!r}")
+        if callable(part) and str(getattr(part, "__module__", "")).partition(".")[0] != "keras":
+            text = f"{part.__module__}.{getattr(part, '__qualname__', part)}"
             raise _refused(
                 name, f"be Keras' own, by name or as an object, because a job contains no code. Received: {text}"
-            )
-        for attribute in _attributes(value):
-            raise _refused(
-                name, f"be described by its configuration, which is what a job contains. Received: one with {attribute}"
             )
     with applied(recipe.settings):
         data = archive.to_bytes(recipe.build(trainer.model_file, to_train=True))
@@ -102,33 +104,13 @@ def _options(trainer: Trainer) -> Iterator[tuple[str, Any]]:
         yield name, (value[0] if len(value) == 1 else list(value)) if isinstance(value, tuple) else value
 
 
-def _require_known_rule(rule: Rule) -> None:
-    if all_rules().get(rule.name) is not type(rule):
-        raise _refused(
-            "rule", f"be a rule of distkeras, because a job contains no code. Received: {type(rule).__name__}"
-        )
-
-
-def _functions(value: Any) -> Iterator[Any]:
-    """Yield the functions in an argument of ``compile`` that are not Keras'."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _functions(part)
-    elif callable(value) and str(getattr(value, "__module__", "")).partition(".")[0] != "keras":
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield the parts of an argument of ``compile``: of its lists and dictionaries, or itself."""
+    if isinstance(value, Mapping | list | tuple) and not isinstance(value, PackedObject):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _parts(part)
+    else:
         yield value
-
-
-def _attributes(value: Any) -> Iterator[str]:
-    """Yield the attributes that a job's archive does not carry: of the objects in an argument of ``compile``."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _attributes(part)
-    elif isinstance(value, PackedObject):
-        yield from (f"{name}={content!r}" for _, name, content in value.attributes)
 
 
 def _refused(name: str, expected: str) -> DescriptionError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flask import Response, g, request, send_file
 from flask_openapi3.models.file import FileStorage
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, create_model
 
 from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import saved_page
@@ -37,25 +37,11 @@ class JobView(JobSummary):
     attempts: list[Attempt] = Field([], description="The drivers that the job has had.")
 
 
-class JobsView(BaseModel):
-    """One page of jobs; ``next`` is the ``before`` of the next page."""
-
-    jobs: list[JobSummary]
-    next: str | None
-
-
-class RowsView(BaseModel):
-    """Rows of a job's progress, and the offset of the next read."""
-
-    rows: list[dict[str, Any]]
-    next: int
-
-
-class TextView(BaseModel):
-    """A part of a job's log, and the offset of the next read."""
-
-    text: str
-    next: int
+#: One page of jobs; ``next`` is the ``before`` of the next page.
+JobsView = create_model("JobsView", jobs=(list[JobSummary], ...), next=(str | None, ...))
+#: Parts of a job's progress and of its log; ``next`` is the offset of the next read.
+RowsView = create_model("RowsView", rows=(list[dict[str, Any]], ...), next=(int, ...))
+TextView = create_model("TextView", text=(str, ...), next=(int, ...))
 
 
 class JobPath(BaseModel):
@@ -64,19 +50,15 @@ class JobPath(BaseModel):
     job: str = Field(description="The id of the job.")
 
 
-class JobForm(BaseModel):
+class JobForm(BaseModel, extra="forbid"):
     """A job, and the model that it trains, as Keras saves it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     job: JobDescription
     model: FileStorage
 
 
-class PredictionForm(BaseModel):
+class PredictionForm(BaseModel, extra="forbid"):
     """A predict job, and a model as Keras saves it, unless the description names the job that trained one."""
-
-    model_config = ConfigDict(extra="forbid")
 
     job: PredictionDescription
     model: FileStorage | None = None

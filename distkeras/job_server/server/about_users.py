@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any, Literal
 
 from flask import g
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from distkeras.job_server.description import Line, Submitted
 from distkeras.job_server.errors import DescriptionError
@@ -18,36 +18,12 @@ account_api, admin_api = endpoints("account"), endpoints("admin")
 UserName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
-class MeView(BaseModel):
-    """The caller."""
-
-    name: str
-    role: str
-
-
-class TokensView(BaseModel):
-    """Tokens, without their secrets."""
-
-    tokens: list[TokenInfo]
-
-
-class NewTokenView(BaseModel):
-    """A new token, which is shown only once."""
-
-    token: str
-
-
-class UsersView(BaseModel):
-    """Users."""
-
-    users: list[UserInfo]
-
-
-class AuditView(BaseModel):
-    """One page of the audit log; ``next`` is the ``before`` of the next page."""
-
-    entries: list[AuditEntry]
-    next: int | None
+MeView = create_model("MeView", name=(str, ...), role=(str, ...))
+TokensView = create_model("TokensView", tokens=(list[TokenInfo], ...))
+NewTokenView = create_model("NewTokenView", token=(str, ...))
+UsersView = create_model("UsersView", users=(list[UserInfo], ...))
+#: One page of the audit log; ``next`` is the ``before`` of the next page.
+AuditView = create_model("AuditView", entries=(list[AuditEntry], ...), next=(int | None, ...))
 
 
 class TokenPath(BaseModel):

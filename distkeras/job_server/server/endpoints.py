@@ -10,25 +10,13 @@ from flask import current_app, g, request
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel, Field
 
+from distkeras.job_server.errors import BY_STATUS
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.settings import Settings
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore
 
 PREFIX = "/api/v1"
-#: The errors that any endpoint may answer with.
-_ERRORS = {
-    400: "The request cannot be read.",
-    401: "The token is missing or not valid.",
-    403: "The endpoint is for administrators.",
-    404: "It does not exist, or it belongs to another user.",
-    409: "The state of the job does not allow it.",
-    413: "The request or the user's files are too large.",
-    422: "The request is not valid; `field` names the part.",
-    429: "Too many requests without a valid token came from this address.",
-    503: "The server's database does not answer.",
-    507: "The server's disk is nearly full.",
-}
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,9 @@ def endpoints(name: str) -> APIBlueprint:
     """Return a group of endpoints, all of which may answer with an `ErrorView`."""
     schema = {"$ref": f"#/components/schemas/{ErrorView.__name__}"}
     content = {"application/json": {"schema": schema}}
-    responses: dict[Any, Any] = {status: {"description": text, "content": content} for status, text in _ERRORS.items()}
+    texts = {400: "The request cannot be read."}
+    texts |= {status: str(kind.__doc__).partition("\n")[0] for status, kind in BY_STATUS.items()}
+    responses: dict[Any, Any] = {status: {"description": text, "content": content} for status, text in texts.items()}
     return APIBlueprint(
         name, name, url_prefix=PREFIX, abp_responses=responses, operation_id_callback=lambda *, name, **_where: name
     )

@@ -17,18 +17,10 @@ from distkeras.ps.errors import ConfigurationError
 
 
 class HttpListener:
-    """Serves an application over HTTP. The port is bound in the constructor.
+    """Serves an application over HTTP, with bodies of at most ``upload_max`` bytes.
 
-    Args:
-        port: to bind; 0: any free one.
-        upload_max: the most bytes of a body.
-        trusted_proxy: address of a proxy that forwards the caller's address and scheme.
-
-    Attributes:
-        port: the bound port.
-
-    Raises:
-        ConfigurationError: the address cannot be bound.
+    The constructor binds ``port``, or any free one for 0; ConfigurationError if it cannot. ``trusted_proxy`` is the
+    address of a proxy that forwards the caller's address and scheme.
     """
 
     def __init__(self, app: Any, host: str, port: int, *, upload_max: int, trusted_proxy: str | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from distkeras.job_server.errors import DescriptionError, NotFoundError, QuotaError, StateError
 from distkeras.job_server.settings import Settings
@@ -24,10 +24,8 @@ ORDER = "order"
 _CANDIDATES = 16
 
 
-class JobSummary(BaseModel):
+class JobSummary(BaseModel, from_attributes=True, frozen=True):
     """A job in a list. Times are seconds since the epoch."""
-
-    model_config = ConfigDict(from_attributes=True, frozen=True)
 
     id: str
     kind: Literal["train", "predict"]

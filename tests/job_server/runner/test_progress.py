@@ -61,7 +61,7 @@ def test_only_events_are_written_as_lines(tmp_path: Path) -> None:
 def test_a_driver_reports_why_its_job_failed(tmp_path: Path) -> None:
     """The archive is invalid, so the job fails before Spark starts."""
     description = {"rule": "agn", "data": "/nowhere"}
-    order = {"description": description, "data": "file:///nowhere", "master": "local[1]", "config": {}}
+    order = {"kind": "train", "description": description, "data": "file:///nowhere", "master": "local[1]", "config": {}}
     (tmp_path / "order-1.json").write_text(json.dumps(order))
     (tmp_path / "sent.keras").write_bytes(b"nothing")
     command = [sys.executable, "-m", "distkeras.job_server.driver", str(tmp_path), "1"]
