@@ -189,6 +189,7 @@ def _list(client: JobClient, arguments: argparse.Namespace) -> None:
     for record in sorted(records, key=_SORTS[arguments.sort], reverse=arguments.sort in ("created", "duration")):
         numbers = f"{_duration(record)}  {_text(_last(record), 'epoch')}  {_text(_last(record), 'loss')}"
         words = " ".join([record["name"], *record["tags"], *([f"({why})"] if (why := _why(record)) else [])])
+        words += f" {record['mlflow_run']}" if record["mlflow_run"] else ""
         began = _moment(record["created"])
         _write(f"{record['id']}  {record['state']:<10}  {began}  {numbers}  {record['user']:<12}  {words}\n")
 

@@ -20,18 +20,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.description import JobDescription, PredictionDescription
 from distkeras.job_server.model_file import require_archive, require_weights
 from distkeras.job_server.places import require_listed, require_no_links
-from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, append, write_whole
+from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, append, read_whole, write_whole
 from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.keras_model.keras_config import applied
 from distkeras.keras_model.optimizers import optimizer_of
+from distkeras.mlflow_logger import MLflowLogger
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.results import write_files
@@ -166,7 +168,8 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
     if description.time_budget is not None:
         callbacks.append(TimeBudget(description.time_budget))
     trainer = trainer_of(folder.sent_model.read_bytes(), description)
-    with _session(folder, order) as spark:
+    with _session(folder, order) as spark, _mlflow_run(folder, order, description.name) as logger:
+        callbacks += logger
         if "validation" in order:
             stopping = description.made_early_stopping(_read(spark, order["validation"]))
             callbacks += [stopping] if stopping is not None else []
@@ -180,6 +183,31 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
         summary = {"rule": trainer.rule.name, **numbers, "stopped": trainer.stopped}
     shutil.rmtree(folder.checkpoint, ignore_errors=True)
     return summary
+
+
+@contextlib.contextmanager
+def _mlflow_run(folder: JobFolder, order: Mapping[str, Any], name: str) -> Iterator[list[Callback]]:
+    """Yield a logger to the job's run of MLflow, which all attempts share; none without a tracking URI."""
+    uri = order.get("mlflow")
+    if not uri:
+        yield []
+        return
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    with mlflow.start_run(read_whole(folder.mlflow).get("id"), run_name=name or folder.path.name) as run:
+        run_id = run.info.run_id
+        write_whole(folder.mlflow, {"id": run_id, "link": link_to_run(uri, run.info.experiment_id, run_id)})
+        yield [MLflowLogger()]
+
+
+def link_to_run(uri: str, experiment_id: str, run_id: str) -> str:
+    """Return the page of a run on a server of MLflow, without the name and password of its URI; else ``runs:/ID``."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return f"runs:/{run_id}"
+    host, path = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
+    return f"{parts.scheme}://{host}{path}/#/experiments/{experiment_id}/runs/{run_id}"
 
 
 def _read(spark: SparkSession, uri: str) -> DataFrame:

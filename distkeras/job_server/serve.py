@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import logging
 import os
@@ -50,6 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--output", **several, metavar="PLACE", type=_place, help="one that predict jobs may write to; repeatable")
     add("--master", default="local[*,4]", help="Spark's master (default: %(default)s)")
     add("--conf", **several, dest="config", metavar="NAME=VALUE", type=_pair, help="Spark setting; repeatable")
+    add("--mlflow", metavar="URI", help="tracking URI of MLflow, to which every training job logs")
     add("--slots", type=int, default=1, help="number of jobs that run at a time (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     add("--port", type=int, default=PORT, help="port to bind; 0: any free port (default: %(default)s)")
@@ -115,6 +117,10 @@ class JobServer:
             raise ConfigurationError(
                 "`--host` must be a loopback address, unless a reverse proxy adds TLS (`--trusted-proxy`), or "
                 f"`--plain-http` allows unencrypted tokens. Received: --host {options.host}"
+            )
+        if options.mlflow and importlib.util.find_spec("mlflow") is None:
+            raise ConfigurationError(
+                "`--mlflow` needs MLflow: pip install 'distkeras[mlflow]'. Received: no such package"
             )
         folder = _private(options.folder)
         files = JobFiles(options.files or folder / "files")

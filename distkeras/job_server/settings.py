@@ -19,6 +19,7 @@ class Settings:
     private: Sequence[Path] = ()  # folders of the server's own files, which no job may read or write
     master: str = "local[*,4]"  # of Spark
     config: Mapping[str, str] = field(default_factory=dict)  # Spark's settings
+    mlflow: str | None = None  # the tracking URI of MLflow, to which training jobs log
     slots: int = count(1, 0)  # the most jobs that run at once
     attempts_max: int = count(3)  # the most drivers of one job, one after the other
     upload_max: int = count(512 << 20)  # of a model

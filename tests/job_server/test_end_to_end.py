@@ -27,6 +27,7 @@ from support.training.standalone import daemon, said
 from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 from distkeras.job_server import Client, RemoteJob
+from distkeras.job_server.driver import link_to_run
 from distkeras.job_server.errors import DescriptionError, JobFailedError
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import JobState
@@ -240,6 +241,44 @@ def test_the_page_shows_an_executors_death_and_the_jobs_end(cluster: Cluster, pa
     states = page.locator(".list tbody tr")
     for name, state in (("first", "done"), ("second", "cancelled"), ("third", "done"), ("fourth", "failed")):
         states.filter(has_text=name).locator("td", has_text=state).wait_for()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow's store
+def test_all_drivers_of_a_job_log_to_one_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", os.environ["JDK_JAVA_OPTIONS"])
+    uri = f"sqlite:///{tmp_path / 'runs.sqlite'}"
+    server = Server(tmp_path, "--master", "local[2,2]", "--mlflow", uri)
+    server.start()
+    try:
+        job = submit(server, 30, "logged")
+        until(lambda: commits(job) > 10)
+        until(lambda: job.refresh().state is JobState.TRAINING)
+        link = job.record["mlflow_run"]
+        driver_of(server, job).kill_session()
+        job.wait(patience(240), progress=False)
+    finally:
+        server.stop(signal.SIGKILL)
+    assert job.record["attempt"] == 2
+    assert job.record["mlflow_run"] == link
+    (run,) = mlflow.MlflowClient(uri).search_runs(["0"])
+    assert link == f"runs:/{run.info.run_id}"
+    assert (run.info.run_name, run.info.status) == ("logged", "FINISHED")
+    assert run.data.params["rule.window"] == "2"
+    assert run.data.metrics["epochs"] == 30
+
+
+@pytest.mark.parametrize(
+    ("uri", "link"),
+    [
+        ("https://ann:secret@mlflow:5000/base/", "https://mlflow:5000/base/#/experiments/7/runs/ab"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000/#/experiments/7/runs/ab"),
+        ("sqlite:////data/runs.sqlite", "runs:/ab"),
+    ],
+)
+def test_the_link_to_a_run_has_no_password(uri: str, link: str) -> None:
+    assert link_to_run(uri, "7", "ab") == link
 
 
 def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) -> None:

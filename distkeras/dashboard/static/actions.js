@@ -18,9 +18,10 @@ class JobActions {
       ([text, path, name]) => button(text, () => this.download(path, `${job.id.slice(0, 8)}-${name}`))
     );
     this.page = button("Save as a file", () => this.download("page", `${job.id.slice(0, 8)}.html`));
+    this.run = h("span", { class: "facts" });
     this.problem = h("p", { class: "why", role: "alert", hidden: true });
     this.log = h("pre", { class: "log scroll", id, tabindex: 0, "aria-label": `Log of ${nameOf(job)}`, hidden: true });
-    this.element = h("div", { class: "actions" }, h("div", { class: "tools" }, this.cancel, this.again, this.showLog, ...this.files, this.page), this.problem, this.form, this.log);
+    this.element = h("div", { class: "actions" }, h("div", { class: "tools" }, this.cancel, this.again, this.showLog, ...this.files, this.page, this.run), this.problem, this.form, this.log);
     this.update(job);
   }
 
@@ -29,6 +30,7 @@ class JobActions {
     this.cancel.hidden = ENDED.includes(job.state) || job.cancelled;
     this.files.forEach((file) => { file.hidden = job.kind !== "train" || job.state !== "done"; });
     this.page.hidden = job.kind !== "train" || job.state === "queued";
+    linkRun(this.run, job);
   }
 
   async attempt(action) {

@@ -75,8 +75,7 @@ class JobView {
     say(this.why, job.why);
     this.why.hidden = !job.why;
     this.none.hidden = job.known;
-    const predicts = job.outside && job.outside.kind === "predict";
-    say(this.none, predicts ? "A predict job has no charts." : "No job yet: the page begins when the model has been built.");
+    say(this.none, this.reason(job.outside));
     this.attempts.update((job.outside && job.outside.attempts) || []);
     this.body.hidden = this.facts.hidden = this.input.hidden = !job.known;
     if (!job.known) return;
@@ -85,6 +84,13 @@ class JobView {
     this.charts.update(job);
     this.workers.update(job);
     this.events.update(job);
+  }
+
+  /** Why there are no charts. `outside`: the job server's description, if there is one. */
+  reason(outside) {
+    if (!outside) return "No job yet: the page begins when the model has been built.";
+    if (outside.kind === "predict") return "A predict job has no charts.";
+    return ENDED.includes(outside.state) ? "The job ended before it trained." : "The charts begin when the model has been built.";
   }
 
   updateHead() {

@@ -28,7 +28,9 @@ function arrange() {
   place.classList.toggle("several", views.length > 1);
   if (comparison) comparison.remove();
   comparison = views.length > 1 ? new Comparison([...views]) : null;
-  if (comparison) place.prepend(comparison.element);
+  if (!comparison) return;
+  views[0].element.before(comparison.element);
+  comparison.update();
 }
 
 /** Gives a job a message, and draws the changes. */

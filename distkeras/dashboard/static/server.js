@@ -12,7 +12,7 @@ const LOG_MAX = 200000;
 const JOB_STATES = ["queued", "starting", "training", "predicting", "done", "failed", "cancelled", "lost"];
 const ENDED = ["done", "failed", "cancelled", "lost"];
 /** The columns of the list, and the orders that one may choose. */
-const HEADS = ["Show", "Name", "State", "Created", "Duration", "Ended", "Epoch", "Loss", "Why it ended", "Tags", "User"];
+const HEADS = ["Show", "Name", "State", "Created", "Duration", "Ended", "Epoch", "Loss", "Why it ended", "Tags", "User", "Run"];
 const SORTS = {
   created: (job) => -job.created,
   duration: (job) => -(secondsOf(job) ?? -1),
@@ -72,12 +72,13 @@ class JobList {
     this.sort = given.get("sort") in SORTS ? given.get("sort") : "created";
     this.body = h("tbody");
     const heading = freshId("jobs");
-    const head = h("thead", {}, h("tr", {}, ...HEADS.map((text) => h("th", { scope: "col", text }))));
+    const head = h("thead", {}, h("tr", {}, ...HEADS.map((text) => h("th", { scope: "col" }, h("span", { class: text === "Show" ? "aside" : null, text })))));
     this.table = h("table", {}, h("caption", { class: "aside", text: "Jobs" }), head, this.body);
     this.none = h("p", { class: "none", text: "No jobs yet." });
-    this.more = h("button", { type: "button", text: "Show older jobs", hidden: true, onclick: () => this.readOlder() });
-    const scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, this.table, this.none, this.more);
-    this.element = h("section", { class: "card list" }, h("div", { class: "head" }, h("h2", { id: heading, text: "Jobs" }), this.makeFilter()), scroll);
+    this.reach = h("p", { class: "none" });
+    this.more = h("div", { class: "tools", hidden: true }, this.reach, h("button", { type: "button", text: "Show older jobs", onclick: () => this.readOlder() }));
+    const scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, this.table, this.none);
+    this.element = h("section", { class: "card list" }, h("div", { class: "head" }, h("h2", { id: heading, text: "Jobs" }), this.makeFilter()), scroll, this.more);
   }
 
   makeFilter() {
@@ -107,11 +108,20 @@ class JobList {
     history.replaceState(null, "", `${location.pathname}${query && `?${query}`}${location.hash}`);
   }
 
+  /** Lists the jobs that match; of the chosen ones, those that do not are no longer chosen. */
   setFilter(name, value) {
     this.filter[name] = value;
     this.address();
+    [...chosen.values()].filter(({ job }) => !this.matches(job)).forEach(({ job }) => toggleJob(job, false));
     this.jobs.clear();
     this.read();
+  }
+
+  /** Whether the filter admits a job, as the server decides it. */
+  matches(job) {
+    const { text, tag, state } = this.filter;
+    const names = [job.name, job.user].map((name) => name.toLowerCase());
+    return (!state || job.state === state) && (!tag || job.tags.includes(tag)) && names.some((name) => name.includes(text.toLowerCase()));
   }
 
   /** Reads the latest jobs; those read before stay. */
@@ -159,6 +169,7 @@ class JobList {
     this.none.hidden = sorted.length > 0;
     say(this.none, Object.values(this.filter).some(Boolean) ? "No such jobs." : "No jobs yet.");
     this.more.hidden = !this.older;
+    say(this.reach, `The latest ${many(sorted.length, "job")}, sorted by ${this.sort}.`);
   }
 
   /** Shows the jobs in the address, or the latest one if it has none. */
@@ -167,7 +178,9 @@ class JobList {
     const missing = [];
     for (const id of wanted) {
       try {
-        toggleJob(this.jobs.get(id) || (await (await ask(`/jobs/${id}`)).json()), true);
+        const job = this.jobs.get(id) || (await (await ask(`/jobs/${id}`)).json());
+        if (this.matches(job)) toggleJob(job, true);
+        else missing.push(nameOf(job));
       } catch (error) {
         missing.push(id.slice(0, 8));
       }
@@ -225,17 +238,18 @@ function jobRow(job) {
     toggleJob(job, true);
   } });
   const state = h("span", { class: "state" });
-  const cells = { state, duration: h("td"), ended: h("td"), epoch: h("td"), loss: h("td"), why: h("td", { class: "reason" }) };
+  const cells = { state, duration: h("td"), ended: h("td"), epoch: h("td"), loss: h("td"), why: h("td", { class: "reason" }), run: h("td") };
   const before = [h("td", {}, box), h("th", { scope: "row", class: "name" }, link), h("td", {}, state), h("td", { text: moment(job.created) })];
-  const after = [h("td", { text: job.tags.join(" ") }), h("td", { text: job.user })];
-  return { row: h("tr", {}, ...before, cells.duration, cells.ended, cells.epoch, cells.loss, cells.why, ...after), cells };
+  const after = [h("td", { class: "tags", text: job.tags.join(" "), title: job.tags.join(" ") }), h("td", { text: job.user })];
+  return { row: h("tr", {}, ...before, cells.duration, cells.ended, cells.epoch, cells.loss, cells.why, ...after, cells.run), cells };
 }
 
 /** Writes what changes while a job runs. */
 function fillRow(cells, job) {
   const [seconds, numbers] = [secondsOf(job), lastEpoch(job)];
   const why = job.error || (job.summary && job.summary.stopped) || "";
-  say(cells.state, job.attempt > 1 ? `${job.state}, driver ${job.attempt}` : job.state);
+  say(cells.state, job.attempt > 1 ? `${job.state} (${job.attempt})` : job.state);
+  if (job.attempt > 1) cells.state.title = `driver ${job.attempt}`;
   cells.state.dataset.state = job.state;
   say(cells.duration, seconds === null ? "" : clock(seconds));
   say(cells.ended, job.ended ? moment(job.ended) : "");
@@ -243,10 +257,22 @@ function fillRow(cells, job) {
   say(cells.loss, numbers.loss === undefined || numbers.loss === null ? "" : numbers.loss.toPrecision(4));
   say(cells.why, why);
   cells.why.title = why;
+  linkRun(cells.run, job);
 }
 
+/** Day and time; the year if it is another one. */
 function moment(seconds) {
-  return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+  const date = new Date(1000 * seconds);
+  const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+  return date.toLocaleString(undefined, { year, month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+}
+
+/** Fills an element with the link to a job's run in MLflow, or with the run's name, if the job has one. */
+function linkRun(element, { mlflow_run: run }) {
+  if (!run || element.hasChildNodes()) return;
+  const link = /^https?:/.test(run) ? h("a", { href: run, target: "_blank", rel: "noopener noreferrer" }, "MLflow") : h("span", {}, "MLflow");
+  link.title = run;
+  element.append(link);
 }
 
 /** The seconds for which a job has run; null: it has not begun. */
@@ -269,7 +295,7 @@ function nameOf(job) {
 function toggleJob(job, on) {
   const box = document.getElementById(`show-${job.id}`);
   if (box) box.checked = on;
-  if (on && !chosen.has(job.id)) chosen.set(job.id, followJob(job));
+  if (on && !chosen.has(job.id)) chosen.set(job.id, { ...followJob(job), job });
   else if (!on && chosen.has(job.id)) {
     const { end, view } = chosen.get(job.id);
     end();
@@ -299,6 +325,7 @@ function followJob(job) {
       const found = await (await ask(`/jobs/${job.id}`)).json();
       view.setOutside(found);
       actions.update(found);
+      if (chosen.has(found.id)) chosen.get(found.id).job = found;
       if (listed && listed.jobs.has(found.id)) listed.take([found]);
       if (ENDED.includes(found.state)) return;
     } catch (error) {

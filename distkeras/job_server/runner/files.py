@@ -41,6 +41,7 @@ class JobFolder:
         self.log = path / "driver.log"  # the output of the drivers and of Spark
         self.progress = path / "progress.jsonl"  # a line for each second of training and each event, of all attempts
         self.journal = path / "journal.jsonl"  # the events for a page of the job: `distkeras.dashboard.journal`
+        self.mlflow = path / "mlflow.json"  # the job's run in MLflow, and where it is
         self.begun = path / "begun"  # exists after a predict job has found that its output did not exist
         self.checkpoint = path / "checkpoint"  # the snapshots that an attempt continues from
 
@@ -59,14 +60,6 @@ class JobFolder:
     def result(self, attempt: int) -> Path:
         """Return the file with the result of an attempt, which its driver writes atomically."""
         return self.path / f"result-{attempt}.json"
-
-    def read_result(self, attempt: int) -> dict[str, Any]:
-        """Return the result of an attempt; nothing if its driver has not written one."""
-        try:
-            result = json.loads(self.result(attempt).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return {}
-        return result if isinstance(result, dict) else {}
 
     def cut_log(self, most: int) -> None:
         """Leave the latest half of a log of more than ``most`` bytes; what is printed at this moment may be lost."""
@@ -179,6 +172,15 @@ def write_whole(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """Return what `write_whole` has written; nothing if there is no file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_piece(path: Path, offset: int) -> tuple[bytes, int]:

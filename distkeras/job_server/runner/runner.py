@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from distkeras.job_server.driver import GO
 from distkeras.job_server.errors import StateError
-from distkeras.job_server.runner.files import JobFiles, JobFolder, write_whole
+from distkeras.job_server.runner.files import JobFiles, JobFolder, read_whole, write_whole
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.settings import Settings
 from distkeras.job_server.states import WORKING_STATES, JobState
@@ -140,9 +140,9 @@ class JobRunner:
     def _launch(self, job: StoredJob) -> bool:
         """Start a job's driver; return whether it was started."""
         folder, settings = self._files.of(job.id), self._settings
-        spark = {"master": settings.master, "config": dict(settings.config)}
+        common = {"master": settings.master, "config": dict(settings.config), "mlflow": settings.mlflow}
         try:
-            write_whole(folder.order(job.attempt), {"description": job.submitted, **job.order, **spark})
+            write_whole(folder.order(job.attempt), {"description": job.submitted, **job.order, **common})
             with folder.log.open("ab") as output:
                 child = subprocess.Popen(
                     [*settings.driver_command, str(folder.path), str(job.attempt)],
@@ -179,7 +179,7 @@ class JobRunner:
             elif job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
                 self._end(job, driver, folder)
             elif job.state is JobState.STARTING and folder.working(job.attempt).exists():
-                self._store.move(job, WORKING_STATES[job.kind])
+                self._store.move(job, WORKING_STATES[job.kind], mlflow_run=read_whole(folder.mlflow).get("link"))
             return False
         if driver is not None and driver.visible and not driver.kill_session():
             return False
@@ -224,7 +224,7 @@ class JobRunner:
         with contextlib.suppress(subprocess.TimeoutExpired):  # its main thread may end before the others
             status = None if child is None else child.wait(_REAPED)
         exit_status = "" if status is None else f" with exit status {status}"
-        result, size, excess = folder.read_result(job.attempt), folder.size(), self._excesses.pop(job.id, None)
+        result, size, excess = read_whole(folder.result(job.attempt)), folder.size(), self._excesses.pop(job.id, None)
         state, error, outcome = JobState.FAILED, excess, None
         if result.get("state") == JobState.DONE:
             state, error = JobState.DONE, None
@@ -240,7 +240,8 @@ class JobRunner:
             if job.attempt >= self._settings.attempts_max:
                 state = JobState.LOST
                 error = f"{job.attempt} drivers died without a report, the last one{exit_status}; see the log"
-        self._store.move(job, state, error, size, outcome, result.get("summary"))
+        run = read_whole(folder.mlflow).get("link")
+        self._store.move(job, state, error, size, outcome, result.get("summary"), run)
 
     def _sweep(self) -> None:
         """Remove expired jobs, and uploads that ended in the middle, every `_REMOVAL_SECONDS` seconds."""

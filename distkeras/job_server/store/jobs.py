@@ -43,6 +43,7 @@ class JobSummary(BaseModel, from_attributes=True, frozen=True):
         description="The numbers of a job that is done: epochs, loss, metrics, commits, samples, seconds by part, and "
         "why a callback has stopped it early; the rows of a predict job."
     )
+    mlflow_run: str | None = Field(description="The job's run in MLflow: its address, or runs:/ID.")
     bytes: int
 
 
@@ -262,6 +263,7 @@ class JobStore:
         size: int | None = None,
         outcome: str | None = None,
         summary: Mapping[str, Any] | None = None,
+        mlflow_run: str | None = None,
     ) -> bool:
         """Change a job's state; return False if its state does not allow it any more, or another server has it.
 
@@ -271,6 +273,7 @@ class JobStore:
             size: bytes of its files.
             outcome: how this attempt ended. Default: the error, or the state.
             summary: the numbers of a job that is done, JSON-ready.
+            mlflow_run: where the job's run is, once that is known.
         """
         values: dict[str, Any] = {"state": state}
         allowed: sa.ColumnElement[bool] = JOBS.c.state.in_(before(state))
@@ -279,8 +282,7 @@ class JobStore:
             allowed &= JOBS.c.cancel.is_(None)
         if state in FINAL:
             values |= {"ended": self._clock(), "error": error, "summary": summary and json.dumps(summary)}
-        if size is not None:
-            values["bytes"] = size
+        values |= {name: value for name, value in (("bytes", size), ("mlflow_run", mlflow_run)) if value is not None}
         if state in ACTIVE:
             return self._swap(job, allowed, **values)
         this = (ATTEMPTS.c.job == job.number) & (ATTEMPTS.c.attempt == job.attempt)

@@ -85,6 +85,7 @@ JOBS = Table(
     Column("cancel", sa.Double),
     Column("error", sa.Text),
     Column("summary", sa.Text),
+    Column("mlflow_run", sa.Text),
     Column("bytes", sa.BigInteger, nullable=False),
     Index("distkeras_jobs_by_user", "user_id", "number"),
     Index("distkeras_jobs_by_state", "state", "number"),

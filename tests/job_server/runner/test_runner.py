@@ -63,6 +63,7 @@ def test_a_predict_job_receives_its_order_and_reports_that_it_predicts(office: R
         "data": "file:///nowhere",
         "master": "local[*,4]",
         "config": {},
+        "mlflow": None,
     }
     office.go_on(job)
     assert office.ended(job).state is JobState.DONE

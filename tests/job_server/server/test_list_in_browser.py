@@ -15,6 +15,7 @@ from support.patience import until
 from distkeras.job_server.store.tables import JOBS
 
 pytestmark = pytest.mark.slow
+RUN = "https://mlflow:5000/#/experiments/1/runs/ab"
 LONG = "a name that is much longer than any column of a table should be " * 3
 
 
@@ -27,7 +28,7 @@ def page(service: JobService, model: bytes, tmp_path: Path) -> Iterator[Any]:
         service.finish(job)
         summary = f'{{"last_epoch": {{"epoch": 3, "loss": {losses[name]}}}, "stopped": "loss has not improved"}}'
         with service.engine.begin() as connection:
-            connection.execute(update(JOBS).where(JOBS.c.id == job).values(summary=summary))
+            connection.execute(update(JOBS).where(JOBS.c.id == job).values(summary=summary, mlflow_run=RUN))
     service.finish(service.submit("ann", model, name="fail").json["id"])
     service.submit("ann", model, name="waiting")
     with chromium() as browser:
@@ -46,6 +47,10 @@ def names(page: Any) -> list[str]:
     return [name.strip() for name in page.locator(".list tbody .name").all_inner_texts()]
 
 
+def shown(page: Any) -> list[str]:
+    return sorted(name.strip() for name in page.locator("article h2").all_inner_texts())
+
+
 def test_an_operator_reads_filters_and_repeats_jobs(service: JobService, page: Any) -> None:
     assert names(page)[:3] == ["second", "first", LONG.strip()]
     rows = page.locator(".list tbody tr")
@@ -53,6 +58,7 @@ def test_an_operator_reads_filters_and_repeats_jobs(service: JobService, page: A
     assert "done" in first.inner_text()
     assert "0.2500" in first.inner_text()
     assert "loss has not improved" in first.inner_text()
+    assert first.get_by_role("link", name="MLflow").get_attribute("href") == RUN
     assert "the rows must fit" in rows.filter(has=page.get_by_role("link", name="fail", exact=True)).inner_text()
     # A long name leaves the state in view.
     box = rows.filter(has_text="much longer").locator(".state").bounding_box()
@@ -64,6 +70,25 @@ def test_an_operator_reads_filters_and_repeats_jobs(service: JobService, page: A
     assert "state=queued" in page.url
     assert "sort=loss" in page.url
     page.reload()
+    until(lambda: names(page) == ["waiting"])
+
+    # What a filter excludes is no longer chosen, not even by a link.
+    page.get_by_label("State").first.select_option("")
+    page.get_by_role("link", name="first").click()
+    page.get_by_role("checkbox", name="show second").check()
+    until(lambda: shown(page) == ["first", "second"])
+    page.get_by_label("Name or user").fill("SECOND")
+    until(lambda: shown(page) == names(page) == ["second"])
+    chosen = page.url
+    page.get_by_label("Name or user").fill("")
+    until(lambda: len(names(page)) == 5)
+    assert shown(page) == ["second"]
+    page.goto("about:blank")
+    page.goto(chosen.replace("text=SECOND", "text=first"))
+    until(lambda: names(page) == ["first"])
+    assert shown(page) == []
+    page.get_by_label("Name or user").fill("")
+    page.get_by_label("State").first.select_option("queued")
     until(lambda: names(page) == ["waiting"])
 
     # Cancelling asks first.

@@ -1,4 +1,4 @@
-"""The tables of release 0.4.0: summaries, the tokens that made others, and no webhooks."""
+"""The tables of release 0.4.0: summaries, runs of MLflow, the tokens that made others, and no webhooks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ revision, down_revision = "0003", "0002"
 
 
 def upgrade() -> None:
-    """Add summaries, parents of tokens and the database's name; drop webhooks."""
-    op.add_column("distkeras_jobs", sa.Column("summary", sa.Text))
+    """Add summaries, runs of MLflow, parents of tokens and the database's name; drop webhooks."""
+    for name in ("summary", "mlflow_run"):
+        op.add_column("distkeras_jobs", sa.Column(name, sa.Text))
     for name in ("webhook", "tries", "notify"):
         op.drop_column("distkeras_jobs", name)
     op.add_column("distkeras_tokens", sa.Column("parent", sa.String(16)))
