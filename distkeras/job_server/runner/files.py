@@ -136,12 +136,8 @@ class JobFiles:
     def bind(self, database: str, is_known: Callable[[str], bool]) -> None:
         """Bind this folder to a database, so that no other one is used with the jobs' files.
 
-        Args:
-            database: the database's name; see `store.tables.database_id`.
-            is_known: returns whether the database has a job of this id.
-
-        Raises:
-            ConfigurationError: the folder belongs to another database.
+        ``database`` is its name, and ``is_known`` returns whether it has a job of an id. ConfigurationError if the
+        folder belongs to another database.
         """
         path, ids = self.root / "database", [folder.name for folder in self._jobs.iterdir()]
         if not path.exists() and (not ids or any(is_known(job_id) for job_id in ids)):

@@ -30,7 +30,7 @@ _SHOWN = ("kind", "state", "error", "attempts")
 _MODEL_TYPE, _TABLE_TYPE = "application/zip", "application/vnd.apache.parquet"
 
 
-class JobView(JobSummary):
+class JobView(JobSummary, frozen=True):
     """A job with its description."""
 
     description: dict[str, Any] = Field(validation_alias="submitted")

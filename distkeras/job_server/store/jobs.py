@@ -47,7 +47,7 @@ class JobSummary(BaseModel, from_attributes=True, frozen=True):
     bytes: int
 
 
-class StoredJob(JobSummary):
+class StoredJob(JobSummary, frozen=True):
     """A job in the database; times are seconds since the epoch.
 
     Args:
@@ -103,12 +103,7 @@ class JobStore:
     def add(
         self, account: Account, name: str, description: Mapping[str, Any], size: int, limits: Settings, job_id: str = ""
     ) -> StoredJob:
-        """Add a job to the queue.
-
-        Args:
-            description: with the order, JSON-ready.
-            size: bytes of its files.
-            job_id: from `new_id`, if files already lie under it.
+        """Add a job to the queue: its description with the order, JSON-ready, and the bytes of its files.
 
         Raises:
             QuotaError: the user would exceed the limits; nothing was added.
@@ -156,15 +151,10 @@ class JobStore:
         before: int | None = None,
         limit: int = 100,
     ) -> list[StoredJob]:
-        """Return jobs, the latest first, without their descriptions, which may be long.
+        """Return at most ``limit`` jobs with numbers below ``before``, the latest first, without their descriptions.
 
-        Args:
-            viewer: a user, who sees their own jobs, or an administrator, who sees all.
-            state: only jobs in this state.
-            text: only jobs whose name, or whose user's name, contains it, in upper or lower case.
-            tag: only jobs with this tag.
-            before: only jobs with a lower number.
-            limit: the most jobs.
+        They are the viewer's, or all for an administrator, in this state, with this tag, and with this text in their
+        name or their user's name, in upper or lower case.
         """
         query = _LISTED.where(_seen_by(viewer))
         if state is not None:

@@ -51,6 +51,27 @@ def shown(page: Any) -> list[str]:
     return sorted(name.strip() for name in page.locator("article h2").all_inner_texts())
 
 
+def require_only_what_is_listed(page: Any) -> None:
+    """What a filter excludes is no longer shown, not even by a link; in the end, only waiting jobs are listed."""
+    page.get_by_label("State").first.select_option("")
+    page.get_by_role("link", name="first").click()
+    page.get_by_role("checkbox", name="show second").check()
+    until(lambda: shown(page) == ["first", "second"])
+    page.get_by_label("Name or user").fill("SECOND")
+    until(lambda: shown(page) == names(page) == ["second"])
+    chosen = page.url
+    page.get_by_label("Name or user").fill("")
+    until(lambda: len(names(page)) == 5)
+    assert shown(page) == ["second"]
+    page.goto("about:blank")
+    page.goto(chosen.replace("text=SECOND", "text=first"))
+    until(lambda: names(page) == ["first"])
+    assert shown(page) == []
+    page.get_by_label("Name or user").fill("")
+    page.get_by_label("State").first.select_option("queued")
+    until(lambda: names(page) == ["waiting"])
+
+
 def test_an_operator_reads_filters_and_repeats_jobs(service: JobService, page: Any) -> None:
     assert names(page)[:3] == ["second", "first", LONG.strip()]
     rows = page.locator(".list tbody tr")
@@ -72,24 +93,7 @@ def test_an_operator_reads_filters_and_repeats_jobs(service: JobService, page: A
     page.reload()
     until(lambda: names(page) == ["waiting"])
 
-    # What a filter excludes is no longer chosen, not even by a link.
-    page.get_by_label("State").first.select_option("")
-    page.get_by_role("link", name="first").click()
-    page.get_by_role("checkbox", name="show second").check()
-    until(lambda: shown(page) == ["first", "second"])
-    page.get_by_label("Name or user").fill("SECOND")
-    until(lambda: shown(page) == names(page) == ["second"])
-    chosen = page.url
-    page.get_by_label("Name or user").fill("")
-    until(lambda: len(names(page)) == 5)
-    assert shown(page) == ["second"]
-    page.goto("about:blank")
-    page.goto(chosen.replace("text=SECOND", "text=first"))
-    until(lambda: names(page) == ["first"])
-    assert shown(page) == []
-    page.get_by_label("Name or user").fill("")
-    page.get_by_label("State").first.select_option("queued")
-    until(lambda: names(page) == ["waiting"])
+    require_only_what_is_listed(page)
 
     # Cancelling asks first.
     page.get_by_role("link", name="waiting").click()
