@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -55,7 +55,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-#: The most addresses whose failures are counted; beyond it, the one that failed longest ago is discarded.
+#: The most addresses whose failures are counted; beyond it, counting begins anew.
 _ADDRESSES = 10_000
 
 server_pages = Blueprint("server", __name__)
@@ -106,30 +106,21 @@ def show_start() -> Any:
 
 
 class FailureLimit:
-    """Counts failures by address; thread-safe, with bounded memory.
-
-    Args:
-        most: failures within ``seconds`` after which an address is refused.
-        clock: a monotonic clock, in seconds.
-    """
+    """Counts failures by address, anew every ``seconds`` by a monotonic clock; thread-safe, with bounded memory."""
 
     def __init__(self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._seconds, self._clock = most, seconds, clock
-        self._lock = threading.Lock()
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._lock, self._window = threading.Lock(), -1
+        self._failures: Counter[str] = Counter()
 
     def add(self, address: str) -> bool:
-        """Count one failure; return whether it exceeds the limit."""
-        now = self._clock()
+        """Count one failure; return whether the address has more than the limit."""
         with self._lock:
-            times = self._failures.setdefault(address, deque(maxlen=self._most))
-            self._failures.move_to_end(address)
-            if len(self._failures) > _ADDRESSES:
-                self._failures.popitem(last=False)
-            exceeded = len(times) == self._most and now - times[0] < self._seconds
-            if not exceeded:
-                times.append(now)
-            return exceeded
+            window = int(self._clock() / self._seconds)
+            if window != self._window or len(self._failures) > _ADDRESSES:
+                self._window, self._failures = window, Counter()
+            self._failures[address] += 1
+            return self._failures[address] > self._most
 
 
 class _StrictJson(DefaultJSONProvider):
