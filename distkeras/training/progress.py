@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from tqdm.std import tqdm
@@ -49,10 +51,39 @@ class StallDetector:
 _BAR = "{desc}: {percentage:3.0f}%|{bar}|{postfix}"
 
 
+#: Characters of the bar in a notebook.
+_NOTEBOOK_COLUMNS = 120
+
+
+class _CellOutput:
+    """A file of which a notebook's cell shows the last line, as one output."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self._output: Any = None
+
+    def write(self, text: str) -> None:
+        """Show ``text``, unless it only moves the cursor."""
+        line = text.strip()
+        if not line:
+            return
+        display = importlib.import_module("IPython.display")  # a notebook has it
+        if self._output is None:
+            self._output = display.display(display.Pretty(line), display_id=True)
+        else:
+            self._output.update(display.Pretty(line))
+
+    def flush(self) -> None:
+        """Do nothing: each line is shown at once."""
+
+
 class Progress:
     """Shows epochs, samples a second, loss, staleness, workers and the time left while a job runs.
 
-    Without a bar, it logs the same every `every` seconds as a line of level INFO, from the first commits on.
+    Without a bar, it logs the same every `every` seconds after the first commits, and at the end, as a line of level
+    INFO. In a notebook, the bar is one output, which is updated in its place, also in a notebook that is executed
+    without a browser; tqdm's own bar would leave an output for each update there.
 
     Args:
         shown: show a bar: True, False, or None: on a terminal and in a notebook.
@@ -71,8 +102,9 @@ class Progress:
         below: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        notebook = _in_notebook()
         if shown is None:
-            shown = sys.stderr.isatty() or _in_notebook()
+            shown = sys.stderr.isatty() or notebook
         self._epochs, self._workers = epochs, workers
         self._every, self._clock = None if shown else every, clock
         self._began: tuple[float, Status] | None = None
@@ -81,12 +113,14 @@ class Progress:
         self._line_due = -math.inf
         self._bar: tqdm = tqdm(
             total=epochs,
+            file=_CellOutput() if notebook else None,
             desc="training",
             bar_format=_BAR,
             postfix="waiting for workers",
-            position=1 if below else None,
+            position=1 if below and not notebook else None,
             leave=True,
-            dynamic_ncols=True,
+            dynamic_ncols=not notebook,
+            ncols=_NOTEBOOK_COLUMNS if notebook else None,
             disable=not shown,
         )
 
@@ -105,6 +139,7 @@ class Progress:
         self._status = status
         if self._began is None and status.batches:
             self._began = self._clock(), status
+            self._line_due = self._clock() + (self._every or 0.0)
         if not self._bar.disable:
             self._bar.n = min(status.epochs, self._epochs)
             self._bar.set_postfix_str(self._text(status), refresh=False)
