@@ -110,7 +110,7 @@ def message_first() -> Iterator[None]:
 
 
 def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Shorten the traceback of a typed error that ``function`` raises; for functions that users call."""
+    """Shorten the traceback of a typed error, or of Ctrl-C, that ``function`` raises; for functions that users call."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -120,6 +120,10 @@ def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
             if shown_in_full():
                 raise
             raise shortened(error) from error.__cause__
+        except KeyboardInterrupt as error:
+            if shown_in_full() or not error.args:  # Python's own has no text
+                raise
+            raise error.with_traceback(None) from None
 
     return call
 

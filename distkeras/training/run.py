@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distkeras.callbacks import CenterWeights
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import map_in_arrow
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
@@ -321,8 +322,13 @@ def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: f
         try:
             rows = training.run()
             spark_ended = time.monotonic()
-        except BaseException:
+        except BaseException as error:
             _salvage(server, job, outcome)
+            if isinstance(error, KeyboardInterrupt):
+                kept = "Nothing of it is kept"
+                if outcome.model is not None:
+                    kept = "The center's weights are in `model` of the trainer"
+                raise KeyboardInterrupt(interruption(outcome, plan.server.checkpoint, kept)) from None
             raise
         center = server.ask(lambda driver: _collect(driver, job, outcome))
     outcome.stopped = training.stopped
@@ -339,6 +345,20 @@ def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: f
         "finish": finished - spark_ended,
         "total": finished - began,
     }
+
+
+def interruption(outcome: JobOutcome, checkpoint: Checkpoint | None, kept: str) -> str:
+    """Return one sentence or two about a job that Ctrl-C has ended: how far it came, and where its weights are.
+
+    Args:
+        kept: where the weights are if there is no ``checkpoint``.
+    """
+    ledger = None if outcome.records is None else outcome.records.ledger()
+    done = "before the first commit"
+    if ledger is not None and ledger.num_rows:
+        done = f"after {ledger.num_rows:,} commits, in epoch {ledger['epoch'].to_numpy().max() + 1}"
+    place = "" if checkpoint is None else f"; the same call with resume=True continues from {checkpoint.uri!r}"
+    return f"the job was interrupted {done}. {kept}{place}."
 
 
 def note_resumed(outcome: JobOutcome, point: ResumePoint | None) -> None:

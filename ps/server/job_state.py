@@ -118,7 +118,9 @@ class JobCondition:
             if self.fault is None:
                 self.fault = fault
                 text = f"job ends: {ERRORS[fault.code].__name__}: {fault.message}"
-                report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
+                asked = ERRORS[fault.code] is JobStoppedError  # by the driver, which says why
+                worker = None if fault.worker < 0 else fault.worker
+                report(log, "failed", text, worker=worker, level=logging.INFO if asked else logging.WARNING)
                 if ServerState.FAILED in TRANSITIONS[self.state]:  # else the server is already closing
                     self.move(ServerState.FAILED)
             self.notify_all()

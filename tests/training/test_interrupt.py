@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -15,7 +16,7 @@ import pytest
 from support.patience import patience, until
 
 INTERRUPTED = """
-import json, os, socket, sys
+import json, os, socket, sys, traceback
 from pyspark.sql import SparkSession
 import keras
 from support.training.spark_jobs import *
@@ -40,8 +41,8 @@ trainer = Trainer(
 try:
     trainer.train(counting_rows(spark, 8))
     outcome = "returned"
-except KeyboardInterrupt:
-    outcome = "interrupted"
+except KeyboardInterrupt as error:
+    outcome = "".join(traceback.format_exception(error))
 active = list(spark.sparkContext.statusTracker().getActiveJobsIds())
 assert_nothing_left()
 with socket.create_server(("127.0.0.1", port)):
@@ -84,7 +85,13 @@ def test_ctrl_c_ends_the_job_and_keeps_the_center(tmp_path: Path) -> None:
         driver.wait()
     state = json.loads(output.splitlines()[-1])
     assert driver.returncode == 0
-    assert state["outcome"] == "interrupted"
+    *frames, said = state["outcome"].splitlines()
+    assert len(frames) <= 6
+    assert re.fullmatch(
+        r"KeyboardInterrupt: the job was interrupted after [\d,]+ commits, in epoch \d+\. "
+        r"The center's weights are in `model` of the trainer\.",
+        said,
+    )
     assert state["active"] == []
     assert min(state["counts"]) >= 5
     assert set(state["counts"]) == {float(state["batches"])}
