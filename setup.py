@@ -21,7 +21,7 @@ setup(
     ],
     package_dir={"distkeras": "distkeras", "distkeras.ps": "ps", "distkeras.transformers": "transformers"},
     package_data={
-        "distkeras": ["py.typed"],
+        "distkeras": ["py.typed", "log4j2.properties"],
         "distkeras.dashboard": ["static/*"],
         "distkeras.job_server.store": ["migrations/*.py", "migrations/versions/*.py"],
     },

@@ -3,6 +3,7 @@
 The public names below load on first use (PEP 562), so that ``import distkeras.ps`` needs neither Spark nor Keras. Each
 folder imports only from those above it, and from ``ps``::
 
+    chatter      what TensorFlow, Spark and the JVM print without being asked
     spark        Spark's sessions, slots, Python workers and errors
     data         columns of a DataFrame to mini-batches, in a reproducible order
     shown        what `repr`, notebooks and Tab completion show
@@ -38,6 +39,8 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from distkeras import chatter
 
 if TYPE_CHECKING:
     from distkeras.analysis import metrics as metrics
@@ -83,6 +86,8 @@ if TYPE_CHECKING:
     from distkeras.trainers import SingleTrainer as SingleTrainer
 
 __version__ = "0.3.0"
+
+chatter.begin()  # before anything imports TensorFlow or starts Spark
 
 #: Public names by the module that has them; a test compares with the imports above, which type checkers read.
 _NAMES = {

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from distkeras.chatter import quiet_session
 from distkeras.data.column_kinds import ColumnKind, kind_in
 from distkeras.data.columns import Part
 from distkeras.data.spec import DataSpec
@@ -86,6 +87,7 @@ def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
             f"`{name}` must not be a stream: `Trainer.train_stream` and `KerasEstimator.fitStream` train on streams. "
             f"Received: a streaming DataFrame with columns={value.columns}"
         )
+    quiet_session(value.sparkSession)  # what follows in its log is about our queries
 
 
 def _require_imported_types(name: str, df: DataFrame) -> None:

@@ -67,7 +67,6 @@ def main(arguments: Sequence[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.umask(0o077)
     signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     log = logging.getLogger("distkeras")
     log.setLevel(logging.INFO)

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from distkeras import chatter
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import is_stopped
 
@@ -41,7 +42,7 @@ CONFIG = {
 }
 
 #: Environment variables that workers get from the driver: Keras reads them only on its first import.
-_ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", "TF_CPP_MIN_LOG_LEVEL")
+_ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", chatter.LEVEL, chatter.VARIABLE)
 
 #: The modules that a session imports when it starts; Keras imports some of them too.
 _SPARKS_OWN = ("pandas", "pyarrow", "google.protobuf", "pyspark.sql.classic.dataframe", "pyspark.sql.pandas.map_ops")
@@ -75,7 +76,7 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    environment = {f"spark.executorEnv.{name}": os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment = {f"spark.executorEnv.{name}": os.environ[name] for name in _ENVIRONMENT if chatter.is_users(name)}
     settings = {**CONFIG, **environment, **(config or {})}
     running = SparkSession.getActiveSession()
     if running is not None:

@@ -347,7 +347,6 @@ def prepare_process(threads: int, gpus: list[str] | None) -> None:
         # Several workers may share a GPU; by default the first one would take all of its memory.
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     if gpus:
         settings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
