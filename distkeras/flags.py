@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import difflib
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from distkeras import __version__
 from distkeras.data.schema import BALANCED
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError
@@ -32,15 +36,98 @@ LEFT_OUT = {"model", "rule", "worker_optimizer", "decode", "custom_objects", "de
 _FLAGS = {keyword: flag for flag, keyword in RENAMED.items()}
 
 
-class TomlArgumentParser(argparse.ArgumentParser):
+class SuggestingParser(argparse.ArgumentParser):
+    """A parser whose errors suggest the option or the command that is spelled like the given one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2, the usage and ``message``, with what may have been meant."""
+        super().error(self.with_suggestion(message))
+
+    def with_suggestion(self, message: str) -> str:
+        """Return argparse's ``message`` with what may have been meant."""
+        unknown = re.match(r"unrecognized arguments: (.*)", message)
+        chosen = re.match(r"(argument [^:]+: invalid choice: '([^']*)') \(choose from (.*)\)", message)
+        if unknown is not None:
+            words = [word.partition("=")[0] for word in unknown[1].split()]
+            return message + _meant(words, self._flags())
+        if chosen is not None and (meant := _meant([chosen[2]], re.findall(r"[\w-]+", chosen[3]))):
+            return chosen[1] + meant
+        return message
+
+    def _flags(self) -> list[str]:
+        """Return the options, also of the commands below."""
+        flags: list[str] = []
+        pending: list[argparse.ArgumentParser] = [self]
+        for parser in pending:
+            for action in parser._actions:  # noqa: SLF001 - argparse lists them nowhere else
+                flags += action.option_strings
+                if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - the same
+                    pending += action.choices.values()
+        return flags
+
+
+def _meant(words: Sequence[str], known: Sequence[str]) -> str:
+    near = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
+    return f" (did you mean {' '.join(near)}?)" if near else ""
+
+
+def _shortened(action: argparse.Action) -> argparse.Action:
+    """Return an option with one line of help, and with one of several values."""
+    short = copy.copy(action)
+    text = re.split(r";(?![^(]*\))", action.help or "")[0]
+    default = re.search(r" \(default: .*\)$", action.help or "")
+    short.help = text + (default[0] if default and default[0] not in text else "")
+    short.metavar = action.metavar or (action.dest.upper() if action.choices else None)
+    short.nargs = None if action.nargs in ("+", "*") else action.nargs
+    short.option_strings = action.option_strings[:1]
+    return short
+
+
+class _ShortHelp(argparse.Action):
+    """Prints the first options alone."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        assert isinstance(parser, TomlArgumentParser), "no other parser has this action"
+        sys.stdout.write(parser.format_short_help())
+        parser.exit()
+
+
+class TomlArgumentParser(SuggestingParser):
     """A parser with ``--config``: a TOML file whose keys are flags' names with underscores; flags win over it.
 
     The file's values pass through the parser too, so that they are checked like flags.
+
+    Args:
+        first: keys of the options that ``--help`` shows; ``--help-all`` shows every one.
+        example: ends the short help.
+        options: of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+    def __init__(self, *, first: Sequence[str] = (), example: str = "", **options: Any) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, **options)
+        self._first, self._example = first, example
+        self.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="show the most important options")
+        self.add_argument("--help-all", action="help", help="show every option, and the rest of this help")
+        self.add_argument("--version", action="version", version=f"distkeras {__version__}", help="show the version")
         self.add_argument("--config", metavar="FILE", help="TOML file with the options below as keys")
+
+    def format_short_help(self) -> str:
+        """Return one screen of help."""
+        keys = {_key(action): action for action in self._actions}
+        formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=26, width=100)
+        needed = [action for action in keys.values() if action.required]
+        formatter.add_usage(None, needed, [])
+        formatter.add_text((self.description or "").partition("\n")[0])
+        formatter.start_section("most important options")
+        formatter.add_arguments([_shortened(keys[name]) for name in self._first])
+        formatter.end_section()
+        formatter.add_text(self._example)
+        formatter.add_text(f"{self.prog} --help-all shows all {len(self.options())} options.")
+        return formatter.format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and one line: the usage of all options would hide it."""
+        self.exit(2, f"{self.prog}: error: {self.with_suggestion(message)}; {self.prog} --help shows the options\n")
 
     def parse_with_file(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the options of the command line and, before it, of the file that it names.
@@ -49,6 +136,9 @@ class TomlArgumentParser(argparse.ArgumentParser):
             ConfigurationError: the file cannot be read, or has a key that is no option.
             SystemExit: from argparse, with its message and status 2.
         """
+        flags = [word.partition("=")[0] for word in argv if word.startswith("--") and word != "--"]
+        if unknown := [flag for flag in flags if flag not in self._option_string_actions]:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")  # argparse first asks for what is missing
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("--config")
         config = first.parse_known_args(argv)[0].config
@@ -56,8 +146,8 @@ class TomlArgumentParser(argparse.ArgumentParser):
 
     def options(self) -> dict[str, argparse.Action]:
         """Return what a file may set, by its keys."""
-        keys = {action.option_strings[0][2:].replace("-", "_"): action for action in self._actions}
-        return {key: action for key, action in keys.items() if key not in ("help", "config", "h")}
+        keys = {_key(action): action for action in self._actions}
+        return {key: action for key, action in keys.items() if key not in ("help", "help_all", "version", "config")}
 
     def _arguments_of(self, path: str) -> Iterator[str]:
         """Yield the command line that says the same as a TOML file."""
@@ -82,6 +172,11 @@ class TomlArgumentParser(argparse.ArgumentParser):
                 yield from [flag, *map(str, value if isinstance(value, list) else [value])]
             else:
                 yield f"{flag}={value}"
+
+
+def _key(action: argparse.Action) -> str:
+    """Return the name of an option in a file: that of its first long flag."""
+    return next(flag for flag in action.option_strings if flag.startswith("--"))[2:].replace("-", "_")
 
 
 def _read_toml(path: str) -> dict[str, Any]:

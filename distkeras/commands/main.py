@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from distkeras import __version__, chatter
+from distkeras.flags import SuggestingParser
 from distkeras.job_server.errors import JobFailedError
 from distkeras.ps.errors import ConfigurationError, DistkerasError, headline
 
@@ -24,9 +26,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     from distkeras.commands.jobs import add_actions
 
-    main = argparse.ArgumentParser(prog="distkeras", description=__doc__, allow_abbrev=False)
+    main = SuggestingParser(prog="distkeras", description=__doc__, allow_abbrev=False)
+    main.add_argument("--version", action="version", version=f"distkeras {__version__}", help="show the version")
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("train", help="train a Keras model on Parquet under any update rule", add_help=False)
+    commands.add_parser("train", help="train a Keras model under any update rule", add_help=False)
     commands.add_parser("score", help="predict with a Keras model, as a batch or as a stream", add_help=False)
     commands.add_parser("rules", help="print the table of update rules", add_help=False)
     commands.add_parser("server", help="run a parameter server on its own", add_help=False)
@@ -78,6 +81,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"`serve` needs the extra jobs: pip install 'distkeras[jobs]'. Received: {error}"
         ) from error
+    chatter.end()  # jobs' drivers are programs of their own
     return serve(arguments)
 
 

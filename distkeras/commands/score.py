@@ -1,4 +1,4 @@
-"""Predicts with a Keras model for the rows of Parquet files, as a batch or as a stream.
+"""Predicts with a Keras model for rows that Spark reads, as a batch or as a stream.
 
 Leaves in OUT: the rows of DATA as Parquet, with the new columns that `KerasModel` adds.
 """
@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distkeras import KerasModel
-from distkeras.commands.console import add_common_flags, load_model, run_command, spark_session
+from distkeras.commands.console import (
+    OPTIONS,
+    add_common_flags,
+    add_data_flags,
+    format_of,
+    load_model,
+    read,
+    run_command,
+    spark_session,
+)
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
 from distkeras.ml.params import KEYWORDS, OUTPUT_KINDS
 from distkeras.ps.errors import ConfigurationError
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.ml import Transformer
     from pyspark.sql import DataFrame, SparkSession
 
+#: The options of the short help.
+FIRST = ("data", "format", "model", "out", "overwrite", "stream", "checkpoint", "features", "prediction")
 EXAMPLE = """\
 example, with `spark-submit scripts/score.py` in place of `distkeras score` on a cluster:
   distkeras score --data rows.parquet --model model.keras --out scored --prediction class
@@ -70,11 +81,11 @@ def parser() -> TomlArgumentParser:
         description=__doc__,
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        first=FIRST,
+        example=EXAMPLE.partition("\n\n")[0],
     )
     files = main.add_argument_group("files (any place that Spark reads and writes)")
-    files.add_argument(
-        "--data", required=True, help="Parquet to predict for; with --stream, the folder in which files arrive"
-    )
+    add_data_flags(files, "rows to predict for; with --stream, the folder in which files arrive")
     model = (
         "model as Keras saves it (.keras; a path, or a URI that Arrow's file systems know), or a folder with a saved "
     )
@@ -150,16 +161,24 @@ def require_options(arguments: argparse.Namespace) -> None:
 
 def write(spark: SparkSession, model: Transformer, arguments: argparse.Namespace) -> None:
     """Predict, and write the rows."""
-    rows: DataFrame = spark.read.parquet(arguments.data)
+    rows = read(spark, arguments)
     if not arguments.stream:
         mode = "overwrite" if arguments.overwrite else "error"
         model.transform(rows).write.mode(mode).parquet(arguments.out)
         return
-    arriving = spark.readStream.schema(rows.schema).parquet(arguments.data)
+    arriving = _arriving(spark, rows, arguments)
     writer = model.transform(arriving).writeStream.format("parquet").option("checkpointLocation", arguments.checkpoint)
     every = arguments.every
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
     writer.start(arguments.out).awaitTermination()
+
+
+def _arriving(spark: SparkSession, rows: DataFrame, arguments: argparse.Namespace) -> DataFrame:
+    kind = format_of(arguments)
+    if kind == "table":
+        return spark.readStream.table(arguments.data)
+    reader = spark.readStream.schema(rows.schema).format(kind).options(**OPTIONS.get(kind, {}))
+    return reader.load(arguments.data)
 
 
 def run(arguments: argparse.Namespace) -> None:

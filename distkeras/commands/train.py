@@ -1,4 +1,4 @@
-"""Trains a Keras model on Parquet under any update rule.
+"""Trains a Keras model on rows that Spark reads, under any update rule.
 
 Leaves in OUT: model.keras, history.parquet (a row per mini-batch), commits.parquet (a row per commit), summary.json
 with what is printed at the end, and, where matplotlib is installed, plots of each metric against time and of the
@@ -17,21 +17,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras import Checkpoint, EnsembleTrainer, Trainer
-from distkeras.commands.console import add_common_flags, file_system, load_model, run_command, spark_session
+from distkeras import Checkpoint, EnsembleTrainer, KerasEstimator, Trainer
+from distkeras.commands.console import (
+    add_common_flags,
+    add_data_flags,
+    file_system,
+    load_model,
+    read,
+    run_command,
+    spark_session,
+)
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
 from distkeras.results import write_files
+from distkeras.settings import rule_of
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
-    from pyspark.sql import DataFrame
+
+    from distkeras.ps.rules import Rule
 
 #: What `--rule` takes in addition to the rules: trainers without one.
 SINGLE, ENSEMBLE = "single", "ensemble"
 
+#: The options of the short help, and its example.
+FIRST = (
+    "data", "format", "model", "out", "rule", "set", "workers", "epochs", "batch_size", "optimizer", "optimizer_set",
+    "loss", "metrics", "features", "label", "checkpoint", "resume",
+)  # fmt: skip
+SHORT_EXAMPLE = """\
+example:
+  distkeras train --data train.csv --model model.keras --out out --workers 2 --epochs 3 \\
+      --optimizer adam --loss sparse_categorical_crossentropy --metrics accuracy
+"""
 EXAMPLE = """\
 example, with `spark-submit --master 'local[2,4]' scripts/train.py` in place of `distkeras train` on a cluster:
   distkeras train --data train.parquet --model model.keras --out out \\
@@ -61,9 +81,11 @@ def parser() -> TomlArgumentParser:
         description=__doc__,
         epilog=f"{EXAMPLE}\n{_rules_text()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        first=FIRST,
+        example=SHORT_EXAMPLE,
     )
     files = main.add_argument_group("files (paths, or URIs that Arrow's file systems know)")
-    files.add_argument("--data", required=True, help="Parquet to train on, at any place that Spark can read")
+    add_data_flags(files, "rows to train on, at any place that Spark can read")
     files.add_argument("--model", required=True, help="built model, as Keras saves it (.keras)")
     files.add_argument("--out", required=True, help="folder to write to; new or empty")
     files.add_argument("--overwrite", **SWITCH, help="overwrite the results of an earlier run in --out")
@@ -71,9 +93,9 @@ def parser() -> TomlArgumentParser:
     rule = main.add_argument_group("rule")
     rule.add_argument(
         "--rule",
-        required=True,
-        help=f"a rule below; '{SINGLE}' for sequential training on one executor; '{ENSEMBLE}' for --workers "
-        "independent models, each trained on its own part of the rows and written to OUT/0, OUT/1 and so on",
+        help=f"a rule below (default: {default_rule().name}); '{SINGLE}' for sequential training on one executor; "
+        f"'{ENSEMBLE}' for --workers independent models, each trained on its own part of the rows and written to "
+        "OUT/0, OUT/1 and so on",
     )
     rule.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
     training = main.add_argument_group("training")
@@ -85,6 +107,11 @@ def parser() -> TomlArgumentParser:
     saving.add_argument("--resume", **SWITCH, help="continue the job in --checkpoint, if there is one")
     add_common_flags(main)
     return main
+
+
+def default_rule() -> Rule:
+    """Return the rule of an estimator for which none is named."""
+    return rule_of(KerasEstimator().getOrDefault("rule"))
 
 
 def _rules_text() -> str:
@@ -102,7 +129,7 @@ def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigurationError("`--resume` and `--checkpoint-every` need `--checkpoint`. Received: none")
     if uri is None:
         return {}
-    if arguments.rule.lower() == ENSEMBLE:
+    if arguments.rule is not None and arguments.rule.lower() == ENSEMBLE:
         raise ConfigurationError(f"`--checkpoint` must be of one job. Received: --rule {ENSEMBLE}")
     return {"checkpoint": Checkpoint(uri) if every is None else Checkpoint(uri, every), "resume": resume}
 
@@ -110,11 +137,14 @@ def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
     """Return the trainer that the options ask for; raise ConfigurationError if they cannot work."""
     given = trainer_keywords(arguments)
-    name = arguments.rule.lower()
+    default = default_rule()
+    name = default.name if arguments.rule is None else arguments.rule.lower()
     rule = {SINGLE: "downpour", ENSEMBLE: "downpour"}.get(name, name)
     options = from_text(rule, arguments.set)
     if name in (SINGLE, ENSEMBLE):
         options = {"window": 10, **options}  # only how often it reports: no other worker commits between
+    elif arguments.rule is None:
+        options = {**default.config(), **options}
     rule_object = make(rule, **options)
     if name == ENSEMBLE:
         count = given.pop("num_workers", 2)
@@ -224,7 +254,7 @@ def run(arguments: argparse.Namespace) -> None:
     trainer = trainer_of(arguments, load_model(arguments.model))
     system, path = target(arguments.out, bool(arguments.overwrite))
     with spark_session() as spark:
-        df: DataFrame = spark.read.parquet(arguments.data)
+        df = read(spark, arguments)
         try:
             trainer.train(df, **saving)
         except KeyboardInterrupt:

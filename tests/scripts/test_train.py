@@ -17,13 +17,15 @@ import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
 
-from distkeras import Trainer
+from distkeras import KerasEstimator, Trainer, __version__
+from distkeras.commands import console
+from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 from distkeras.flags import RENAMED, trainer_keywords, values_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
-from distkeras.settings import options_of
+from distkeras.settings import options_of, rule_of
 
 # Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
@@ -98,12 +100,21 @@ def test_the_output_folder_is_checked(train: ModuleType, files: Path) -> None:
 
 def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        train.main(["--help"])
+        train.main(["--help-all"])
     assert end.value.code == 0
     printed = capsys.readouterr().out
     assert all(f"\n  {name} " in printed for name in rules.all_rules())
     assert "--rule RULE" in printed
     assert "'ensemble'" in printed
+
+
+def test_the_short_help_fits_a_screen(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        train.main(["--help"])
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert lines[-1].startswith("distkeras train --help-all shows all ")
 
 
 @pytest.mark.parametrize("rule", rules.all_rules())
@@ -256,11 +267,68 @@ def test_an_error_is_one_line_and_status_2(
     assert expected in line
 
 
-@pytest.mark.parametrize("options", [["--rule", "agn", "--workers", "two"], ["--rule", "agn", "--set", "window"], []])
+@pytest.mark.parametrize("options", [["--rule", "agn", "--workers", "two"], ["--set", "window"]])
 def test_the_parser_refuses_invalid_options(train: ModuleType, files: Path, options: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         train.main(needed(files, *options))
     assert end.value.code == 2
+
+
+def test_a_misspelled_option_is_one_line_with_a_suggestion(
+    train: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call, meant in (
+        (lambda: train.main(["--bacth-size", "3"]), "--batch-size"),
+        (lambda: main(["trian"]), "train"),
+        (lambda: main(["jobs", "list", "--stat", "x"]), "--state"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            call()
+        assert end.value.code == 2
+        assert f"did you mean {meant}?" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_version_is_printed(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    for call in (train.main, main):
+        with pytest.raises(SystemExit) as end:
+            call(["--version"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out == f"distkeras {__version__}\n"
+
+
+def test_the_rule_of_the_estimator_is_the_default(train: ModuleType, files: Path) -> None:
+    trainer = train.trainer_of(
+        train.parser().parse_with_file(needed(files, "--loss", LOSS)), train.load_model(str(files / "model.keras"))
+    )
+    assert trainer.rule.name == train.default_rule().name
+    assert train.default_rule() == rule_of(KerasEstimator().getOrDefault("rule"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "orc", "table", "parquet"])
+def test_each_format_is_read(train: ModuleType, spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    rows = spark.createDataFrame([(0.5, 1), (1.5, 0)], "x double, label int")
+    place = str(tmp_path / f"rows.{kind}")
+    if kind == "table":
+        rows.createOrReplaceTempView(place := "rows_of_this_test")
+    else:
+        rows.coalesce(1).write.format(kind).option("header", True).save(place)
+    given = ["--format", kind] if kind == "table" else []
+    words = ["--data", place, "--model", "m", "--out", "o", *given]
+    read = console.read(spark, train.parser().parse_with_file(words))
+    assert sorted(map(tuple, read.select("x", "label").collect())) == [(0.5, 1), (1.5, 0)]
+
+
+def test_data_that_spark_cannot_read_are_one_line(
+    train: ModuleType, spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "noise.parquet").write_bytes(b"noise" * 1000)
+    for name, kind in (("noise.parquet", "parquet"), ("none.csv", "csv"), ("no_table", "table")):
+        place = name if kind == "table" else str(tmp_path / name)
+        words = ["--data", place, "--model", "m", "--out", "o", "--format", kind]
+        with pytest.raises(ConfigurationError, match=rf"^`--data` must be .*Received: --data {place}: .+") as caught:
+            console.read(spark, train.parser().parse_with_file(words))
+        assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 # ---- whole jobs
