@@ -6,7 +6,7 @@ An expression cannot raise a Python error. `error_expression` makes the JVM rais
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
@@ -19,16 +19,25 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasErro
 from distkeras.spark.failures import named_error
 
 
-def check_new_columns(df: DataFrame, *names: str) -> None:
-    """Raise ConfigurationError unless the names are new in ``df``; by default, Spark's names are case-insensitive."""
+def check_new_columns(df: DataFrame, *names: str, arguments: Sequence[str] = ()) -> None:
+    """Raise ConfigurationError unless the names are new in ``df``; by default, Spark's names are case-insensitive.
+
+    Args:
+        arguments: the caller's argument from which each name comes; empty: all come from ``output_col``.
+    """
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     existing = {name if exact else name.lower() for name in df.columns}
-    for name in (name if exact else name.lower() for name in names):
+    for given, argument in zip(names, arguments or ["output_col"] * len(names), strict=True):
+        name = given if exact else given.lower()
         if name in existing:
-            why = "" if name in df.columns else ", upper and lower case being the same unless spark.sql.caseSensitive"
+            why = ""
+            if names.count(given) > 1:
+                why = ", not that of another new one"
+            elif given not in df.columns:
+                why = ", upper and lower case being the same unless spark.sql.caseSensitive"
             raise ConfigurationError(
-                f"`output_col` must name a new column{why}. Received: {name!r} with columns={df.columns}",
-                column=name,
+                f"`{argument}` must name a new column{why}. Received: {given!r} with columns={df.columns}",
+                column=given,
             )
         existing.add(name)
 

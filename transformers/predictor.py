@@ -35,6 +35,7 @@ from distkeras.data.schema import (
     parts_of,
     quoted,
     require_columns,
+    require_parts,
 )
 from distkeras.keras_model import archive, keras_config, mapped_tables
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
@@ -132,6 +133,9 @@ def predicted(
     require_columns(fields, features, options.decode)
     reason_cols = [options.invalid_col] if options.invalid_col else []
     expressions.check_new_columns(dataset, *(column.name for column in columns), *reason_cols)
+    for name, (shape, _) in zip(features, packed.inputs, strict=True):
+        if name not in options.decode:
+            require_parts(field_of(fields, name), shape)
     parts = {name: parts_of(field_of(fields, name)) for name in features}
     through, computed = _through_python, list(columns)
     if arrow_udf is not None:  # derived columns are computed from the outputs' values, if they are read

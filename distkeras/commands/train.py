@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras import Checkpoint, EnsembleTrainer, KerasEstimator, Trainer
+from distkeras import Checkpoint, EnsembleTrainer, Trainer
 from distkeras.commands.console import (
     add_common_flags,
     add_data_flags,
@@ -27,17 +27,15 @@ from distkeras.commands.console import (
     run_command,
     spark_session,
 )
-from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
+from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords, values_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
 from distkeras.results import write_files
-from distkeras.settings import rule_of
+from distkeras.settings import DEFAULT_RULE
 
 if TYPE_CHECKING:
     import keras
-    import pandas as pd
 
-    from distkeras.ps.rules import Rule
 
 #: What `--rule` takes in addition to the rules: trainers without one.
 SINGLE, ENSEMBLE = "single", "ensemble"
@@ -93,7 +91,7 @@ def parser() -> TomlArgumentParser:
     rule = main.add_argument_group("rule")
     rule.add_argument(
         "--rule",
-        help=f"a rule below (default: {default_rule().name}); '{SINGLE}' for sequential training on one executor; "
+        help=f"a rule below (default: {DEFAULT_RULE.name}); '{SINGLE}' for sequential training on one executor; "
         f"'{ENSEMBLE}' for --workers independent models, each trained on its own part of the rows and written to "
         "OUT/0, OUT/1 and so on",
     )
@@ -107,11 +105,6 @@ def parser() -> TomlArgumentParser:
     saving.add_argument("--resume", **SWITCH, help="continue the job in --checkpoint, if there is one")
     add_common_flags(main)
     return main
-
-
-def default_rule() -> Rule:
-    """Return the rule of an estimator for which none is named."""
-    return rule_of(KerasEstimator().getOrDefault("rule"))
 
 
 def _rules_text() -> str:
@@ -137,14 +130,15 @@ def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
     """Return the trainer that the options ask for; raise ConfigurationError if they cannot work."""
     given = trainer_keywords(arguments)
-    default = default_rule()
-    name = default.name if arguments.rule is None else arguments.rule.lower()
+    if arguments.rule is None:
+        if arguments.set:
+            raise ConfigurationError(f"`--set` needs `--rule`. Received: {values_of(arguments.set)} for the default")
+        return Trainer(model, **given)
+    name = arguments.rule.lower()
     rule = {SINGLE: "downpour", ENSEMBLE: "downpour"}.get(name, name)
     options = from_text(rule, arguments.set)
     if name in (SINGLE, ENSEMBLE):
         options = {"window": 10, **options}  # only how often it reports: no other worker commits between
-    elif arguments.rule is None:
-        options = {**default.config(), **options}
     rule_object = make(rule, **options)
     if name == ENSEMBLE:
         count = given.pop("num_workers", 2)
@@ -184,7 +178,7 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
         "rule": trainer.rule.name,
         "hyper_parameters": trainer.rule.config(),
         **numbers,
-        "epochs": epochs_of(history),
+        "epochs": trainer.epochs.toArrow().to_pylist(),
         "options": {name: value for name, value in vars(arguments).items() if value not in (None, [])},
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -196,19 +190,6 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
         for name in history.columns.difference(HISTORY_KEYS):
             curves({trainer.rule.name: history}, name, folder / f"{name}.png")
         staleness(pd.read_parquet(folder / "commits.parquet"), folder / "staleness.png")
-
-
-def epochs_of(history: pd.DataFrame) -> list[dict[str, float]]:
-    """Return for each epoch its number from 1 on, its samples, and the mean of loss and metrics over them."""
-    from distkeras.analysis import metrics
-
-    names = [name for name in history.columns if name not in metrics.HISTORY_KEYS]
-    rows = []
-    for epoch, part in history.groupby("epoch"):
-        samples = part["samples"]
-        means = {name: float((part[name] * samples).sum() / samples.sum()) for name in names}
-        rows.append({"epoch": int(epoch) + 1, "samples": int(samples.sum()), **means})
-    return rows
 
 
 def report_of(summary: dict[str, Any]) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from distkeras.data.batches import Batch, absent, as_weight
 from distkeras.data.binding import GivenColumns, GivenEntries, inputs_of, listed, outputs_of
 from distkeras.data.column_kinds import is_scalar
-from distkeras.data.columns import Column
+from distkeras.data.columns import Column, user_names
 from distkeras.data.dtypes import dtype_of_input
 from distkeras.data.label_columns import TargetColumns, fixed_shape
-from distkeras.data.schema import known_length, parts_of, require_columns
+from distkeras.data.schema import known_length, parts_of, require_columns, require_parts
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 
@@ -71,7 +71,8 @@ def data_spec(
     decode, names = decode or {}, listed(entries)
     unread = [name for name in decode if name not in (*features, *names)]
     if unread:
-        raise ConfigurationError(f"`decode` must be of the columns {[*features, *names]}. Received: decode of {unread}")
+        known = [user_names(name, parts_of(schema[name])) if name in schema.names else name for name in features]
+        raise ConfigurationError(f"`decode` must be of the columns {[*known, *names]}. Received: decode of {unread}")
     require_columns(schema.fields, (*features, *names, *listed(weights)), decode)
     targets = TargetColumns(model, schema, decode, rows)
     return DataSpec(
@@ -112,6 +113,8 @@ def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) ->
             column=name,
         )
     length = known_length(field)
+    if decode is None:
+        require_parts(field, shape)
     if decode is None and is_scalar(kind) and size != 1:
         raise ShapeError(
             f"values must fill the input's shape {shape}; Spark ML's VectorAssembler makes one column of several "

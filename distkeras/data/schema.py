@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from distkeras.chatter import quiet_session
 from distkeras.data.column_kinds import ColumnKind, kind_in
 from distkeras.data.columns import Part
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
 from distkeras.spark.cluster import drivers_python, is_stopped
 
@@ -292,6 +293,16 @@ PARTS = "distkeras_parts"
 def parts_of(field: StructField) -> tuple[Part, ...]:
     """Return the columns that a column was assembled from; empty for a single column."""
     return tuple(Part(**part) for part in field.metadata.get(PARTS, ()))
+
+
+def require_parts(field: StructField, shape: Sequence[int | None]) -> None:
+    """Raise ShapeError unless the columns that ``field`` was assembled from are as many as an input has values."""
+    parts = parts_of(field)
+    if parts and None not in shape and len(parts) != math.prod(extent or 1 for extent in shape):
+        raise ShapeError(
+            f"several columns for one input must be one for each value of its shape {tuple(shape)}. "
+            f"Received: {len(parts)} columns, {[part.name for part in parts]}"
+        )
 
 
 def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request
 
-from distkeras.job_server.errors import BY_STATUS, DescriptionError, JobServerError
+from distkeras.job_server.errors import BY_STATUS, DescriptionError, JobServerError, UnauthorizedError
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
 from distkeras.ps.validate import require_number
 
@@ -43,7 +43,8 @@ class ServerConnection:
         token = token or os.environ.get(TOKEN, "")
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
-                f"`token` must be a token of the server, or the variable {TOKEN} must be set. Received: none"
+                f"`token` must be a token of the server, or the variable {TOKEN} must be set. Received: "
+                + ("a text with spaces or characters that no token has" if token else "none")
             )
         self.url, self._timeout = url.rstrip("/"), require_number("timeout", timeout)
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "*/*"}
@@ -76,6 +77,9 @@ class ServerConnection:
         try:
             return self._json("POST", path, body, f"multipart/form-data; boundary={mark[2:]}")
         except ServerLostError as error:
+            reason = getattr(error.__cause__, "reason", error.__cause__)
+            if isinstance(reason, ConnectionRefusedError):  # no server has seen the request
+                raise
             raise ServerLostError(
                 f"{error.message}. The request had {len(body)} bytes, perhaps more than the server accepts"
             ) from error
@@ -104,12 +108,16 @@ class ServerConnection:
             return answer
         except urllib.error.HTTPError as error:
             with error:
-                raise _error_of(error.code, error.read(_LONGEST)) from None
+                typed = _error_of(error.code, error.read(_LONGEST))
+            if isinstance(typed, UnauthorizedError):  # the server does not say whether a token came
+                typed = UnauthorizedError(f"{self.url} has refused the token: it is not valid there, or was revoked")
+            raise typed from None
         except OSError as error:  # or URLError, which may contain one
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise DeadlineError(f"{self.url} has not answered for {self._timeout:g} s") from error
-            raise ServerLostError(f"{self.url} cannot be reached: {reason}") from error
+            hint = "; is the server running?" if isinstance(reason, ConnectionRefusedError) else ""
+            raise ServerLostError(f"{self.url} cannot be reached: {reason}{hint}") from error
 
     def _json(self, method: str, path: str, data: bytes | None, kind: str) -> Any:
         with self._open(method, path, data, kind) as answer:

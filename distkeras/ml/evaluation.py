@@ -26,7 +26,7 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.compiled_steps import evaluate_batch, is_own, losses_of_outputs, model_inputs
 from distkeras.keras_model.mapped_tables import MappedModel
-from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, headline
 from distkeras.transformers import expressions
 
 if TYPE_CHECKING:
@@ -49,7 +49,13 @@ def evaluated(model: keras.Model, df: DataFrame, spec: DataSpec, load: _Load) ->
         EmptyDataError: there are no rows.
     """
     batch = example(spec)
-    metric_states(model, batch)  # makes the metrics
+    try:
+        metric_states(model, batch)  # makes the metrics
+    except Exception as error:  # backends, losses and metrics raise errors of any class
+        raise ConfigurationError(
+            "`keras_model` must have a loss and metrics that fit the data. "
+            f"Received: {list(spec.columns)}: {headline(f'{type(error).__name__}: {error}')}"
+        ) from error
     _require_additive(model)
     with expressions.typed_errors():
         ready = df.select(*ready_columns(df.schema.fields, spec))

@@ -16,7 +16,8 @@ from distkeras.transformers.predictor import ModelFunction, arrow_udf, struct_of
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import SparkSession
+    import pyspark
+from pyspark.sql import SparkSession
 
 _COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 #: The columns of a `KerasModel` that a function can return, and the forms they have.
@@ -59,14 +60,16 @@ def register_function(
         ConfigurationError: An argument is invalid, or PySpark is older than 4.1.
     """
     if arrow_udf is None:
-        raise ConfigurationError("`register_function` needs PySpark 4.1 or newer. Received: an older one")
+        raise ConfigurationError(f"`register_function` needs PySpark 4.1 or newer. Received: {pyspark.__version__}")
     require_text("name", name, "the name of a function")
     require_choice("returns", returns, tuple(_RETURNS))
     fitted = model if isinstance(model, KerasModel) else KerasModel(model)
     packed = fitted.packed_model
     columns = [column for column in fitted.output_columns() if column.form in _RETURNS[returns]]
     if not columns:
-        raise ConfigurationError(f"`model` must be a classifier to return {returns!r}. Received: another model")
+        raise ConfigurationError(
+            f"`model` must be a classifier to return {returns!r}. Received: one whose outputs are numbers"
+        )
     parts = packed.input_parts
     features = names_of(fitted.value("features_col"), "features_col")
     count = len(packed.inputs)

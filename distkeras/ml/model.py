@@ -29,6 +29,7 @@ from distkeras.ps.validate import invalid
 from distkeras.results import JobResults
 from distkeras.shown import Shown
 from distkeras.spark.failures import short_errors
+from distkeras.transformers.expressions import check_new_columns
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
 from distkeras.transformers.params import on_dataframe
@@ -43,12 +44,20 @@ if TYPE_CHECKING:
     from distkeras.trainer import Trainer
 
 
+#: The keyword that names an output's column of a form; ``prediction_col`` for all others.
+_KEYWORDS = {"logits": "raw_prediction_col", "probability": "probability_col"}
+
+
 def with_predictions(dataset: DataFrame, model: KerasModel, options: PredictionOptions) -> DataFrame:
     """Return the rows with the columns of ``model``, predicted as ``options`` say."""
     packed = model.packed_model
     ready, features = assembled(dataset, model.value("features_col"), packed.input_dtypes)
     inputs = packed.input_parts.bound(features, "features_col")
-    out = predicted(ready, packed, inputs, model.output_columns(), options)
+    columns = model.output_columns()
+    names = [*(column.name for column in columns), *([options.invalid_col] if options.invalid_col else ())]
+    keywords = [_KEYWORDS.get(column.form, "prediction_col") for column in columns]
+    check_new_columns(dataset, *names, arguments=[*keywords, "invalid_col"][: len(names)])
+    out = predicted(ready, packed, inputs, columns, options)
     return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
 
 
@@ -235,7 +244,8 @@ class KerasModel(Shown, Model, PredictionParams, Saveable):
         """
         if self._summary is None:
             raise ConfigurationError(
-                "`summary` must be read from a model that `fit` has returned in this process. Received: another model"
+                "`summary` must be read from a model that `fit` has returned in this process. Received: "
+                f"a {type(self).__name__} that was loaded, or made of a Keras model"
             )
         return self._summary
 
@@ -461,7 +471,14 @@ class KerasModel(Shown, Model, PredictionParams, Saveable):
     def _with_output_names(self, name: str) -> list[str]:
         """Return the name of a column, or one for each output."""
         outputs = self.output_names
-        return [name] if len(outputs) == 1 else [f"{name}_{output}" for output in outputs]
+        if len(outputs) == 1:
+            return [name]
+        # A layer that is called twice gives two outputs one name; Keras numbers the names of their metrics like this.
+        numbers = [outputs[:place].count(output) for place, output in enumerate(outputs)]
+        return [
+            f"{name}_{output}" + (f"_{number}" if number else "")
+            for output, number in zip(outputs, numbers, strict=True)
+        ]
 
     def _prediction_names(self) -> list[str]:
         names = self.value("prediction_col")

@@ -269,4 +269,6 @@ def key_from_text(text: str) -> bytes:
     try:
         return bytes.fromhex(text.strip())
     except ValueError:
-        raise ConfigurationError("the key must be hexadecimal digits. Received: something else") from None
+        raise ConfigurationError(
+            f"the key must be pairs of hexadecimal digits. Received: {len(text.strip())} characters"
+        ) from None

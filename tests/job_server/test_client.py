@@ -162,7 +162,7 @@ def test_the_error_of_a_refusal_has_its_kind_and_field(send: Callable[..., Remot
     with pytest.raises(DescriptionError) as caught:
         send(batch_size=0)
     assert caught.value.field == "options.batch_size"
-    with pytest.raises(UnauthorizedError):
+    with pytest.raises(UnauthorizedError, match=f"^{service.url} has refused the token"):
         list(Client(service.url, "dk_nothing").jobs())
     with pytest.raises(ForbiddenError):
         service.client("ann").add_user("eve")
@@ -248,8 +248,11 @@ def test_an_absent_or_silent_server_is_an_error() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(DeadlineError, match="has not answered for"):
             Client(url, "dk_x", timeout=0.1).job("x")
-    with pytest.raises(ServerLostError, match="cannot be reached"):
+    refused = rf"^{url} cannot be reached: .*refused; is the server running\?$"
+    with pytest.raises(ServerLostError, match=refused):
         Client(url, "dk_x").job("x")
+    with pytest.raises(ServerLostError, match=refused):  # the model's size has nothing to do with it
+        Client(url, "dk_x").send("/jobs", {}, b"model")
 
 
 # ---- the command line

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
 
-from distkeras import KerasEstimator, Trainer, __version__
+from distkeras import Trainer, __version__
 from distkeras.commands import console
 from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
@@ -25,7 +25,7 @@ from distkeras.flags import RENAMED, trainer_keywords, values_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
-from distkeras.settings import options_of, rule_of
+from distkeras.settings import options_of
 
 # Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
@@ -296,12 +296,11 @@ def test_the_version_is_printed(train: ModuleType, capsys: pytest.CaptureFixture
         assert capsys.readouterr().out == f"distkeras {__version__}\n"
 
 
-def test_the_rule_of_the_estimator_is_the_default(train: ModuleType, files: Path) -> None:
+def test_the_rule_of_the_trainer_is_the_default(train: ModuleType, files: Path) -> None:
     trainer = train.trainer_of(
         train.parser().parse_with_file(needed(files, "--loss", LOSS)), train.load_model(str(files / "model.keras"))
     )
-    assert trainer.rule.name == train.default_rule().name
-    assert train.default_rule() == rule_of(KerasEstimator().getOrDefault("rule"))
+    assert trainer.rule == DEFAULT_RULE
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "orc", "table", "parquet"])

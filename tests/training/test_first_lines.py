@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import keras
 import pytest
 from pyspark.sql import SparkSession
 from support.present import present
@@ -95,3 +96,43 @@ class TestWhatIsShown:
         with pytest.raises(ConfigurationError, match=text) as caught:
             train(spark, GOOD)
         assert len(self.lines(caught.value)) <= 15
+
+
+def of_two_columns(**options: Any) -> KerasModel:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")])
+    model.compile("sgd", SPARSE, metrics=options.pop("metrics", None))
+    return KerasModel(model, **{"features_col": ["a", "b"], **options})
+
+
+class TestWhatIsNamed:
+    """Errors name the user's columns and keywords, none that this package has made."""
+
+    @pytest.mark.parametrize(
+        ("call", "expected"),
+        [
+            (lambda df: of_two_columns(features_col=["a", "b", "c"]).transform(df), r"3 columns, \['a', 'b', 'c'\]"),
+            (lambda df: of_two_columns(features_col=["a", "b", "c"]).evaluate(df), r"3 columns, \['a', 'b', 'c'\]"),
+            (lambda df: of_two_columns(prediction_col="a").transform(df), "^`prediction_col` must name a new column"),
+            (lambda df: of_two_columns(probability_col="a").transform(df), "^`probability_col` must name a new column"),
+            (lambda df: of_two_columns(probability_col="prediction").transform(df), "not that of another new one"),
+            (lambda df: of_two_columns(decode={"a": abs}).evaluate(df), r"must be of the columns \['a, b', 'label'\]"),
+            (lambda df: of_two_columns(metrics=["AUC"]).evaluate(df), "must have a loss and metrics that fit the data"),
+        ],
+    )
+    def test_an_error_names_what_the_user_wrote(
+        self, spark: SparkSession, call: Callable[[Any], Any], expected: str
+    ) -> None:
+        df = spark.createDataFrame([(0.0, 1.0, 2.0, 1)], "a double, b double, c double, label int")
+        with pytest.raises(DistkerasError, match=expected) as caught:
+            call(df)
+        assert "distkeras_features" not in str(caught.value)
+        assert "output_col" not in str(caught.value)
+
+    def test_outputs_of_a_layer_that_is_called_twice_are_numbered(self, spark: SparkSession) -> None:
+        inputs, score = [keras.Input((1,)), keras.Input((1,))], keras.layers.Dense(1, name="score")
+        model = keras.Model(inputs, [score(one) for one in inputs])
+        model.compile("sgd", "mse", metrics=[["mae"], ["mae"]])
+        fitted = KerasModel(model, features_col=["a", "b"], label_col=["c", "c"])
+        df = spark.createDataFrame([(0.0, 1.0, 2.0)], "a double, b double, c double")
+        assert fitted.transform(df).columns == ["a", "b", "c", "prediction_score", "prediction_score_1"]
+        assert {"score_mae", "score_mae_1"} <= fitted.evaluate(df).keys()

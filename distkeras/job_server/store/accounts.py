@@ -118,7 +118,8 @@ class Accounts:
     def add_user(self, name: str, role: str = USER) -> UserInfo:
         """Add a user, without a token; DescriptionError for an invalid name or role, StateError for a taken name."""
         if NAME.fullmatch(name) is None:
-            raise DescriptionError("`name` must be 1 to 64 of letters, digits and ._@-. Received: another text", "name")
+            text = f"`name` must be 1 to 64 of letters, digits and ._@-. Received: {name[:80]!r}"
+            raise DescriptionError(text, "name")
         if role not in ROLES:
             raise DescriptionError(f"`role` must be one of {', '.join(ROLES)}. Received: {role!r}", "role")
         added = UserInfo(name=name, role=role, active=True, created=self._clock())

@@ -126,7 +126,9 @@ def open_database(url: str) -> sa.Engine:
         parsed = sa.make_url(url)
         url_shown = parsed.render_as_string(hide_password=True)
     except ArgumentError:
-        raise ConfigurationError("`database` must be a URL of SQLAlchemy. Received: something else") from None
+        raise ConfigurationError(
+            f"`database` must be a URL of SQLAlchemy. Received: {len(url)} characters without a scheme, such as sqlite://"
+        ) from None
     is_sqlite = parsed.get_backend_name() == "sqlite"
     if is_sqlite and parsed.database in (None, "", ":memory:"):
         raise ConfigurationError(f"`database` must be a file, because threads share it. Received: {url_shown}")
