@@ -25,7 +25,7 @@ from distkeras.flags import RENAMED, trainer_keywords, values_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
-from distkeras.settings import options_of
+from distkeras.settings import DEFAULT_RULE, options_of
 
 # Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
