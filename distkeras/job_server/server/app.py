@@ -55,7 +55,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-#: The most addresses whose failures are counted; beyond it, counting begins anew.
+#: The most addresses whose failures are counted; beyond it, counting begins at zero.
 _ADDRESSES = 10_000
 
 server_pages = Blueprint("server", __name__)
@@ -106,7 +106,7 @@ def show_start() -> Any:
 
 
 class FailureLimit:
-    """Counts failures by address, anew every ``seconds`` by a monotonic clock; thread-safe, with bounded memory."""
+    """Counts failures by address, from zero every ``seconds`` by a monotonic clock; thread-safe, with bounded memory."""
 
     def __init__(self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._seconds, self._clock = most, seconds, clock
