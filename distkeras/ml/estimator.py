@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pyspark.ml import Estimator
 
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
+    from distkeras.ml.declared import EstimatorKeywords, EstimatorMembers
+    from distkeras.ps.rules import Rule
     from distkeras.training.stream import StreamTraining
+else:
+    EstimatorMembers = object
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +134,7 @@ _BUILDING = threading.Lock()
 
 
 @with_trainer_params
-class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable):
+class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable, EstimatorMembers):
     """Train a Keras model on Spark, under any update rule, as a stage of a Spark ML pipeline.
 
     ::
@@ -201,14 +205,16 @@ class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable):
     inner = frozenset({"archive_to_save", "extra_to_save", "left_out", "load_files", "restore", "save_files"})
 
     @short_errors
-    def __init__(self, model: keras.Model | None = None, rule: Any = None, **keywords: Any) -> None:
+    def __init__(
+        self, model: keras.Model | None = None, rule: Rule | str | None = None, **keywords: Unpack[EstimatorKeywords]
+    ) -> None:
         super().__init__()
         for name, keyword in trainer_keywords().items():
             if keyword.default is not inspect.Parameter.empty and name not in ("features_col", "label_col"):
                 self._setDefault(**{SPARK_NAMES.get(name, name): keyword.default})
         self._setDefault(validation_split=0.0, validation_rows=ROWS_MAX, callbacks=[], resume=False)
-        keywords |= {"model": model, "rule": rule}
-        self.setParams(**{name: value for name, value in keywords.items() if value is not None})
+        given = {**keywords, "model": model, "rule": rule}
+        self.setParams(**{name: value for name, value in given.items() if value is not None})
 
     def _facts(self) -> Mapping[str, Any]:
         """Return the parameters that are set."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from pyspark.ml import Model
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.callbacks import Callback
+    from distkeras.ml.declared import ModelKeywords, ModelMembers
     from distkeras.trainer import Trainer
+else:
+    ModelMembers = object
 
 
 #: The keyword that names an output's column of a form; ``prediction_col`` for all others.
@@ -163,7 +166,7 @@ def _read(path: str | PathLike[str]) -> bytes:
 
 
 @with_accessors
-class KerasModel(Shown, Model, PredictionParams, Saveable):
+class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
     """Predict with a Keras model: add columns, and keep all other columns, the rows and their order.
 
     ::
@@ -197,7 +200,9 @@ class KerasModel(Shown, Model, PredictionParams, Saveable):
     })  # fmt: skip
 
     @short_errors
-    def __init__(self, keras_model: keras.Model | str | PathLike[str] | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, keras_model: keras.Model | str | PathLike[str] | None = None, **keywords: Unpack[ModelKeywords]
+    ) -> None:
         super().__init__()
         self.setParams(**keywords)
         self._summary: TrainingSummary | None = None

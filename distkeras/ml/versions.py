@@ -79,7 +79,8 @@ class KerasStreamModel(KerasModel):
             folder.latest(timeout)
             data, key = folder.model()
             template = archive.from_bytes(data, keywords.get("custom_objects"), compiled=True)
-        super().__init__(template, versions=versions, **keywords)
+        given: dict[str, Any] = {**keywords, "versions": versions}
+        super().__init__(template, **given)
         self._setDefault(version_col="version")
         #: Of the model that the versions are of; empty without one.
         self._model_key = key

@@ -15,6 +15,7 @@ from bench.report import describe, load, table
 from matrix import command as matrix_command
 from tuning import cases as tuning
 
+from docsite.declared import stub
 from docsite.pictures import PICTURES
 
 ROOT = Path(__file__).parents[2]
@@ -324,6 +325,7 @@ def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
 def files() -> dict[Path, str]:
     """Return every generated file, or file with generated parts, with the content that it should have."""
     found = {PICTURE_FOLDER / name: draw().svg() for name, draw in PICTURES.items()}
+    found[ROOT / "distkeras" / "ml" / "declared.pyi"] = stub()
     for name, parts in PARTS.items():
         found[ROOT / name] = filled((ROOT / name).read_text(), parts)
     return found

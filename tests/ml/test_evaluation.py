@@ -155,7 +155,7 @@ def test_a_loss_does_not_depend_on_partitions(
     expected = model.evaluate(
         x, [y] * count if count > 1 else y, sample_weight=weights, batch_size=32, verbose=0, return_dict=True
     )
-    column = {} if weights is None else {"sample_weight_col": "weight"}
+    column: dict[str, Any] = {} if weights is None else {"sample_weight_col": "weight"}
     fitted = KerasModel(model, label_col=labels, prediction_batch_size=32, **column)
     found = fitted.evaluate(df)
     assert found.keys() == expected.keys()

@@ -43,7 +43,7 @@ def classifier() -> keras.Model:
 
 
 def estimator(**keywords: Any) -> KerasEstimator:
-    given = {"features_col": ["a", "b"], "num_workers": 2, "batch_size": 8}
+    given: dict[str, Any] = {"features_col": ["a", "b"], "num_workers": 2, "batch_size": 8}
     return KerasEstimator(classifier(), "agn", **given | keywords)
 
 

@@ -34,7 +34,7 @@ def estimator(*hooks: keras.Layer, **keywords: Any) -> KerasEstimator:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), *hooks, keras.layers.Dense(2, "softmax")])
     given = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "features_col": ["a", "b"]}
-    options = {"num_workers": 1, "validation_indicator_col": "held", "num_epoch": 4}
+    options: dict[str, Any] = {"num_workers": 1, "validation_indicator_col": "held", "num_epoch": 4}
     return KerasEstimator(model, "agn", **given | options | keywords)
 
 

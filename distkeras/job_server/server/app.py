@@ -106,7 +106,7 @@ def show_start() -> Any:
 
 
 class FailureLimit:
-    """Counts failures by address, from zero every ``seconds`` by a monotonic clock; thread-safe, with bounded memory."""
+    """Counts failures by address, from zero every ``seconds``; thread-safe, with bounded memory."""
 
     def __init__(self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._seconds, self._clock = most, seconds, clock
