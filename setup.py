@@ -23,6 +23,7 @@ setup(
     package_data={
         "distkeras": ["py.typed", "log4j2.properties"],
         "distkeras.dashboard": ["static/*"],
+        "distkeras.ml": ["*.pyi"],
         "distkeras.job_server.store": ["migrations/*.py", "migrations/versions/*.py"],
     },
 )

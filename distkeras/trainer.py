@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from distkeras.callbacks import Callback, TrainingSetup, monitored_metric
 from distkeras.data.assembled import ASSEMBLED
 from distkeras.data.binding import GivenEntries, listed
+from distkeras.data.columns import described
 from distkeras.data.model_columns import example
 from distkeras.data.schema import (
     require_dataframe,
@@ -629,7 +630,7 @@ class Trainer(JobResults):
         """Return ``replica`` after the checks that it fits the data, and does the step of the user's model."""
         replica.settings = self.recipe.settings
         one_row = example(data.spec)
-        require_fit(replica, one_row, data.spec.columns)
+        require_fit(replica, one_row, [described(data.spec.columns)])
         if self._given is not None and not has_rows_at_server(replica.model):
             continues = self.recipe.continues
             rebuilt = self.recipe.build(self.model_file, to_train=True) if continues else replica.model

@@ -7,7 +7,7 @@ loads neither pyspark nor Keras. `distkeras.data.schema` prepares the columns on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -108,6 +108,11 @@ class Column:
 def user_names(name: str, parts: Sequence[Part]) -> str:
     """Return the names of the user's columns that column ``name`` was assembled from, or its own name."""
     return ", ".join(part.name for part in parts) or name
+
+
+def described(columns: Iterable[Column]) -> str:
+    """Return the names of the user's columns, with the shape of a row's value of each."""
+    return ", ".join(f"{user_names(column.name, column.parts)} of shape {column.shape}" for column in columns)
 
 
 ColumnArrays = tuple[np.ndarray, ...]

@@ -14,6 +14,7 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import Executors, Monitoring, Network
 
+
 class EstimatorKeywords(TypedDict, total=False):
     batch_size: int
     callbacks: Any

@@ -19,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 from distkeras.data.batches import Batch
+from distkeras.data.columns import described
 from distkeras.data.losses import has_own_step, kind_of
 from distkeras.data.model_columns import example
 from distkeras.data.schema import map_in_arrow, quoted, ready_columns
@@ -54,7 +55,7 @@ def evaluated(model: keras.Model, df: DataFrame, spec: DataSpec, load: _Load) ->
     except Exception as error:  # backends, losses and metrics raise errors of any class
         raise ConfigurationError(
             "`keras_model` must have a loss and metrics that fit the data. "
-            f"Received: {list(spec.columns)}: {headline(f'{type(error).__name__}: {error}')}"
+            f"Received: {described(spec.columns)}: {headline(f'{type(error).__name__}: {error}')}"
         ) from error
     _require_additive(model)
     with expressions.typed_errors():

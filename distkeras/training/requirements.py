@@ -43,7 +43,7 @@ def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object])
     except Exception as error:  # backends, losses and metrics raise errors of any class
         raise ConfigurationError(
             "`model` must have inputs, loss and metrics that fit the data. "
-            f"Received: {list(received)}: {type(error).__name__}: {error}"
+            f"Received: {', '.join(map(str, received))}: {type(error).__name__}: {error}"
         ) from error
 
 
