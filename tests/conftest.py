@@ -81,8 +81,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     It has two cores and retries a failed task once: `local[2]` would never retry one, and more cores find no more.
     """
+    from distkeras import chatter
     from distkeras.spark import session
 
+    chatter.end()  # the session has what is set here
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     config = {

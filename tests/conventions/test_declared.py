@@ -18,7 +18,13 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PACKAGE = ("distkeras", "ps", "transformers")
 #: Distributions whose module has another name.
-MODULES = {"mkdocs-material": "material", "mlflow-skinny": "mlflow", "pillow": "PIL", "pytest-xdist": "xdist"}
+MODULES = {
+    "mkdocs-material": "material",
+    "mlflow-skinny": "mlflow",
+    "pillow": "PIL",
+    "pytest-xdist": "xdist",
+    "scikit-learn": "sklearn",
+}
 #: Modules that a reader may have: the fuzzer says how to install one, and the benchmark makes an environment for it.
 OPTIONAL = {"atheris", "elephas"}
 
