@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 from support.patience import patience
 
+from distkeras import chatter
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -30,6 +32,10 @@ LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transfor
 
 # Modules and test items are never freed, so the garbage collector does not search them, now or later.
 gc.disable()
+
+# All processes of the tests have what is set here, and not what the package's import has filled in for a user.
+chatter.end()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # A Java process lives for seconds, including those of subprocesses: too short for its second compiler, or the
 # verification of Spark's bytecode, to be worth its time.
@@ -81,12 +87,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     It has two cores and retries a failed task once: `local[2]` would never retry one, and more cores find no more.
     """
-    from distkeras import chatter
     from distkeras.spark import session
 
-    chatter.end()  # the session has what is set here
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     config = {
         "spark.driver.memory": "2g",
         "spark.ui.enabled": "false",

@@ -20,6 +20,7 @@ from support.training.spark_jobs import wrong_model
 from distkeras import Trainer
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.rules import all_rules
+from distkeras.settings import arguments_of
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -138,7 +139,7 @@ def test_the_docstring_describes_every_argument(name: str) -> None:
     text = present(inspect.getdoc(kind))
     entries = re.findall(r"^    (\w[\w, ]*): \S", text, re.MULTILINE)
     described = [name for entry in entries for name in entry.split(", ")]
-    taken = {*inspect.signature(kind).parameters, *inspect.signature(Trainer).parameters} - {"options", "model", "rule"}
+    taken = {*inspect.signature(kind).parameters, *arguments_of(Trainer)} - {"options", "model", "rule"}
     hyper_parameters = {field.name for field in dataclasses.fields(all_rules()[kind.rule_name])} - {"window"}
     assert taken | hyper_parameters <= set(described)
     assert len(described) == len(set(described))

@@ -11,11 +11,13 @@ from distkeras.ps.rules import all_rules
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guide" / "choosing-a-rule.md").read_text()
+#: Without the tables that are generated from another study.
+WRITTEN = re.sub(r"<!-- (defaults|many): .*?<!-- end of \1 -->", "", PAGE, flags=re.DOTALL)
 REPORT = (DOCS / "reproduction" / "README.md").read_text()
 #: Sections of the report, by their anchors.
 SECTIONS = dict(re.findall(r'<a id="([\w-]+)"></a>\n(.*?)(?=<a id="|\Z)', REPORT, re.DOTALL))
 #: Items of lists and rows of tables that state something about a rule; the head of a table does not.
-STATEMENTS = re.findall(r"^(?:\* .*(?:\n  .*)*|\| (?!---|if |to ).*\|)$", PAGE, re.MULTILINE)
+STATEMENTS = re.findall(r"^(?:\* .*(?:\n  .*)*|\| (?!---|if |to ).*\|)$", WRITTEN, re.MULTILINE)
 LINK = re.compile(r"\]\(\.\./reproduction/README\.md#([\w-]+)\)")
 
 

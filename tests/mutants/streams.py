@@ -147,8 +147,8 @@ STREAMS = (
     Mutant(
         "columns that were assembled have no order",
         "distkeras/training/plan.py",
-        "            if isinstance(given, list):\n",
-        "            if False:\n",
+        "made_of.get(column.name, column.name) for column",
+        "column.name for column",
         "a stream goes on with swapped columns",
         ("tests/ml/test_streaming.py::test_a_stream_does_not_go_on_with_its_columns_in_another_order",),
     ),

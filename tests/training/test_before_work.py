@@ -78,7 +78,7 @@ class TestBeforeAnyWork:
             train(good.selectExpr("features", "array(label, label) as label"), loss="krossentropy")
 
     def test_a_number_of_columns_other_than_that_of_inputs_is_refused(self, good: DataFrame) -> None:
-        with pytest.raises(ConfigurationError, match="a column for each of the 1 inputs"):
+        with pytest.raises(ConfigurationError, match="several columns for one input of the model must hold"):
             train(good, features_col=["features", "label"])
 
     def test_a_class_weight_of_a_missing_class_is_refused(self, good: DataFrame) -> None:

@@ -84,7 +84,7 @@ def test_hyperparameters_are_keywords() -> None:
 
 
 def test_a_hyperparameter_of_another_rule_is_refused() -> None:
-    with pytest.raises(TypeError, match="rho"):
+    with pytest.raises(ConfigurationError, match="`rho` must be a keyword of DOWNPOUR"):
         DOWNPOUR(wrong_model(), sgd(), SPARSE, rho=1.0)
 
 
