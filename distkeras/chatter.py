@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -146,14 +147,21 @@ def _print_others(kept: IO[bytes]) -> None:
 class _QuietTensorFlow(MetaPathFinder):
     """Wraps the first import of TensorFlow: its libraries print lines before they read any setting."""
 
+    def __init__(self) -> None:
+        self._searching = threading.local()
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of another finder, whose loader runs quietly; None for other modules."""
-        if fullname != "tensorflow":
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if fullname != "tensorflow" or getattr(self._searching, "active", False):
+            return None  # another finder, such as that of a coverage tool, may ask all others as this one does
+        self._searching.active = True
+        try:
+            others = (finder for finder in sys.meta_path if finder is not self)
+            spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        finally:
+            self._searching.active = False
         if spec is not None and spec.loader is not None:
             spec.loader = _QuietLoader(spec.loader, self)
         return spec

@@ -103,3 +103,19 @@ def test_other_lines_of_an_import_are_printed(capfd: pytest.CaptureFixture[str])
         os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\nmine\nI0000 oneDNN is on\n")
         os.write(2, b"E0000 another error\nno end")
     assert capfd.readouterr().err == "mine\nE0000 another error\nno end"
+
+
+def test_another_finder_may_ask_all_finders_too() -> None:
+    program = """
+import sys
+from importlib.abc import MetaPathFinder
+import distkeras
+class Asking(MetaPathFinder):  # as the finder of a coverage tool
+    def find_spec(self, fullname, path, target=None):
+        others = (finder for finder in sys.meta_path if finder is not self)
+        return next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+sys.meta_path.insert(0, Asking())
+import tensorflow
+print(tensorflow.__name__)
+"""
+    assert lines_of(program) == ["tensorflow"]
