@@ -106,12 +106,14 @@ def quiet_session(session: SparkSession) -> None:
     context = None if wanted() else vars(session).get("_sc")  # none under Spark Connect, whose log is the server's
     if context is None or context.applicationId in _applications:
         return
+    from py4j.protocol import Py4JError
+
     _applications.add(context.applicationId)
     found = _MESSAGES.search(_SPARKS_LOG.read_text(encoding="utf-8")) if _SPARKS_LOG.is_file() else None
     log4j: Any = context._jvm.org.apache.logging.log4j  # noqa: SLF001 - PySpark has no public way to the JVM
     if found is None:
         return
-    with contextlib.suppress(Exception):  # another logging library: its messages stay
+    with contextlib.suppress(Py4JError, TypeError, AttributeError):  # another logging library: its messages stay
         deny, neutral = (log4j.core.Filter.Result.valueOf(name) for name in ("DENY", "NEUTRAL"))
         known = log4j.core.filter.RegexFilter.createFilter(found[1].replace("\\\\", "\\"), None, False, deny, neutral)
         logging = log4j.LogManager.getContext(False)

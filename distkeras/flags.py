@@ -157,7 +157,9 @@ class TomlArgumentParser(SuggestingParser):
             if option is None:
                 raise ConfigurationError(f"each key of {path} must be one of {', '.join(options)}. Received: {key}")
             flag = option.option_strings[0]
-            if option.type is _pair:
+            if option.type is _class_weight and value == BALANCED:
+                yield from [flag, BALANCED]
+            elif option.type in (_pair, _class_weight):
                 if not isinstance(value, Mapping):
                     raise ConfigurationError(f"`{key}` in {path} must be a table. Received: {key}={value!r}")
                 texts = [f"{name}={json.dumps(part, default=str)}" for name, part in value.items()]
@@ -187,10 +189,14 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = (text, "=", "") if text == BALANCED else text.partition("=")
+    name, separator, value = text.partition("=")
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE. Received: {text!r}")
     return name, value
+
+
+def _class_weight(text: str) -> tuple[str, str]:
+    return (BALANCED, "") if text == BALANCED else _pair(text)
 
 
 def columns_of(texts: Sequence[str], *, optional: bool = False) -> Any:
@@ -230,7 +236,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "label_col": {"nargs": "*", "metavar": "COLUMN"},
     "str | Sequence[str]": {"nargs": "+", "metavar": "NAME"},
     "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
-    "Mapping[int, float] | str": PAIRS | {"metavar": "CLASS=VALUE"},
+    "Mapping[int, float] | str": PAIRS | {"type": _class_weight, "metavar": "CLASS=VALUE"},
     "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},
     "sample_weight_col": COLUMNS,
 }

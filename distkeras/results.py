@@ -148,17 +148,16 @@ class JobRecords:
                 before its names.
         """
         history = self.history(elements=True)
-        loss_first = [{**dict.fromkeys(["epoch", "clock", "seconds", "rows", "loss"]), **point} for point in validation]
+        metrics = [name for name in history.column_names if pa.types.is_floating(history[name].type)]
         rows = []
         for epoch in np.unique(history["epoch"].to_numpy()).tolist():
             part = history.filter(pc.equal(history["epoch"], epoch))
             samples = part["samples"].to_numpy()
-            row: dict[str, Any] = {"epoch": epoch + 1, "samples": int(samples.sum())}
-            for name in part.column_names:
-                if pa.types.is_floating(part[name].type):
-                    row[name] = float(part[name].to_numpy() @ samples / samples.sum())
-            rows.append(row | _validated(loss_first, epoch + 1))
-        return pa.Table.from_pylist(rows)
+            means = {name: float(part[name].to_numpy() @ samples / samples.sum()) for name in metrics}
+            rows.append({"epoch": epoch + 1, "samples": int(samples.sum())} | means | _validated(validation, epoch + 1))
+        kinds = dict.fromkeys(("epoch", "samples"), pa.int64())
+        kinds |= dict.fromkeys((*metrics, *_validated(validation, 0)), pa.float64())
+        return pa.Table.from_pylist(rows, pa.schema(kinds))
 
     def check_exactly_once(
         self, batches: dict[int, int], epochs: int, resumed: ResumePoint | None = None, *, stopped: bool = False
@@ -237,6 +236,7 @@ class JobRecords:
 def _validated(points: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, float | None]:
     """Return the numbers of the last evaluation within half an epoch of the end of ``epoch``, None if there is none."""
     names = [name for name, value in points[0].items() if name not in _PLACE and np.ndim(value) == 0] if points else []
+    names.sort(key=lambda name: name != "loss")  # as in the other columns, it is the first one
     near = [point for point in points if -0.5 <= point["epoch"] - epoch < 0.5]
     return {f"val_{name}": near[-1][name] if near else None for name in names}
 
@@ -487,5 +487,5 @@ def write_files(results: JobResults, folder: Path) -> dict[str, Any]:
     numbers = {"workers": workers, "commits": len(commits), "samples": samples, "seconds": results.timings}
     epochs = results.epochs.toArrow().to_pylist()
     last = epochs[-1] if epochs else {}
-    undefined = [name for name, value in last.items() if isinstance(value, float) and math.isnan(value)]
+    undefined = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
     return numbers | {"last_epoch": last | dict.fromkeys(undefined)}

@@ -127,9 +127,9 @@ class Trainer(JobResults):
         model: a built `keras.Model`. It is not changed.
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``. Its `window` is the number of steps
             between two exchanges, "auto" or "by_speed". Default: `adag` with ``window="auto"`` and
-            ``normalize=False``, or for a model with an Embedding or another `wire_format`, `delay_adaptive` with
-            ``window="auto"`` and ``threshold=4``. Under both, up to four workers learn about as much in an epoch as
-            `keras.Model.fit` does.
+            ``normalize=False``, with which up to four workers learn about as much in an epoch as `keras.Model.fit`
+            does; for a model with an Embedding, and with another `wire_format`, `delay_adaptive` with
+            ``window="auto"`` and ``threshold=4``, which may need a lower learning rate.
         worker_optimizer: a Keras optimizer for each worker, or its name. Gradient rules only use its clipping and, if
             `learning_rate` is not given, its learning rate. Default: the optimizer that the model is compiled with, in
             its current state, or "sgd". Optimizers that store weights or their averages (`use_ema`,
@@ -262,6 +262,7 @@ class Trainer(JobResults):
         self.server_settings = component_settings(ServerSettings, self.rule, self.settings, arguments)
         #: Callbacks of every job of this trainer, in addition to those of `train`.
         self.observers: list[Callback] = []
+        self._name = model.name
         self._training = threading.Lock()
 
     @short_errors
@@ -660,7 +661,7 @@ class Trainer(JobResults):
     def _facts(self) -> Mapping[str, Any]:
         """Return what is trained and how, and the last epoch of the last job."""
         settings = self.settings
-        how = {"model": self.recipe.build(self.model_file).name, "rule": self.rule, "num_workers": settings.num_workers}
+        how = {"model": self._name, "rule": self.rule, "num_workers": settings.num_workers}
         return how | {"batch_size": settings.batch_size, "num_epoch": settings.num_epoch} | dict(super()._facts())
 
     if not TYPE_CHECKING:  # with it, type checkers would know no wrong name

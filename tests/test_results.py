@@ -44,6 +44,20 @@ def records(
     return JobRecords(commits, rows, tuple(metrics))
 
 
+class TestEpochs:
+    def test_a_row_has_means_over_samples_and_the_evaluation_at_its_end(self) -> None:
+        made = records([(0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 1)])  # losses 0, 1, 2 and 3, 4
+        made.steps_array[0, 1] = 2  # the first mini-batch has half of the samples
+        points = [{"epoch": 1.2, "clock": 2, "seconds": 0.1, "rows": 5, "accuracy": 0.5, "loss": 7.0}]
+        table = made.epochs(points)
+        assert table.column_names == ["epoch", "samples", "loss", "val_loss", "val_accuracy"]
+        assert table["loss"].to_pylist() == [(0 * 2 + 1 * 4 + 2 * 4) / 10, 3.5]
+        assert table["val_loss"].to_pylist() == [7.0, None]
+
+    def test_a_job_without_commits_has_the_columns(self) -> None:
+        assert records([]).epochs().schema.names == ["epoch", "samples", "loss"]
+
+
 class TestHistory:
     INTERLEAVED = ((1, 0, 0, 1), (0, 0, 0, 0), (1, 0, 2, 2), (0, 0, 1, 2), (1, 1, 0, 2), (0, 1, 0, 2))
 

@@ -21,7 +21,7 @@ from distkeras.chatter import quiet_session
 from distkeras.data.column_kinds import ColumnKind, kind_in
 from distkeras.data.columns import Part
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, EmptyDataError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
 from distkeras.spark.cluster import drivers_python, is_stopped
 
@@ -324,6 +324,8 @@ CLASS_WEIGHT = "distkeras_class_weight"
 
 #: Weights of classes that are counted, with which each class has the same weight in the loss.
 BALANCED = "balanced"
+#: The most classes that are counted: numbers of a regression are no classes.
+_CLASSES_MAX = 10_000
 
 
 def require_class_weight(value: Any) -> dict[int, float] | str:
@@ -410,11 +412,25 @@ def balanced(df: DataFrame, label: str) -> dict[int, float]:
     """Return the weights with which each class of the rows has the same weight: rows / (classes * rows of the class).
 
     Args:
-        label: as in `weighted`. Rows whose label is null or no class number are not counted; training refuses them.
+        label: as in `weighted`. Rows whose label is null are not counted; training refuses them.
+
+    Raises:
+        ConfigurationError: a label is no class number, or there are too many different ones.
+        EmptyDataError: there is no label.
     """
     from pyspark.sql import functions as F
 
     counted = df.select(_class_number(df, label).alias("number")).groupBy("number").agg(F.count("*").alias("rows"))
-    counts = {int(number): rows for number, rows in counted.collect() if number is not None and number >= 0}
+    counts: dict[float, int] = dict(counted.where(F.col("number").isNotNull()).limit(_CLASSES_MAX + 1).collect())
+    unfit = [number for number in counts if not (number >= 0 and float(number).is_integer())]
+    if unfit or len(counts) > _CLASSES_MAX:
+        what = unfit[0] if unfit else f"of more than {_CLASSES_MAX} values"
+        raise ConfigurationError(
+            "`class_weight` must be a dictionary unless labels are class numbers, from 0 on, of at most "
+            f"{_CLASSES_MAX} classes. Received: class_weight={BALANCED!r} with a label {what}",
+            column=label,
+        )
+    if not counts:
+        raise EmptyDataError("the DataFrame must have rows with labels. Received: none", column=label)
     total = sum(counts.values())
-    return {number: total / (len(counts) * rows) for number, rows in sorted(counts.items())}
+    return {int(number): total / (len(counts) * rows) for number, rows in sorted(counts.items())}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 
 from distkeras.data.binding import listed, names_of
 from distkeras.ml.model import KerasModel
@@ -16,8 +17,7 @@ from distkeras.transformers.predictor import ModelFunction, arrow_udf, struct_of
 
 if TYPE_CHECKING:
     import keras
-    import pyspark
-from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession
 
 _COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 #: The columns of a `KerasModel` that a function can return, and the forms they have.

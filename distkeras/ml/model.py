@@ -221,14 +221,11 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             self._heads_by_loss = heads_of(keras_model)
 
     def _facts(self) -> Mapping[str, Any]:
-        """Return the model, and the columns that it reads and adds."""
+        """Return the shapes of the inputs, and the names of the outputs."""
         if self._data is None:
             return {"uid": self.uid, "keras_model": "none"}
-        model = self.keras_model
-        columns = [column.name for column in self.output_columns()]
         shapes = [shape for shape, _ in self.packed_model.inputs]
-        facts = {"uid": self.uid, "model": model.name, "inputs": shapes, "parameters": model.count_params()}
-        return facts | {"columns": columns}
+        return {"uid": self.uid, "inputs": shapes, "outputs": self.output_names}
 
     @property
     def keras_model(self) -> keras.Model:

@@ -70,11 +70,11 @@ class BoundData:
 
     def weighted(self) -> DataFrame:
         """Return the rows, with the weight of each row's class if the job has such weights."""
-        settings, weights = self.settings, self._class_weights
-        if not weights:
+        settings = self.settings
+        if settings.class_weight is None:
             return self.df
         weight = next(iter(settings.weight_columns), None)
-        return weighted(self.df, listed(settings.label_col)[0], weights, weight)
+        return weighted(self.df, listed(settings.label_col)[0], self._class_weights, weight)
 
     @property
     def _class_weights(self) -> dict[int, float]:

@@ -227,7 +227,7 @@ class StreamTraining(Shown):
 
     def _facts(self) -> Mapping[str, Any]:
         """Return whether the stream is active, and how far it is."""
-        return {"checkpoint": self._uri, "active": self.isActive, "lastProgress": self._progress}
+        return {"active": self.isActive, "lastProgress": self._progress}
 
     @property
     def callbacks(self) -> Sequence[Callback]:

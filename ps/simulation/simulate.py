@@ -194,9 +194,9 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         ConfigurationError: An argument is invalid, arguments do not fit together, or the schedule names a waiting
             worker.
     """
-    rule = (make(rule) if isinstance(rule, str) else rule).for_workers(workers)
     theta0 = flat_vector(theta0, dtype)
     workers = require_integer("workers", workers)
+    rule = (make(rule) if isinstance(rule, str) else rule).for_workers(workers)
     _require_simulated(rule)
     if (schedule is None) == (timing is None):
         raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")

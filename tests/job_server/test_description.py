@@ -55,6 +55,11 @@ def test_every_rule_is_valid_with_its_defaults(name: str) -> None:
     assert JobDescription.from_json({"rule": name, "data": "x"}).build_rule() == kind()
 
 
+def test_balanced_classes_reach_the_trainer() -> None:
+    given = JobDescription.from_json(LEAST | {"options": {"class_weight": "balanced"}})
+    assert JobDescription.from_json(given.to_json()).keywords()["class_weight"] == "balanced"
+
+
 def test_a_description_survives_a_round_trip() -> None:
     options = {
         "batch_size": 64,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pyspark
 import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
@@ -95,3 +97,9 @@ def test_invalid_arguments_are_refused(spark: SparkSession, rows: DataFrame) -> 
         register_function(spark, "f", number, "class")
     with pytest.raises(ConfigurationError, match="`name`"):
         register_function(spark, "", number)
+
+
+def test_an_older_pyspark_is_named(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.ml.functions.arrow_udf", None)
+    with pytest.raises(ConfigurationError, match=f"Received: {re.escape(pyspark.__version__)}"):
+        register_function(spark, "f", classifier())

@@ -18,7 +18,7 @@ from support.training.spark_jobs import step_callback_layer, wait_at_step
 from distkeras import Callback, CallbackContext, KerasEstimator, Trainer
 from distkeras.callbacks import CenterWeights
 from distkeras.data.schema import balanced
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError
 
 ROWS = 20_000
 
@@ -155,6 +155,22 @@ def test_a_trainer_takes_columns_and_rows_to_validate_on_as_the_estimator_does(d
 def test_balanced_classes_have_the_same_weight(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(0.0,)] * 6 + [(2.0,)] * 3 + [(None,)], "label double")
     assert balanced(rows, "label") == {0: 9 / 12, 2: 9 / 6}
+    one_hot = spark.createDataFrame([([0.0, 1.0],)] * 3 + [([1.0, 0.0],)], "label array<double>")
+    assert balanced(one_hot, "label") == {0: 4 / 2, 1: 4 / 6}
+
+
+@pytest.mark.parametrize("label", [0.5, -1.0, math.nan, math.inf])
+def test_numbers_that_are_no_classes_are_not_counted(spark: SparkSession, label: float) -> None:
+    rows = spark.createDataFrame([(0.0,), (label,)], "label double")
+    with pytest.raises(ConfigurationError, match="must be a dictionary unless labels are class numbers") as caught:
+        balanced(rows, "label")
+    assert caught.value.column == "label"
+
+
+def test_rows_without_labels_are_refused_as_without_weights(df: DataFrame) -> None:
+    empty = df.where("id < 0")
+    with pytest.raises(EmptyDataError):
+        estimator(class_weight="balanced", validation_indicator_col=None).fit(empty)
 
 
 def test_rows_to_validate_on_are_given_once(df: DataFrame) -> None:

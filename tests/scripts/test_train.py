@@ -156,6 +156,18 @@ def test_optimizer_and_weights_are_passed_on(train: ModuleType, files: Path) -> 
     assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_only_weights_of_classes_may_be_balanced(train: ModuleType, files: Path, tmp_path: Path, in_file: bool) -> None:
+    given = ["--class-weight", "balanced"]
+    if in_file:
+        (tmp_path / "job.toml").write_text('class_weight = "balanced"\n')
+        given = ["--config", str(tmp_path / "job.toml")]
+    arguments = train.parser().parse_with_file(needed(files, "--rule", "agn", *given))
+    assert trainer_keywords(arguments)["class_weight"] == "balanced"
+    with pytest.raises(SystemExit):
+        train.parser().parse_with_file(needed(files, "--rule", "agn", "--set", "balanced"))
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
