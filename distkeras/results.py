@@ -19,6 +19,7 @@ from distkeras.ps.errors import LedgerError, LocalProtocolError
 from distkeras.ps.events import Event, Events
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.rules import Rule
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.settings import JobFacts
 from distkeras.shown import Shown, rounded
@@ -158,6 +159,14 @@ class JobRecords:
         kinds = dict.fromkeys(("epoch", "samples"), pa.int64())
         kinds |= dict.fromkeys((*metrics, *_validated(validation, 0)), pa.float64())
         return pa.Table.from_pylist(rows, pa.schema(kinds))
+
+    def share_moved(self, rule: Rule) -> float:
+        """Return the mean share of the workers' movements that has reached the center, by what ``rule`` has scaled."""
+        commits = self.commits_array[self.commits_array["scale"] > 0]  # 0: it was skipped
+        if not len(commits):
+            return 1.0
+        steps = commits["last_batch"] - commits["first_batch"] + 1
+        return float(np.mean([rule.share_sent(count) for count in steps.tolist()] * commits["scale"]))
 
     def check_exactly_once(
         self, batches: dict[int, int], epochs: int, resumed: ResumePoint | None = None, *, stopped: bool = False
@@ -438,7 +447,7 @@ class JobResults(Shown):
         """One row for everything out of the ordinary, by time: timestamp, source (driver or server), kind, worker and
         attempt where one is concerned, text. All of them are in the log too.
 
-        Kinds: takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
+        Kinds: pace (the center has moved little), takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
         server), snapshot (failed, or succeeding again), records (lost, or kept in memory), optimizer (its state is
         taken over, or is not), refused (peers), skipped (commits), stall, stop, failed.
         """

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from distkeras import rules
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
 from distkeras.ps.server.start import ResumePoint
@@ -90,6 +91,15 @@ class TestHistory:
         assert empty.history().num_rows == 0
         assert empty.commits().num_rows == 0
         assert empty.ledger().num_rows == 0
+
+
+def test_the_share_that_reaches_the_center_is_what_the_rule_sends_times_its_scale() -> None:
+    made = records([(0, 0, 0, 9), (1, 0, 0, 3), (0, 0, 10, 19)])
+    made.commits_array["scale"] = [1.0, 0.5, 0.0]  # the last one was skipped
+    for name, share in (("downpour", 0.75), ("agn", (1 / 10 + 0.5 / 4) / 2), ("adag", (1 / 10 + 0.5 / 4) / 2)):
+        assert made.share_moved(rules.make(name)) == pytest.approx(share)
+    assert made.share_moved(rules.make("adag", normalize=False)) == 0.75
+    assert records([]).share_moved(rules.make("agn")) == 1.0
 
 
 class TestCommits:

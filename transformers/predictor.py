@@ -27,7 +27,7 @@ import distkeras.transformers.serving as serving
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.column_kinds import innermost, lists_of, vector_of
 from distkeras.data.columns import Part, user_names
-from distkeras.data.dtypes import dtype_of_input
+from distkeras.data.dtypes import TEXT, dtype_of_input
 from distkeras.data.schema import (
     decoders,
     field_of,
@@ -43,7 +43,7 @@ from distkeras.keras_model.mapped_tables import MappedModel, ModelParts
 from distkeras.keras_model.same_step import require_same_outputs
 from distkeras.keras_model.unsaved_values import named_layers
 from distkeras.keras_model.variables import has_rows_at_server
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.files import Saveable
@@ -130,11 +130,18 @@ def predicted(
         MissingColumnError, ColumnTypeError: a feature column does not exist, or does not hold numbers.
     """
     fields = dataset.schema.fields
-    require_columns(fields, features, options.decode)
+    texts = {name for name, (_, dtype) in zip(features, packed.inputs, strict=True) if dtype == TEXT}
+    for name in texts.difference(options.decode):
+        kind = field_of(fields, name).dataType
+        if not isinstance(kind, T.StringType):
+            raise ColumnTypeError(
+                f"a column for an input of text must hold strings. Received: type={kind.simpleString()}", column=name
+            )
+    require_columns(fields, features, texts.union(options.decode))
     reason_cols = [options.invalid_col] if options.invalid_col else []
     expressions.check_new_columns(dataset, *(column.name for column in columns), *reason_cols)
     for name, (shape, _) in zip(features, packed.inputs, strict=True):
-        if name not in options.decode:
+        if name not in options.decode and name not in texts:
             require_parts(field_of(fields, name), shape)
     parts = {name: parts_of(field_of(fields, name)) for name in features}
     through, computed = _through_python, list(columns)

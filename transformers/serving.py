@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from distkeras.data.column_kinds import innermost
 from distkeras.data.columns import Column, Part, to_numpy, user_names
+from distkeras.data.dtypes import TEXT
 from distkeras.data.validity import reasons
 from distkeras.keras_model import keras_config
 from distkeras.keras_model.archive import CustomObjects, from_bytes
@@ -41,7 +42,8 @@ class ModelInput:
 
     Args:
         shape: shape of one row's value; None for one extent that depends on the data.
-        name, dtype, decode, parts: see `Column`.
+        dtype: numpy name of a number type, or `TEXT`.
+        name, decode, parts: see `Column`.
     """
 
     name: str
@@ -201,7 +203,8 @@ def _inputs(
                 raise
     # The model is called on a row of zeros, only for the types of the columns: the result goes to no row.
     shapes = [[1, *(extent or 1 for extent in column.shape)] for column in plan.inputs]
-    return [np.zeros(shape, column.dtype) for shape, column in zip(shapes, plan.inputs, strict=True)], why
+    dtypes = [np.dtype(str if column.dtype == TEXT else column.dtype) for column in plan.inputs]
+    return list(map(np.zeros, shapes, dtypes)), why
 
 
 def _raise_for_odd_row(
@@ -373,6 +376,8 @@ def pad(array: np.ndarray, full: int) -> np.ndarray:
 
 def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     values = batch.column(batch.schema.get_field_index(column.name))
+    if column.dtype == TEXT:
+        return _texts(values, column, worker, first_row)
     shape = tuple(extent for extent in column.shape if extent is not None)
     is_open = None in column.shape
     if is_open:  # the first row decides for all of them
@@ -390,6 +395,19 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
             worker=worker,
             column=error.column,
         ) from None
+
+
+def _texts(values: pa.Array, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
+    """Return texts as an array of numpy's own text type, one for each row, in the input's shape."""
+    texts = values.to_pylist()
+    if column.decode is not None:
+        texts = list(map(column.decode, texts))
+    wrong = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+    if wrong is not None:
+        text = f"values must be texts. Received: {texts[wrong]!r} in row {first_row + wrong}"
+        with message_first():
+            raise BadValueError(text, worker=worker, column=column.name)
+    return np.array(texts, str).reshape(len(texts), *column.shape)
 
 
 def _open_extent(first: pa.Array, column: ModelInput, others: int) -> int:

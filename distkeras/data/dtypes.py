@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 
+#: The dtype of an input of text, such as one of TextVectorization or StringLookup, which numpy does not have.
+TEXT = "string"
+
+
 def float_dtype() -> str:
     """Return the numpy name of the dtype of floats: ``fit`` casts those of any array to ``keras.config.floatx()``.
 

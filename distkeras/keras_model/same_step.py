@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Batch, absent, as_weight, flat_weight, is_absent
+from distkeras.data.dtypes import TEXT
 from distkeras.keras_model.archive import USING_MODELS
 from distkeras.keras_model.compiled_steps import model_inputs
 from distkeras.keras_model.optimizers import optimizer_of
@@ -101,7 +102,7 @@ def require_same_outputs(given: keras.Model, rebuilt: keras.Model, name: str) ->
         return
     rng = np.random.default_rng(0)
     rows = _rows_of(given)
-    x = [_drawn(rng, (rows, *tensor.shape[1:]), np.dtype(_numpy_name(tensor.dtype))) for tensor in given.inputs]
+    x = [_drawn(rng, (rows, *tensor.shape[1:]), _numpy_dtype(tensor.dtype)) for tensor in given.inputs]
     with USING_MODELS, undone(given, rebuilt):
         try:
             expected = _outputs(given, x)
@@ -283,13 +284,15 @@ def _rows_of(model: keras.Model) -> int:
     return next((int(tensor.shape[0]) for tensor in model.inputs if tensor.shape[0] is not None), ROWS)
 
 
-def _numpy_name(dtype: Any) -> str:
+def _numpy_dtype(dtype: Any) -> np.dtype:
     name = str(dtype)
-    return "float32" if name == "bfloat16" else name
+    return np.dtype({"bfloat16": "float32", TEXT: "str"}.get(name, name))
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return numbers in [-1, 1), or 0 and 1 for integers, which are rows of every table."""
+    """Return numbers in [-1, 1), or 0 and 1 for integers, which are rows of every table; texts of a word or two."""
+    if dtype.kind == "U":
+        return rng.choice(["", "the", "a word", "12"], shape)
     if dtype.kind == "f":
         return rng.uniform(-1.0, 1.0, shape).astype(dtype)
     return rng.integers(0, 2, shape).astype(dtype)

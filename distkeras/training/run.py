@@ -50,6 +50,8 @@ _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 #: The least seconds from one status of the server to the next: quick enough for the eye, and no load on the server.
 _STATUS_SECONDS = 0.1
+#: A job whose center has moved less than this share of what its workers did is reported: most of it is lost.
+_SMALL_SHARE = 0.4
 #: The layout that the sessions of this process keep.
 _LAYOUT = KeptLayout()
 
@@ -407,6 +409,13 @@ def _require_complete(plan: JobPlan, outcome: JobOutcome, rows: Sequence[Row]) -
             outcome.events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
     batches = {row["worker"]: row["batches"] for row in rows}
     records.check_exactly_once(batches, plan.training.num_epoch, outcome.resumed, stopped=stopped)
+    share = records.share_moved(plan.server.rule)
+    if share < _SMALL_SHARE:
+        text = (
+            "the center moved %.0f%% of what its workers did, as %s has it, so an epoch teaches less than one of `fit`: "
+            "the default rule moves it all the way, and a higher learning rate moves it further"
+        )
+        outcome.events.report(log, "pace", text, 100 * share, plan.server.rule.name)
 
 
 def _salvage(server: ServerHandle, job: PreparedJob, outcome: JobOutcome) -> None:

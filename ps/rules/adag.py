@@ -99,6 +99,9 @@ class ADAG(Rule):
             delta /= state.steps
         return delta
 
+    def share_sent(self, steps: int) -> float:
+        return 1 / steps if self.normalize else 1.0
+
     def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         self._delta(replica, state)
         if self.algorithm == 11:

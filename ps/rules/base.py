@@ -375,6 +375,10 @@ class Rule(ABC):
         """Fill ``state.payload``; for all rules without ``Traits.pull_first``."""
         replica.moved(state.sent, state.payload[0])
 
+    def share_sent(self, steps: int) -> float:
+        """Return the share of a window's movement that its payload has, if the window has ``steps`` steps."""
+        return 1.0
+
     def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
         """Begin the next window from ``sent``, the reply to a commit."""
         replica.load(sent)

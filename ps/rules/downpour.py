@@ -64,6 +64,9 @@ class AGN(Rule):
         super().fill_payload(replica, state)
         state.payload[0][...] /= state.steps
 
+    def share_sent(self, steps: int) -> float:
+        return 1 / steps
+
 
 @dataclass(frozen=True)
 class DynSGD(Rule):

@@ -398,3 +398,21 @@ def test_custom_objects_need_not_be_registered(spark: SparkSession) -> None:
     assert keras.ops.convert_to_numpy(predictor.keras_model(np.ones((1, 2)))).tolist() == [[3.0, 3.0]]
     rows = spark.createDataFrame([([1.0, 2.0],)], "features array<float>")
     assert present(predictor.transform(rows).first())["prediction"] == [3.0, 6.0]
+
+
+def of_texts(shape: tuple[int, ...]) -> keras.Model:
+    """Return a model of texts and two numbers, whose output is both, as numbers."""
+    words = keras.layers.TextVectorization(output_sequence_length=2, vocabulary=["cat", "dog"])
+    text, numbers = keras.Input(shape, dtype="string"), keras.Input((2,))
+    return keras.Model([text, numbers], keras.ops.cast(words(text), "float32") + numbers)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_texts_are_predicted(spark: SparkSession, shape: tuple[int, ...]) -> None:
+    texts = ["a cat", "dog", "", None, "cat cat dog"]
+    rows = spark.createDataFrame(list(enumerate(texts)), "id int, text string").withColumn("two", F.expr("array(id, 1)"))
+    predictor = ModelPredictor(of_texts(shape), features_col=["text", "two"], output_col="out", handle_invalid="keep")
+    found = {row["id"]: row["out"] for row in predictor.transform(rows).collect()}
+    assert found == {0: [1, 3], 1: [4, 1], 2: [2, 1], 3: None, 4: [6, 3]}
+    with pytest.raises(ColumnTypeError, match=r"text must hold strings\. Received: type=int.*'id'"):
+        predictor.copy({predictor.features_col: ["id", "two"]}).transform(rows)
