@@ -18,8 +18,8 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError, LocalProtocolError
 from distkeras.ps.events import Event, Events
 from distkeras.ps.protocol.messages import FIXED_HISTORY
-from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.rules import Rule
+from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.settings import JobFacts
 from distkeras.shown import Shown, rounded
@@ -447,9 +447,10 @@ class JobResults(Shown):
         """One row for everything out of the ordinary, by time: timestamp, source (driver or server), kind, worker and
         attempt where one is concerned, text. All of them are in the log too.
 
-        Kinds: pace (the center has moved little), takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
+        Kinds: takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
         server), snapshot (failed, or succeeding again), records (lost, or kept in memory), optimizer (its state is
-        taken over, or is not), refused (peers), skipped (commits), stall, stop, failed.
+        taken over, or is not), refused (peers), skipped (commits), pace (the center has moved little), stall, stop,
+        failed.
         """
         self._require(self.outcome.df, "events")
         return self._table(event_table(self.outcome.events.all()))

@@ -47,11 +47,12 @@ def require_number(
             finite = False
         if finite and number < below and number <= up_to and (number > low or (number == low and inclusive)):
             return number
-    bounds = f"{'of at least' if inclusive else 'above'} {low:g}" + (
-        "" if below == math.inf else f" and below {below:g}"
-    )
-    bounds += "" if up_to == math.inf else f" and at most {up_to:g}"
-    raise invalid(name, value, f"a finite number {bounds}")
+    bounds = [
+        f"{words} {bound:g}"
+        for words, bound in (("of at least" if inclusive else "above", low), ("below", below), ("at most", up_to))
+        if math.isfinite(bound)
+    ]
+    raise invalid(name, value, f"a finite number {' and '.join(bounds)}".rstrip())
 
 
 def require_boolean(name: str, value: Any) -> bool:

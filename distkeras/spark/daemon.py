@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 from pyspark import daemon
 
@@ -17,6 +19,18 @@ from distkeras.spark.first_import import import_keras
 
 #: The modules to import, in this order, before Keras, which a cluster may lack.
 _MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.serving", "distkeras.training.task")
+
+
+def _without_traces(worker: Callable[..., int]) -> Callable[..., int]:
+    """Return Spark's ``worker``, which is silent if the JVM closes the connection before the last row, as in `show`."""
+
+    def silent(*arguments: Any) -> int:
+        try:
+            return worker(*arguments)
+        except BrokenPipeError:
+            return 1  # not to be reused
+
+    return silent
 
 
 def main() -> None:
@@ -28,6 +42,7 @@ def main() -> None:
     with contextlib.suppress(ImportError):
         import_keras()
     gc.freeze()  # so that a worker's collection after each task skips these objects
+    daemon.worker = _without_traces(daemon.worker)
     daemon.manager()
 
 

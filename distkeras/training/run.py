@@ -412,8 +412,8 @@ def _require_complete(plan: JobPlan, outcome: JobOutcome, rows: Sequence[Row]) -
     share = records.share_moved(plan.server.rule)
     if share < _SMALL_SHARE:
         text = (
-            "the center moved %.0f%% of what its workers did, as %s has it, so an epoch teaches less than one of `fit`: "
-            "the default rule moves it all the way, and a higher learning rate moves it further"
+            "the center moved %.0f%% of what its workers did, as %s has it, so an epoch teaches less than one of "
+            "`fit`: the default rule moves it all the way, and a higher learning rate moves it further"
         )
         outcome.events.report(log, "pace", text, 100 * share, plan.server.rule.name)
 

@@ -185,17 +185,6 @@ class TestParams:
         with pytest.raises(ConfigurationError, match=f"Did you mean `{meant}`"):
             estimator(**{wrong: 1})
 
-    def test_type_checkers_know_keywords_and_attributes(self) -> None:
-        """An ignored error that mypy does not find is an error of the checks, too."""
-        made = KerasEstimator(epochs=3, batch_size=8).setNumWorkers(2)
-        assert (made.getNumEpoch(), made.batch_size.name) == (3, "batch_size")
-        with pytest.raises(ConfigurationError):
-            KerasEstimator(batchsize=3)  # type: ignore[call-arg]  # there is no such keyword
-        with pytest.raises(ConfigurationError):
-            KerasEstimator(num_workers="two")  # type: ignore[arg-type]  # no number
-        with pytest.raises(AttributeError):
-            made.epoch  # type: ignore[attr-defined]  # noqa: B018 - there is no such attribute
-
     def test_the_error_for_an_unrelated_keyword_suggests_none(self) -> None:
         with pytest.raises(ConfigurationError) as caught:
             estimator(qqqqqqqq=1)

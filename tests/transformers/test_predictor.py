@@ -410,7 +410,9 @@ def of_texts(shape: tuple[int, ...]) -> keras.Model:
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_texts_are_predicted(spark: SparkSession, shape: tuple[int, ...]) -> None:
     texts = ["a cat", "dog", "", None, "cat cat dog"]
-    rows = spark.createDataFrame(list(enumerate(texts)), "id int, text string").withColumn("two", F.expr("array(id, 1)"))
+    rows = spark.createDataFrame(list(enumerate(texts)), "id int, text string").withColumn(
+        "two", F.expr("array(id, 1)")
+    )
     predictor = ModelPredictor(of_texts(shape), features_col=["text", "two"], output_col="out", handle_invalid="keep")
     found = {row["id"]: row["out"] for row in predictor.transform(rows).collect()}
     assert found == {0: [1, 3], 1: [4, 1], 2: [2, 1], 3: None, 4: [6, 3]}
