@@ -24,7 +24,8 @@ from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.metric_columns import in_columns, with_arrays
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.messages import NO_ROWS, Records, Status
+from distkeras.ps.protocol.loop import NO_ROWS
+from distkeras.ps.protocol.messages import Records, Status
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
 from distkeras.settings import JobFacts

@@ -17,9 +17,9 @@ from distkeras.metric_columns import arrays_of, in_columns
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError, LocalProtocolError
 from distkeras.ps.events import Event, Events
-from distkeras.ps.protocol.messages import FIXED_HISTORY
+from distkeras.ps.protocol.loop import FIXED_HISTORY
 from distkeras.ps.rules import Rule
-from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.server.process import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.settings import JobFacts
 from distkeras.shown import Shown, rounded

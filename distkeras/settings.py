@@ -25,7 +25,7 @@ from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from distkeras.ps.transport.tls import make_certificate
+from distkeras.ps.transport.client import make_certificate
 from distkeras.ps.validate import check_fields, checked, count, flag, invalid, positive, require_choice, require_text
 from distkeras.ps.world.places import require_place
 

@@ -42,12 +42,11 @@ from distkeras.metric_columns import columns_of as metric_columns_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, headline
-from distkeras.ps.exclusions import refuse
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import require_boolean, require_integer, require_number
+from distkeras.ps.validate import refuse, require_boolean, require_integer, require_number
 from distkeras.results import JobOutcome, JobResults
 from distkeras.settings import (
     Executors,

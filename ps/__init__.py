@@ -4,8 +4,7 @@ Needs the standard library, numpy and ml_dtypes only; neither Spark nor Keras is
 only from those above it::
 
     errors       every typed error
-    validate     checks of arguments
-    exclusions   the options that a capability of a job excludes, and why
+    validate     checks of arguments, and the options that a capability of a job excludes
     events       what goes wrong, as log records and as rows of a table
     world        time, threads, connections, files, processes: the system's, or a simulation's
     rules        one file an update rule, both halves of it

@@ -23,11 +23,10 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.framing import KEY_BYTES
-from distkeras.ps.server.process import DriverLink
+from distkeras.ps.server.process import DriverLink, StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.server.server import ParameterServer
-from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.tls import Certificate, make_certificate
+from distkeras.ps.transport.client import Certificate, make_certificate
 from distkeras.ps.world.processes import POLL_SECONDS
 
 #: Settings that have special flags, or none.

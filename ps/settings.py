@@ -17,13 +17,12 @@ from distkeras.ps.center.center import require_rows
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.exclusions import refuse
 from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import check_field, check_fields, count, flag, invalid, require_integer
+from distkeras.ps.validate import check_field, check_fields, count, flag, invalid, refuse, require_integer
 
 
 @dataclass(frozen=True)

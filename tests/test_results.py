@@ -11,7 +11,7 @@ import pytest
 from distkeras import rules
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
-from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.server.process import ResumePoint
 from distkeras.results import JobRecords
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench import bare
 from bench.processes import ExchangeClient, Fleet, serving
-from distkeras.ps.protocol.messages import NO_FLOATS, CommitRecord
+from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

@@ -13,7 +13,7 @@ import numpy as np
 from distkeras.callbacks import Evaluation
 from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED, SNAPSHOTS_RESUMED
 from distkeras.ps.events import Event
-from distkeras.ps.protocol.messages import FIXED_HISTORY
+from distkeras.ps.protocol.loop import FIXED_HISTORY
 from distkeras.results import MicroBatchProgress
 from distkeras.settings import JobFacts
 

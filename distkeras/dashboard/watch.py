@@ -20,7 +20,7 @@ from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.messages import FIXED_HISTORY
+from distkeras.ps.protocol.loop import FIXED_HISTORY
 from distkeras.settings import JobFacts
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from distkeras.data.schema import quoted, ready_columns
 from distkeras.data.spec import DataSpec
-from distkeras.ps.checkpoint.snapshots import SUM_BITS, SUM_SHIFT, checksum_of
+from distkeras.ps.checkpoint.state import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError
 from distkeras.ps.validate import require_integer
 

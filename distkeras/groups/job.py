@@ -40,7 +40,7 @@ from distkeras.groups.weights import packed_weights
 from distkeras.keras_model.recipe import Recipe, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import numpy_value
-from distkeras.ps.checkpoint.snapshots import rule_json
+from distkeras.ps.checkpoint.state import rule_json
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, EmptyDataError, LedgerError, Origin
 from distkeras.ps.rules import Rule
 from distkeras.ps.world.places import absolute

@@ -16,7 +16,7 @@ import numpy as np
 from distkeras.keras_model.settable import Settable
 from distkeras.ps.center.driver_values import VALUES_MAX
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.messages import NO_ROWS
+from distkeras.ps.protocol.loop import NO_ROWS
 
 if TYPE_CHECKING:
     import keras

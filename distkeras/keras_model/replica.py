@@ -39,7 +39,7 @@ from distkeras.keras_model.variables import (
 )
 from distkeras.metric_columns import elements_of
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.ps.protocol.messages import NO_ROWS, OptimizerState
+from distkeras.ps.protocol.loop import NO_ROWS, OptimizerState
 
 if TYPE_CHECKING:
     import keras

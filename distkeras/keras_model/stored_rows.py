@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError
-from distkeras.ps.protocol.tables import Ids, TableShape
-from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.protocol.tables import Ids, TableShape, initial_rows
 from distkeras.ps.world.files import Files, open_files, remove_folder
 from distkeras.ps.world.places import below
 

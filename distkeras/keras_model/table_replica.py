@@ -13,9 +13,8 @@ from distkeras.data.batches import aligned
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
 from distkeras.keras_model.row_optimizers import slots_of
 from distkeras.keras_model.variables import assign_without_copy, numpy_value
-from distkeras.ps.protocol.messages import OptimizerState
-from distkeras.ps.protocol.tables import Ids
-from distkeras.ps.protocol.touched_rows import RowIndex, grown, put_rows
+from distkeras.ps.protocol.loop import OptimizerState
+from distkeras.ps.protocol.tables import Ids, RowIndex, grown, put_rows
 from distkeras.ps.rules.base import all_finite
 
 if TYPE_CHECKING:

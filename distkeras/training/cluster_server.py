@@ -15,7 +15,7 @@ from distkeras.data.schema import map_in_arrow
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress
 from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, DistkerasError, ServerLostError, headline
 from distkeras.ps.events import Events, handle, record_from_json
-from distkeras.ps.server.start import ResumePoint, StartReport
+from distkeras.ps.server.process import ResumePoint, StartReport
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.spark.actions import SparkAction
 from distkeras.spark.cluster import is_stopped

@@ -12,9 +12,9 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack
-from distkeras.ps.server.start import StartRequest
+from distkeras.ps.server.process import StartRequest
+from distkeras.ps.transport.client import make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication
-from distkeras.ps.transport.tls import make_certificate
 from distkeras.training.plan import JobPlan
 from distkeras.training.requirements import require_size
 from distkeras.training.server_task import ServerTask

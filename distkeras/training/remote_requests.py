@@ -28,10 +28,9 @@ from distkeras.ps.errors import (
     SnapshotError,
     headline,
 )
-from distkeras.ps.protocol.faults import error_of, fault_of
 from distkeras.ps.protocol.framing import decode, encode
-from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows
-from distkeras.ps.server.start import StartReport
+from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows, error_of, fault_of
+from distkeras.ps.server.process import StartReport
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient

@@ -13,9 +13,9 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, DistkerasError
-from distkeras.ps.exclusions import refuse
 from distkeras.ps.rules import Rule
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.validate import refuse
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkFacts
 

@@ -23,7 +23,7 @@ from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.server.process import StartReport, StartRequest
 from distkeras.ps.world.world import REAL
 
 #: The task's output: a log record (a line of JSON), or a `StartReport`.

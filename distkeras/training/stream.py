@@ -35,8 +35,7 @@ from distkeras.ps.errors import (
     headline,
 )
 from distkeras.ps.protocol.messages import MicroBatchBegun
-from distkeras.ps.server.process import ServerProcess
-from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.server.process import ResumePoint, ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.world.places import below

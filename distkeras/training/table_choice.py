@@ -15,8 +15,8 @@ from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
-from distkeras.ps.exclusions import reason_against
 from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.validate import reason_against
 from distkeras.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -28,13 +28,12 @@ from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
 from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
-from distkeras.ps.center.tables import Table, check_rows, row_not_finite
-from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError, ShapeError
-from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
-from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_FLOATS, Commit, Hello
-from distkeras.ps.protocol.tables import Ids, TableShape, describe
-from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector, all_finite
+from distkeras.ps.center.tables import Table
+from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError
+from distkeras.ps.protocol.loop import NO_FLOATS
+from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.protocol.tables import Ids, TableShape
+from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 
 #: A quotient that is below a whole number by at most this share is rounded up: times are sums of rounded numbers.
@@ -688,100 +687,3 @@ def require_rows(rule: Rule, tables: int) -> None:
     if not rule.traits.rows:
         text = f"rule {rule.name!r}, as it is set, needs whole tables, and not the rows that a window touched"
         raise ConfigurationError(f"`tables` must be empty: {text}. Received: {tables} tables")
-
-
-def check_hello(center: Center, message: Hello) -> None:
-    """Raise ShapeError, RemoteProtocolError or ConfigurationError unless model and wire format match the center."""
-    if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
-        raise ShapeError(
-            f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "
-            f"Received: {message.size} and {message.moving_statistics}",
-            worker=message.worker,
-        )
-    tables = describe(center.table_shapes)
-    if message.tables != tables:
-        raise ShapeError(
-            f"the worker's tables must be {tables or 'none'} (name, rows, width, rows of a window at most, seed, "
-            "scale). "
-            f"Received: {message.tables or 'none'}",
-            worker=message.worker,
-        )
-    if message.wire_format not in FORMATS:
-        raise RemoteProtocolError(
-            f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
-            worker=message.worker,
-        )
-    require_format(message.wire_format, center.rule)
-    if tables and message.wire_format != FORMATS[0]:
-        raise ConfigurationError(
-            f"`wire_format` must be {FORMATS[0]!r} where tables travel by rows. "
-            f"Received: wire_format={message.wire_format!r}",
-            worker=message.worker,
-        )
-
-
-def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
-    """Check the sizes of payload, statistics and history, and the rows that the commit names.
-
-    Args:
-        codec: of the packed parts; None: no part may be packed.
-
-    Raises:
-        ShapeError: a size or a row is wrong.
-    """
-    sizes, packed = [part.size for part in commit.parts], [array.size for array in commit.packed]
-    parts = center.traits.parts
-    good = (sizes, packed) == (([center.size] * parts, []) if codec is None else ([], [codec.nbytes] * parts))
-    if not good or commit.moving_statistics.size != center.moving_statistics.size:
-        expected = f"{center.size} elements" if codec is None else f"{codec.nbytes} bytes"
-        raise ShapeError(
-            f"a commit must have {parts} parts of {expected} and {center.moving_statistics.size} statistics. "
-            f"Received: {sizes} elements, {packed} bytes and {commit.moving_statistics.size}",
-            worker=commit.worker,
-            step=commit.first,
-        )
-    if center.tables or commit.touched or commit.moved or commit.wants:
-        check_rows(center.table_shapes, commit)
-    if not _history_fits(commit, center.log.columns):
-        rows, columns = commit.history.shape
-        raise ShapeError(
-            f"a commit must have one row of history for each of its {commit.steps} steps, with the job's columns. "
-            f"Received: {rows} rows of {columns} columns",
-            worker=commit.worker,
-            step=commit.first,
-        )
-
-
-def _history_fits(commit: Commit, log_columns: int) -> bool:
-    """Return whether the history is empty, or has a row for each step and the same columns as the log."""
-    rows, columns = commit.history.shape
-    if commit.steps < 1 or rows not in (0, commit.steps):
-        return False
-    return not rows or bool(columns >= len(FIXED_HISTORY) and columns == (log_columns or columns))
-
-
-def not_finite(
-    commit: Commit,
-    parts: Sequence[np.ndarray],
-    layouts: Sequence[Layout] = (),
-    shapes: Sequence[TableShape] = (),
-) -> NonFiniteError | None:
-    """Return an error that names the first NaN or infinity of ``commit``; None if all numbers are finite.
-
-    Args:
-        commit: of the right shapes.
-        layouts: of the center and the statistics; empty: the error names no array.
-    """
-    for part in (*parts, commit.moving_statistics):
-        if not all_finite(part):
-            bad = np.flatnonzero(~np.isfinite(part))
-            where = f"element {bad[0]}"
-            if layouts:
-                where = f"{layouts[part is commit.moving_statistics].locate(int(bad[0]))} ({where})"
-            return NonFiniteError(
-                f"a commit holds {part[bad[0]]} in {where} ({bad.size} such elements), from mini-batches "
-                f"{commit.first}-{commit.last} of epoch {commit.epoch}. Lower the learning rate or clip gradients",
-                worker=commit.worker,
-                step=commit.first,
-            )
-    return row_not_finite(commit, shapes) if shapes else None

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.events import report
-from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_ROWS, Commit
+from distkeras.ps.protocol.loop import FIXED_HISTORY, NO_ROWS
+from distkeras.ps.protocol.messages import Commit
 
 #: The largest number of commits in one block of the file.
 BLOCK_COMMITS = 4096

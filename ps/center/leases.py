@@ -18,7 +18,8 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.errors import LeaseLostError, LedgerError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.messages import Commit, KeepOptimizer, OptimizerState
+from distkeras.ps.protocol.loop import OptimizerState
+from distkeras.ps.protocol.messages import Commit, KeepOptimizer
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.world.world import REAL, World
 

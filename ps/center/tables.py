@@ -1,18 +1,113 @@
-"""Tables of the center: rows that commits name, and that change in place."""
+"""Tables of the center: rows that commits name, and that change in place.
+
+A snapshot shows one moment, but writing it takes long, and commits continue. So its rows are read in small blocks, each
+under a short hold of the lock. Before a commit changes a row that was not read yet, a copy of the row is set aside
+(`TableChanges`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from distkeras.ps.center.table_changes import TableChanges
-from distkeras.ps.errors import NonFiniteError, ShapeError
-from distkeras.ps.protocol.messages import Commit
-from distkeras.ps.protocol.tables import Ids, TableShape
-from distkeras.ps.protocol.touched_rows import RowIndex, grown, initial_rows, put_rows
-from distkeras.ps.rules.base import BLOCK, Chunk, Vector, all_finite
+from distkeras.ps.protocol.tables import Ids, RowIndex, TableShape, grown, initial_rows, put_rows
+from distkeras.ps.rules.base import BLOCK, Chunk, Vector
+
+#: Row numbers, and the rows ``(count, width)``.
+Rows = tuple[Ids, np.ndarray]
+
+
+class TableChanges:
+    """The marks of one table's rows; its caller holds the center's lock around every call.
+
+    Args:
+        rows: number of rows of the table.
+    """
+
+    def __init__(self, rows: int) -> None:
+        #: Whether each row has changed since the latest snapshot was taken.
+        self._changed = np.zeros(rows, np.bool_)
+        #: Whether each row belongs to the snapshot that is being written, and is neither read nor set aside yet.
+        self._unread = np.zeros(rows, np.bool_)
+        #: `_changed` as it was when the snapshot was begun.
+        self._before = np.zeros(rows, np.bool_)
+        self._aside: list[Rows] = []
+        #: Whether a snapshot is being written.
+        self.active = False
+
+    def note(self, ids: Ids, rows: np.ndarray) -> None:
+        """Note that the rows ``ids``, which are unique, are about to change; ``rows`` are their present values."""
+        if self.active:
+            unread = self._unread[ids]
+            if unread.any():
+                self._aside.append((ids[unread], rows[unread]))
+                self._unread[ids] = False
+        self._changed[ids] = True
+
+    def grow(self, rows: int) -> None:
+        """Extend the marks to ``rows`` rows; the new ones have not changed and do not belong to a snapshot."""
+        missing = rows - len(self._changed)
+        if missing > 0:
+            self._changed, self._unread, self._before = (
+                np.pad(marks, (0, missing)) for marks in (self._changed, self._unread, self._before)
+            )
+
+    def mark(self, start: int, stop: int) -> None:
+        """Mark the rows from ``start`` to ``stop`` as changed, so that the next snapshot writes them."""
+        self._changed[start:stop] = True
+
+    def begin(self) -> None:
+        """Begin a snapshot of the rows that have changed since the previous one."""
+        np.copyto(self._before, self._changed)
+        self._changed, self._unread = self._unread, self._changed  # no row is unread now
+        self.active = True
+
+    def include(self, start: int, stop: int) -> None:
+        """Add the rows from ``start`` to ``stop`` to the snapshot, right after it was begun."""
+        self._unread[start:stop] = True
+
+    def unread(self, start: int, stop: int) -> int:
+        """Return how many of the snapshot's rows from ``start`` to ``stop`` are neither read nor set aside yet."""
+        return int(np.count_nonzero(self._unread[start:stop]))
+
+    def read(self, array: np.ndarray, start: int, stop: int, out: np.ndarray) -> Ids:
+        """Copy the first unread rows from ``start`` to ``stop`` to ``out``, as many as it has room for.
+
+        Args:
+            start, stop: the range to search.
+            out: ``(most, width)``.
+
+        Returns:
+            The numbers of the copied rows, ascending; fewer than ``most`` only if no others are left.
+        """
+        ids = np.flatnonzero(self._unread[start:stop])[: len(out)] + start
+        np.take(array, ids, axis=0, out=out[: len(ids)], mode="clip")  # unlike "raise", it writes straight into `out`
+        self._unread[ids] = False
+        return ids
+
+    def read_all(self, array: np.ndarray, start: int, out: np.ndarray) -> None:
+        """Copy all rows from ``start`` on, which `include` has added, to ``out`` ``(count, width)``.
+
+        Rows that were set aside are copied with their new values, and the caller must replace these by the old ones.
+        """
+        stop = start + len(out)
+        np.copyto(out, array[start:stop])
+        self._unread[start:stop] = False
+
+    def take_aside(self) -> list[Rows]:
+        """Return the rows that were set aside since the previous call."""
+        aside, self._aside = self._aside, []
+        return aside
+
+    def end(self, *, saved: bool) -> None:
+        """End the snapshot; unless it was ``saved``, its changed rows belong to the next one too."""
+        if not saved:
+            self._changed |= self._before
+            self._unread[:] = False
+        self._aside = []
+        self.active = False
 
 
 class Table:
@@ -172,67 +267,3 @@ class PartialTable(Table):
 def make_table(shape: TableShape) -> Table:
     """Return a new table of this shape: all rows are zero, or none is touched."""
     return PartialTable(shape) if shape.partial else Table(shape)
-
-
-def check_wants(shapes: Sequence[TableShape], wants: Sequence[Ids], worker: int) -> None:
-    """Check the rows that a worker requests with a reply.
-
-    Raises:
-        ShapeError: there is not one array for each table, or its rows are too many, not ascending, or out of range.
-    """
-    _check_ids(shapes, "wants", wants, worker, None)
-
-
-def check_rows(shapes: Sequence[TableShape], commit: Commit) -> None:
-    """Check the rows that ``commit`` names, and the sizes of its payload for them.
-
-    Raises:
-        ShapeError: there is not one array for each table; its rows are too many, not ascending, or out of range; or the
-            payload has another number of elements.
-    """
-    _check_ids(shapes, "touched", commit.touched, commit.worker, commit.first)
-    _check_ids(shapes, "wants", commit.wants, commit.worker, commit.first)
-    expected = [ids.size * shape.width for ids, shape in zip(commit.touched, shapes, strict=True)]
-    sizes = [moved.size for moved in commit.moved]
-    if sizes != expected:
-        raise ShapeError(
-            f"a commit must move its rows by {expected} elements, table by table. Received: {sizes}",
-            worker=commit.worker,
-            step=commit.first,
-        )
-
-
-def _check_ids(shapes: Sequence[TableShape], name: str, several: Sequence[Ids], worker: int, step: int | None) -> None:
-    problem = None
-    if len(several) != len(shapes):
-        problem = f"`{name}` must have an array of rows for each of {len(shapes)} tables. Received: {len(several)}"
-    for shape, ids in zip(shapes, several, strict=False):
-        if ids.size > shape.most:
-            problem = f"`{name}` must name at most {shape.most} rows of table {shape.name!r}. Received: {ids.size}"
-        elif ids.size and not (ids[1:] > ids[:-1]).all():
-            at = int(np.flatnonzero(ids[1:] <= ids[:-1])[0])
-            problem = (
-                f"`{name}` must name rows of table {shape.name!r} in ascending order, each once. "
-                f"Received: {ids[at + 1]} behind {ids[at]}"
-            )
-        elif ids.size and not 0 <= ids[0] <= ids[-1] < shape.rows:
-            wrong = ids[0] if ids[0] < 0 else ids[-1]
-            problem = f"`{name}` must name rows of table {shape.name!r} in [0, {shape.rows}). Received: {wrong}"
-    if problem is not None:
-        raise ShapeError(problem, worker=worker, step=step)
-
-
-def row_not_finite(commit: Commit, shapes: Sequence[TableShape]) -> NonFiniteError | None:
-    """Return an error that names the first NaN or infinity in the rows of ``commit``; None if all are finite."""
-    for shape, ids, moved in zip(shapes, commit.touched, commit.moved, strict=True):
-        if not all_finite(moved):
-            bad = np.flatnonzero(~np.isfinite(moved))
-            row, column = divmod(int(bad[0]), shape.width)
-            return NonFiniteError(
-                f"a commit holds {moved[bad[0]]} in column {column} of row {ids[row]} of table {shape.name!r} "
-                f"({bad.size} such elements), from mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}. "
-                "Lower the learning rate or clip gradients",
-                worker=commit.worker,
-                step=commit.first,
-            )
-    return None

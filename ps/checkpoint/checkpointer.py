@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
 from distkeras.ps.center.leases import KeptState
-from distkeras.ps.checkpoint.snapshots import LogFiles, Saved, SnapshotDirectory, capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.checkpoint.store import SavePlace
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.table_changes import Rows
-from distkeras.ps.center.tables import Table
+from distkeras.ps.center.tables import Rows, Table
 from distkeras.ps.checkpoint.snapshots import RowFile, SnapshotDirectory
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.events import report

@@ -20,7 +20,8 @@ from typing import NamedTuple, get_type_hints
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, OF_GROUP, Commit
+from distkeras.ps.protocol.loop import NO_FLOATS, NO_ROWS
+from distkeras.ps.protocol.messages import OF_GROUP, Commit
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.rules.base import Vector, all_finite, total_of
 

@@ -17,7 +17,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit
+from distkeras.ps.protocol.loop import NO_FLOATS
+from distkeras.ps.protocol.messages import CenterReply, Commit
 from distkeras.ps.rules.base import BLOCK, Rule, Vector
 from distkeras.ps.validate import invalid, require_choice
 

@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol.loop import NO_BYTES
 from distkeras.ps.protocol.messages import (
     MESSAGES,
-    NO_BYTES,
     Answer,
     CenterReply,
     Challenge,

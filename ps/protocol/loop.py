@@ -1,16 +1,94 @@
-"""The requests that a worker's loop yields, and their replies: what drives the loop turns them into messages."""
+"""The requests of a worker's loop, with commits and optimizer states: what drives the loop turns them into messages."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord, OptimizerState
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.rules.base import Vector
+
+#: Arrays of any length. Both ends refuse an array of another dtype.
+Bytes = Annotated[np.ndarray, np.dtype("u1")]
+Floats = Annotated[np.ndarray, np.dtype("<f4")]
+Rows = Annotated[np.ndarray, np.dtype("<f8"), "rows"]  # of two dimensions
+
+NO_FLOATS = np.empty(0, np.float32)
+NO_ROWS = np.empty((0, 0), np.float64)
+NO_BYTES = np.empty(0, np.uint8)
+
+#: History columns that every row has, before the metrics: seconds since the epoch (UTC), and samples.
+FIXED_HISTORY = ("timestamp", "samples")
+
+
+def column(name: str) -> dict[str, str]:
+    """Return the metadata of a commit's field that is column ``name`` of a record, `commit_log.COMMIT`."""
+    return {"column": name}
+
+
+@dataclass(frozen=True, eq=False)
+class CommitRecord:
+    """A payload, and the mini-batches ``first``…``last`` of ``epoch`` from which it was computed.
+
+    Args:
+        epoch_end: whether ``last`` is the epoch's last mini-batch.
+        wants_center: whether the reply is the center, and not only an acknowledgement.
+        learning_rate: the worker optimizer's; 0 for gradient rules.
+        scale: mean scale factor that the worker's half of the rule applied.
+        parts, moving_statistics: the payload, and the replica's moving statistics; float32.
+        history: float64 ``(steps, columns)``, one row for each mini-batch: `FIXED_HISTORY`, then the metrics; or
+            `NO_ROWS`.
+        checksum: of all rows up to the last mini-batch.
+        overlapped: whether it was computed while the previous commit was in flight.
+        touched: the rows that the window touched, an array for each table, strictly ascending.
+        moved: the payload for those rows, flat float32 ``(rows * width,)``, an array for each table.
+        wants: the rows that the reply must contain, those of the next window; an array for each table.
+    """
+
+    epoch: int = field(metadata=column("epoch"))
+    first: int = field(metadata=column("first_batch"))
+    last: int = field(metadata=column("last_batch"))
+    epoch_end: bool
+    wants_center: bool
+    learning_rate: float
+    scale: float
+    parts: tuple[Floats, ...]
+    moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    history: Rows = field(default_factory=lambda: NO_ROWS)
+    checksum: int = 0
+    overlapped: bool = False
+    touched: tuple[Ids, ...] = ()
+    moved: tuple[Floats, ...] = ()
+    wants: tuple[Ids, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """The local steps of the payload."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """The state of a worker's optimizer.
+
+    Args:
+        layout: names the optimizer and its variables; only an optimizer of the same layout can load the state.
+        content: the bytes of all its variables, one after the other.
+        checksum: CRC-32 of ``content``.
+    """
+
+    layout: str
+    content: Bytes
+    checksum: int
+
+    @property
+    def damaged(self) -> bool:
+        """Return whether the checksum is not that of the content."""
+        return zlib.crc32(self.content.data) != self.checksum
 
 
 @dataclass(frozen=True, eq=False)

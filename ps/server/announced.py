@@ -44,8 +44,8 @@ from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import decode
 from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.server.process import StartReport, StartRequest, build_server
 from distkeras.ps.server.server import ParameterServer
-from distkeras.ps.server.start import StartReport, StartRequest, build_server
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World

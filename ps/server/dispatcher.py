@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.center.center import Center, Released, check_hello, check_shapes, not_finite
+from distkeras.ps.center.center import Center, Released
+from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, not_finite
 from distkeras.ps.center.driver_values import set_values
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.center.schedulers import Scheduler, scheduler_for
-from distkeras.ps.center.tables import Table, check_wants, make_table
+from distkeras.ps.center.tables import Table, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
@@ -35,11 +36,10 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.protocol.companions import Companion, split
 from distkeras.ps.protocol.compression import codec_of
-from distkeras.ps.protocol.faults import error_of, fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
+from distkeras.ps.protocol.loop import NO_ROWS
 from distkeras.ps.protocol.messages import (
-    NO_ROWS,
     Abort,
     Ack,
     Announce,
@@ -75,15 +75,15 @@ from distkeras.ps.protocol.messages import (
     Waiting,
     Welcome,
     WorkerTable,
+    error_of,
+    fault_of,
 )
 from distkeras.ps.protocol.tables import Ids, block_bytes, most_state_bytes
 from distkeras.ps.server.job_state import JobCondition, LeaseConnections, Peer
-from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
-from distkeras.ps.server.relay_groups import RelayGroups
-from distkeras.ps.server.rendezvous import Rendezvous
-from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows, rows_to_inspect
+from distkeras.ps.server.rendezvous import RelayGroups, Rendezvous
+from distkeras.ps.server.requests import OptimizerRequests, Request, TableRequests, bytes_of_rows, rows_to_inspect
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.sharing import map_slots
+from distkeras.ps.transport.handshakes import map_slots
 from distkeras.ps.world.world import REAL, World
 
 

@@ -27,13 +27,12 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.events import report
-from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Connection, EndOfStream
-from distkeras.ps.protocol.messages import Fault, Goodbye, Message
+from distkeras.ps.protocol.messages import Fault, Goodbye, Message, fault_of
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
-from distkeras.ps.server.peer_vectors import PeerVectors
+from distkeras.ps.server.job_state import PeerVectors
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.streams import Listener, Stream
@@ -182,7 +181,7 @@ class ParameterServer:
 
     Args:
         key: the job's key, 32 bytes.
-        context: encrypts every connection (`tls.server_context`); None: plain.
+        context: encrypts every connection (`server_context`); None: plain.
         incarnation, snapshots, restored: see `Dispatcher`.
         listener: a port that is bound already; None: the constructor binds the port of ``settings``.
 

@@ -15,8 +15,8 @@ from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.protocol.companions import Companion, join
-from distkeras.ps.protocol.loop import Loop, PullRequest, Reply, Request
-from distkeras.ps.protocol.messages import Commit, CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord, Loop, PullRequest, Reply, Request
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.simulation.function_replica import FunctionReplica, NumberedGradient, VirtualBatch, checked_gradient

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from distkeras.ps.protocol.layout import Layout, encode
+from distkeras.ps.protocol.loop import NO_BYTES, NO_FLOATS
 from distkeras.ps.protocol.messages import (
-    NO_BYTES,
-    NO_FLOATS,
     Abort,
     Ack,
     BeginMicroBatch,

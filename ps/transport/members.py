@@ -36,8 +36,7 @@ from distkeras.ps.protocol.shared_slots import SlotSizes
 from distkeras.ps.rules.base import Vector, total_of
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.member_listener import MemberListener
-from distkeras.ps.transport.sharing import answer_handshake, begin_handshake
+from distkeras.ps.transport.handshakes import MemberListener, answer_handshake, begin_handshake
 from distkeras.ps.transport.worker_client import Posting, WorkerClient
 from distkeras.ps.world.world import REAL, World
 

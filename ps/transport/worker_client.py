@@ -18,15 +18,13 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.protocol.compression import WorkerFormat
-from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Limits
-from distkeras.ps.protocol.loop import Reply
+from distkeras.ps.protocol.loop import CommitRecord, OptimizerState, Reply
 from distkeras.ps.protocol.messages import (
     Ack,
     Announce,
     CenterReply,
     Commit,
-    CommitRecord,
     FetchModel,
     FetchOptimizer,
     Heartbeat,
@@ -38,19 +36,19 @@ from distkeras.ps.protocol.messages import (
     Message,
     ModelFile,
     Occupancy,
-    OptimizerState,
     OptimizerTaken,
     Probe,
     Pull,
     Waiting,
     Welcome,
+    fault_of,
 )
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes, row_elements
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
-from distkeras.ps.transport.sharing import offer_slots
+from distkeras.ps.transport.handshakes import offer_slots
 from distkeras.ps.world.shared_memory import SharedMemory
 from distkeras.ps.world.world import REAL, Lock, World
 

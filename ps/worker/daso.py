@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from distkeras.ps.errors import NonFiniteError, SnapshotError
-from distkeras.ps.protocol.loop import FetchRequest, KeepRequest, Loop
-from distkeras.ps.protocol.messages import CommitRecord, KeptOptimizer, OptimizerState, Welcome
+from distkeras.ps.protocol.loop import CommitRecord, FetchRequest, KeepRequest, Loop, OptimizerState
+from distkeras.ps.protocol.messages import KeptOptimizer, Welcome
 from distkeras.ps.rules.base import BatchLike, Vector, all_finite
 from distkeras.ps.rules.daso import CYCLING, Daso, Turn, Turns, local_step, merge
 from distkeras.ps.transport.members import MemberLinks

@@ -19,7 +19,10 @@ import numpy as np
 
 from distkeras.ps.errors import LeaseLostError, MemberLostError
 from distkeras.ps.protocol.loop import (
+    NO_FLOATS,
+    NO_ROWS,
     CollectRequest,
+    CommitRecord,
     Compute,
     FetchRequest,
     KeepRequest,
@@ -31,7 +34,7 @@ from distkeras.ps.protocol.loop import (
     Request,
     TakenRequest,
 )
-from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord, Welcome
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, BatchLike, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid

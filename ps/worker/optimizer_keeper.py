@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.protocol.loop import FetchRequest, KeepRequest, Reply, Request, TakenRequest
-from distkeras.ps.protocol.messages import OptimizerState, Welcome
+from distkeras.ps.protocol.loop import FetchRequest, KeepRequest, OptimizerState, Reply, Request, TakenRequest
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import Replica, Rule, WorkerState
 
 #: The share of a worker's time that sending states may take.

@@ -9,8 +9,7 @@ import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.loop import Reply
-from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, spans
-from distkeras.ps.protocol.touched_rows import put_rows
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, put_rows, spans
 from distkeras.ps.rules.base import BatchLike, Rule, Vector
 
 

@@ -19,7 +19,7 @@ SOCKETS = {"accept", "connect", "do_handshake", "recv", "recv_into", "recvfrom",
 #: Waits without a deadline of their own, and what ends them.
 ALLOWED = {
     "ps/server/server.py: self._listener.accept()": "`close` wakes it",
-    "ps/transport/member_listener.py: self._listener.accept()": "`close` wakes it",
+    "ps/transport/handshakes.py: self._listener.accept()": "`close` wakes it",
     "ps/world/streams.py: self._listener.accept()": "`close` wakes it",
     "ps/world/streams.py: sock.settimeout(None)": (
         "the kernel keeps the deadline of each call; Python's would cost a fourth"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 
 #: Libraries that are imported inside functions, by jobs that save snapshots or encrypt.
-OPTIONAL = {"files.py": {"pyarrow"}, "tls.py": {"cryptography"}}
+OPTIONAL = {"files.py": {"pyarrow"}, "client.py": {"cryptography"}}
 #: Modules that an executor imports before Keras' backend is chosen, or that must work where only `distkeras.ps`
 #: exists.
 LIGHT = [

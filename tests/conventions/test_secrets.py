@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from distkeras.ps.errors import DistkerasError
-from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.messages import fault_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
 from distkeras.ps.settings import WorkerSettings
-from distkeras.ps.transport.client import Address, Channel
+from distkeras.ps.transport.client import Address, Certificate, Channel
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.tls import Certificate
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.world.streams import TcpStream
 from distkeras.training.task import Task

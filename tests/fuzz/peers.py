@@ -14,18 +14,8 @@ import numpy as np
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
-from distkeras.ps.protocol.messages import (
-    Abort,
-    Challenge,
-    Commit,
-    CommitRecord,
-    Fault,
-    Hello,
-    Leave,
-    Message,
-    Observe,
-    Pull,
-)
+from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord
+from distkeras.ps.protocol.messages import Abort, Challenge, Commit, Fault, Hello, Leave, Message, Observe, Pull
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -74,7 +64,7 @@ class HonestWorker(threading.Thread):
             payload[0][:] += wave / np.float32(self.steps)
             history = np.array([[0.0, 1.0, 0.5]])
             request = CommitRecord(
-                0, self.steps - 1, self.steps - 1, False, True, 0.1, 1.0, payload, messages.NO_FLOATS, history
+                0, self.steps - 1, self.steps - 1, False, True, 0.1, 1.0, payload, NO_FLOATS, history
             )
             center = client.commit(request).center
         client.leave()

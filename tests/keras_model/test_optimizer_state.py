@@ -18,7 +18,7 @@ from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica, has_state
 from distkeras.keras_model.replica_cache import ReplicaCache
-from distkeras.ps.protocol.messages import OptimizerState
+from distkeras.ps.protocol.loop import OptimizerState
 
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

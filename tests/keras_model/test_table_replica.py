@@ -25,7 +25,7 @@ from support.training.table_models import (
 from distkeras.data.batches import Batch
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.keras_model.table_replica import RowValues, TableReplica
-from distkeras.ps.protocol.messages import OptimizerState
+from distkeras.ps.protocol.loop import OptimizerState
 
 on_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the gradients of other backends do not name rows"

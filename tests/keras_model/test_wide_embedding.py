@@ -17,8 +17,7 @@ from distkeras.keras_model.archive import from_bytes, to_bytes
 from distkeras.keras_model.stored_rows import load_rows, require_folder, save_rows
 from distkeras.layers import WideEmbedding
 from distkeras.ps.errors import BadValueError, ConfigurationError, ServerLostError
-from distkeras.ps.protocol.tables import TableShape
-from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.protocol.tables import TableShape, initial_rows
 
 ROWS, WIDTH = 2**62, 3
 

@@ -187,7 +187,7 @@ CENTER = (
     ),
     Mutant(
         "NaN in moving statistics",
-        "ps/center/center.py",
+        "ps/center/checks.py",
         "for part in (*parts, commit.moving_statistics):",
         "for part in parts:",
         "one worker's NaN stays in the moving statistics of all workers",
@@ -195,7 +195,7 @@ CENTER = (
     ),
     Mutant(
         "an infinite commit is accepted",
-        "ps/center/center.py",
+        "ps/center/checks.py",
         "np.flatnonzero(~np.isfinite(part))",
         "np.flatnonzero(np.isnan(part))",
         "the center becomes infinite",
@@ -203,7 +203,7 @@ CENTER = (
     ),
     Mutant(
         "a history of any length",
-        "ps/center/center.py",
+        "ps/center/checks.py",
         "if commit.steps < 1 or rows not in (0, commit.steps):",
         "if commit.steps < 1:",
         "records belong to other mini-batches",

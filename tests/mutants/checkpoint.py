@@ -200,7 +200,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "sequence numbers are not saved",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '"finished", "sequence", "epoch"',
         '"finished", "epoch"',
         "after a restart a commit counts twice",
@@ -208,7 +208,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "the rule's counters are not saved",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '    center.counters = dict(header["counters"])\n',
         "",
         "OrMo and SMEGA² go on from another place",
@@ -216,7 +216,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "the rule's vectors are not saved",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '        vector[...] = arrays[f"model/{number}"]\n',
         "        pass\n",
         "a server's momentum begins with zeros",
@@ -224,7 +224,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "what the rule keeps for a worker goes on while it is written",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         'f"worker/{worker}/{number}": vector.copy()',
         'f"worker/{worker}/{number}": vector',
         "a snapshot is of two moments",
@@ -232,7 +232,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "an unfinished round is not saved",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '    if "round" in arrays:\n',
         '    if "rounds" in arrays:\n',
         "contributions are lost that the ledger has",
@@ -240,7 +240,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "attempts of an earlier driver hold their leases",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         'values["attempt"] if same_attempts else NO_ATTEMPT',
         'values["attempt"]',
         "a resumed job's tasks wait for tasks that are dead",
@@ -248,7 +248,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "a restart forgets the epochs that the start asked for",
-        "ps/server/start.py",
+        "ps/server/process.py",
         "mode = dataclasses.replace(self.mode, epoch=epoch, after=after)",
         "mode = StartMode(epoch=epoch, after=after)",
         "a job that was resumed with more epochs ends with a LedgerError",
@@ -273,7 +273,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "other workers begin with the epoch of the one ahead",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         """ or header["ends_early"])""",
         ")",
         "rows of a job that a callback had ended are never trained on",
@@ -281,7 +281,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "an earlier number of workers is forgotten",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         "    center.began = began_clock, began_epoch\n",
         "",
         "a job that is resumed twice ends with a LedgerError",
@@ -289,7 +289,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "rows that no worker has read count as compared",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         """lease["epoch"] < 1 or """,
         "",
         "a resumed job ends with a LedgerError, though the rows are the same",
@@ -297,7 +297,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "an empty partition makes the sum of the rows unknown",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '    with_rows = [lease for lease in header["leases"].values() if _has_rows(lease, header)]\n',
         '    with_rows = list(header["leases"].values())\n',
         "a job that is resumed with another number of workers trains on other rows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-_KEEPER, _REQUESTS = "ps/worker/optimizer_keeper.py", "ps/server/optimizer_requests.py"
+_KEEPER, _REQUESTS = "ps/worker/optimizer_keeper.py", "ps/server/requests.py"
 _FILES, _STATE = "ps/checkpoint/checkpointer.py", "distkeras/keras_model/replica.py"
 _AT_SERVER = ("tests/ps/server/test_optimizer_states.py",)
 _IN_FILES = ("tests/ps/checkpoint/test_optimizer_files.py",)

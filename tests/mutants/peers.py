@@ -102,7 +102,7 @@ PEERS = (
     ),
     Mutant(
         "groups change their relay with each announcement",
-        "ps/server/relay_groups.py",
+        "ps/server/rendezvous.py",
         "if relay is None or members.get(relay.worker) is not relay:",
         "if True:",
         "each worker's commit is refused because of the next one's",
@@ -110,7 +110,7 @@ PEERS = (
     ),
     Mutant(
         "a lost relay stays the relay",
-        "ps/server/relay_groups.py",
+        "ps/server/rendezvous.py",
         "if message.lost == relay.line or (",
         "if (",
         "the workers of a group ask for one that does not answer, again and again",
@@ -126,7 +126,7 @@ PEERS = (
     ),
     Mutant(
         "a relay waits for a worker that has ended until the lease expires",
-        "ps/transport/relay.py",
+        "ps/transport/relay_group.py",
         "gone = absent - members()",
         "gone = set()",
         "a group waits for a whole lease if one of its workers ends at that moment",
@@ -222,7 +222,7 @@ PEERS = (
     ),
     Mutant(
         "a member leaves vectors in memory that the other one cannot map",
-        "ps/transport/sharing.py",
+        "ps/transport/handshakes.py",
         "shared = slots if answer.shares else None",
         "shared = slots",
         "members of two users, or of two containers, end the job",

@@ -94,7 +94,7 @@ RESUME = (
     ),
     Mutant(
         "a round's moving statistics are not restored",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '    current.moving_statistics = np.array(arrays["round/moving_statistics"])\n',
         "",
         "after a restart a mean over a round's steps lacks what was contributed before",
@@ -118,7 +118,7 @@ RESUME = (
     ),
     Mutant(
         "a partition with more epochs still counts as one that has left",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         "    if returned:\n        center.take_back()\n",
         "",
         "DANA's view leaves out the momenta of workers that train",
@@ -151,7 +151,7 @@ RESUME = (
     ),
     Mutant(
         "steps of the latest commits are not saved",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '"checksum", "steps", "skipped", "refusals")\n_KEPT',
         '"checksum", "skipped", "refusals")\n_KEPT',
         "after a restart the first worker's moving statistics are everybody's",
@@ -159,7 +159,7 @@ RESUME = (
     ),
     Mutant(
         "a worker's momentum is restored for another worker",
-        SNAPSHOTS,
+        "ps/checkpoint/state.py",
         '            vector[...] = arrays[f"worker/{worker}/{number}"]\n',
         '            vector[...] = arrays[f"worker/{min(leases)}/{number}"]\n',
         "after a restart every worker has the first one's momentum",
@@ -184,7 +184,7 @@ RESUME = (
     ),
     Mutant(
         "rows that two partitions compared count once",
-        "ps/checkpoint/snapshots.py",
+        "ps/checkpoint/state.py",
         "    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)\n",
         "    return sum({checksum >> _CRC_BITS for checksum in checksums}) % (1 << SUM_BITS)\n",
         "a job over partitions of the same rows is not resumed",

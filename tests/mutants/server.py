@@ -231,7 +231,7 @@ SERVER = (
     ),
     Mutant(
         "a started server continues to write to its pipe",
-        "ps/server/start.py",
+        "ps/server/process.py",
         "    starting = False\n",
         "",
         "no process reads that: the pipe is full at last, and no snapshot is taken any more",
@@ -239,7 +239,7 @@ SERVER = (
     ),
     Mutant(
         "a server begins although its driver is gone",
-        "ps/server/start.py",
+        "ps/server/process.py",
         "        require_driver()\n",
         "",
         "its claim may stand in the way of another driver's server",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 ROWS, CENTER_FILE, WINDOWS = "ps/center/tables.py", "ps/center/center.py", "ps/worker/tables.py"
-DISPATCHER, REQUESTS = "ps/server/dispatcher.py", "ps/server/table_requests.py"
+DISPATCHER, REQUESTS = "ps/server/dispatcher.py", "ps/server/requests.py"
 WORKER, DRIVER_FILE = "ps/transport/worker_client.py", "ps/transport/driver_client.py"
 _CENTER = ("tests/ps/center/test_tables.py",)
 _SOCKETS = ("tests/ps/server/test_tables.py",)
@@ -31,7 +31,7 @@ TABLES = (
     ),
     Mutant(
         "rows may come in any order",
-        ROWS,
+        "ps/center/checks.py",
         "elif ids.size and not (ids[1:] > ids[:-1]).all():",
         "elif False:",
         "a row that is there twice is moved once",
@@ -39,7 +39,7 @@ TABLES = (
     ),
     Mutant(
         "a row may be there twice",
-        ROWS,
+        "ps/center/checks.py",
         "elif ids.size and not (ids[1:] > ids[:-1]).all():",
         "elif ids.size and not (ids[1:] >= ids[:-1]).all():",
         "one of its movements is lost",
@@ -47,7 +47,7 @@ TABLES = (
     ),
     Mutant(
         "a row before the first is one of the last",
-        ROWS,
+        "ps/center/checks.py",
         "elif ids.size and not 0 <= ids[0] <= ids[-1] < shape.rows:",
         "elif ids.size and not -shape.rows <= ids[0] <= ids[-1] < shape.rows:",
         "another row moves",
@@ -55,7 +55,7 @@ TABLES = (
     ),
     Mutant(
         "a row behind the last is the last",
-        ROWS,
+        "ps/center/checks.py",
         "elif ids.size and not 0 <= ids[0] <= ids[-1] < shape.rows:",
         "elif ids.size and not 0 <= ids[0] <= ids[-1] <= shape.rows:",
         "a commit fails within its arithmetic",
@@ -63,7 +63,7 @@ TABLES = (
     ),
     Mutant(
         "a window may touch more rows than it was said to",
-        ROWS,
+        "ps/center/checks.py",
         "        if ids.size > shape.most:\n",
         "        if ids.size > shape.rows:\n",
         "rows overwrite those of the next table at the worker",
@@ -71,7 +71,7 @@ TABLES = (
     ),
     Mutant(
         "only the first table's rows are checked",
-        ROWS,
+        "ps/center/checks.py",
         "    for shape, ids in zip(shapes, several, strict=False):\n",
         "    for shape, ids in zip(shapes[:1], several, strict=False):\n",
         "another row of the second table moves",
@@ -79,7 +79,7 @@ TABLES = (
     ),
     Mutant(
         "movements may have any size",
-        ROWS,
+        "ps/center/checks.py",
         "    if sizes != expected:\n",
         "    if len(sizes) != len(expected):\n",
         "a commit fails within its arithmetic",
@@ -87,7 +87,7 @@ TABLES = (
     ),
     Mutant(
         "the rows that a reply must contain are not checked",
-        ROWS,
+        "ps/center/checks.py",
         '    _check_ids(shapes, "wants", commit.wants, commit.worker, commit.first)\n',
         "",
         "a commit is applied, and its reply is an error",
@@ -103,7 +103,7 @@ TABLES = (
     ),
     Mutant(
         "rows are not checked for NaN",
-        CENTER_FILE,
+        "ps/center/checks.py",
         "    return row_not_finite(commit, shapes) if shapes else None\n",
         "    return None\n",
         "a NaN reaches the table",
@@ -111,7 +111,7 @@ TABLES = (
     ),
     Mutant(
         "a NaN in a row has the row's position for its number",
-        ROWS,
+        "ps/center/checks.py",
         "in column {column} of row {ids[row]} of table",
         "in column {column} of row {row} of table",
         "the error names the wrong row",
@@ -119,7 +119,7 @@ TABLES = (
     ),
     Mutant(
         "an error names the column for the row",
-        ROWS,
+        "ps/center/checks.py",
         "row, column = divmod(int(bad[0]), shape.width)",
         "column, row = divmod(int(bad[0]), shape.width)",
         "the error names the wrong row",
@@ -167,7 +167,7 @@ TABLES = (
     ),
     Mutant(
         "the tables of a worker are not compared",
-        CENTER_FILE,
+        "ps/center/checks.py",
         "    if message.tables != tables:\n",
         "    if bool(message.tables) != bool(tables):\n",
         "a worker of another model moves other rows",
@@ -175,7 +175,7 @@ TABLES = (
     ),
     Mutant(
         "the wire format of a worker is not compared",
-        CENTER_FILE,
+        "ps/center/checks.py",
         "    if tables and message.wire_format != FORMATS[0]:\n",
         "    if False:\n",
         "rows and center are of different precision",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-CHANGES = "ps/center/table_changes.py"
+CHANGES = "ps/center/tables.py"
 WRITER, SNAPSHOTS = "ps/checkpoint/table_files.py", "ps/checkpoint/snapshots.py"
 _TESTS = ("tests/ps/checkpoint/test_table_files.py",)
 _DRAWN = ("tests/ps/checkpoint/test_table_sequences.py",)
@@ -151,7 +151,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "the rows of a snapshot are not given to the center",
-        "ps/checkpoint/snapshots.py",
+        "ps/checkpoint/state.py",
         "        table.restore(rows, ids)\n",
         "        pass\n",
         "a restarted server's tables are zero",
@@ -159,7 +159,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "another job's tables",
-        "ps/checkpoint/snapshots.py",
+        "ps/checkpoint/state.py",
         "        before[skipped:] != now[skipped:] for before,",
         "        before[2:] != now[2:] for before,",
         "a job goes on with tables of another size",
@@ -199,7 +199,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "an index forgets rows when it grows",
-        "ps/protocol/touched_rows.py",
+        "ps/protocol/tables.py",
         "            self._insert(before, where)\n",
         "",
         "a row begins again",
@@ -207,7 +207,7 @@ TABLES_SAVED = (
     ),
     Mutant(
         "of two rows for one place in an index, both have it",
-        "ps/protocol/touched_rows.py",
+        "ps/protocol/tables.py",
         "            won = self._ids[at] == ids[left]\n",
         "            won = free\n",
         "a row is that of another number",

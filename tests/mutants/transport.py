@@ -134,7 +134,7 @@ TRANSPORT = (
     ),
     Mutant(
         "any certificate is accepted",
-        "ps/transport/tls.py",
+        "ps/transport/client.py",
         "    context.verify_mode = ssl.CERT_REQUIRED\n",
         "    context.verify_mode = ssl.CERT_NONE\n",
         "an attacker between two peers reads everything",

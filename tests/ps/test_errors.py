@@ -20,7 +20,7 @@ from distkeras.ps.errors import (
     WorkerError,
     sorted_error,
 )
-from distkeras.ps.protocol.faults import error_of, fault_of
+from distkeras.ps.protocol.messages import error_of, fault_of
 
 
 @pytest.mark.parametrize("kind", ERRORS)

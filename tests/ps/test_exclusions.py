@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.exclusions import EXCLUSIONS, Exclusion, reason_against, refuse
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.validate import EXCLUSIONS, Exclusion, reason_against, refuse
 from distkeras.settings import TrainSettings
 
 CASES = [(capability, exclusion) for capability, listed in EXCLUSIONS.items() for exclusion in listed]

@@ -19,10 +19,10 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import Constant, Cosine
-from distkeras.ps.server.start import ResumePoint, StartReport, StartRequest
+from distkeras.ps.server.process import ResumePoint, StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.transport.client import Certificate
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.tls import Certificate
 
 KEY = bytes(range(48, 80))
 

@@ -22,7 +22,7 @@ from distkeras.ps.protocol.messages import MESSAGES
 from distkeras.ps.rules import Rule, center_rules
 from distkeras.ps.rules.base import Traits
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
-from distkeras.ps.server.start import StartRequest
+from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from simulation import watch, worker
 from simulation.command import collecting

@@ -21,7 +21,7 @@ from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.messages import Message, Publish
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.server.process import StartReport, StartRequest
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.world.world import Thread
 from distkeras.training import cluster_server

@@ -16,12 +16,10 @@ from distkeras.ps.errors import DistkerasError, JobStoppedError, WorkerError
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.protocol.messages import Ack, SetValues
 from distkeras.ps.rules.schedules import schedule_of
-from distkeras.ps.server.process import ServerProcess
-from distkeras.ps.server.start import ResumePoint, StartRequest
+from distkeras.ps.server.process import ResumePoint, ServerProcess, StartRequest
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication
-from distkeras.ps.transport.tls import make_certificate
 from distkeras.results import JobRecords
 from distkeras.training.cluster_server import ServerHandle
 from distkeras.training.supervisor import Supervisor

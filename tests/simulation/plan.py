@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from distkeras.ps import rules
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
-from distkeras.ps.checkpoint.snapshots import checksum_of, sum_of
+from distkeras.ps.checkpoint.state import checksum_of, sum_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule

@@ -6,7 +6,7 @@ from typing import Any
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
-from distkeras.ps.checkpoint import snapshots
+from distkeras.ps.checkpoint import state
 from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.rules.federated import FADAS, FedBuff
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -104,5 +104,5 @@ def _residuals_of_a_refused_commit_are_lost() -> list[Patch]:
 @mutation
 def _refusals_are_not_restored() -> list[Patch]:
     """After a restart, a window may be refused more often than the rule allows."""
-    kept = tuple(name for name in snapshots._KEPT if name != "refusals")  # noqa: SLF001 - a fault within
-    return [(snapshots, "_KEPT", kept)]
+    kept = tuple(name for name in state._KEPT if name != "refusals")  # noqa: SLF001 - a fault within
+    return [(state, "_KEPT", kept)]

@@ -21,7 +21,7 @@ from distkeras.ps.errors import (
     SnapshotError,
     WorkerError,
 )
-from distkeras.ps.server.start import StartReport, StartRequest, serve
+from distkeras.ps.server.process import StartReport, StartRequest, serve
 from simulation import cluster
 from simulation.disk import Disk
 from simulation.driver import DIRECTORY, Driver

@@ -12,14 +12,14 @@ from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import KeptState, PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
-from distkeras.ps.checkpoint import checkpointer, ownership, snapshots
+from distkeras.ps.checkpoint import checkpointer, ownership, snapshots, state
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.gradient import DanaZero
 from distkeras.ps.server.announced import Standby
-from distkeras.ps.server.start import StartRequest
+from distkeras.ps.server.process import StartRequest
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.training.cluster_server import ClusterServer
@@ -40,12 +40,12 @@ def _iterations_are_not_restored() -> list[Patch]:
 @mutation
 def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
     """After a restart within a round, contributions to the average of moving statistics are lost."""
-    restore = snapshots._restore_round  # noqa: SLF001 - a fault within
+    restore = state._restore_round  # noqa: SLF001 - a fault within
 
     def forgetful(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
         restore(center, values, arrays | {"round/moving_statistics": np.zeros_like(center.moving_statistics)})
 
-    return [(snapshots, "_restore_round", forgetful)]
+    return [(state, "_restore_round", forgetful)]
 
 
 @mutation
@@ -135,8 +135,8 @@ def _moving_statistics_are_averaged_by_workers() -> list[Patch]:
 @mutation
 def _steps_are_not_restored() -> list[Patch]:
     """After a restart, moving statistics are those of the first worker that commits."""
-    kept = tuple(name for name in snapshots._KEPT if name != "steps")  # noqa: SLF001 - a fault within
-    return [(snapshots, "_KEPT", kept)]
+    kept = tuple(name for name in state._KEPT if name != "steps")  # noqa: SLF001 - a fault within
+    return [(state, "_KEPT", kept)]
 
 
 @mutation
@@ -182,10 +182,10 @@ def _other_workers_begin_with_the_first_rate() -> list[Patch]:
 
 
 def _capture_with(zeroed: Any) -> Any:
-    """Return `snapshots.capture` with zeros in place of some arrays."""
-    capture = snapshots.capture
+    """Return `state.capture` with zeros in place of some arrays."""
+    capture = state.capture
 
-    def forgetful(center: Center) -> snapshots.State:
+    def forgetful(center: Center) -> state.State:
         state = capture(center)
         arrays = {name: np.zeros_like(array) if zeroed(name) else array for name, array in state.arrays.items()}
         return replace(state, arrays=arrays)
@@ -260,7 +260,7 @@ def _a_restart_forgets_the_epochs() -> list[Patch]:
 @mutation
 def _partitions_that_have_ended_stay_so() -> list[Patch]:
     """In a job that is resumed with more epochs, partitions that had ended have none."""
-    restore = snapshots.restore
+    restore = state.restore
 
     def forgetful(center: Center, state: Any, *, same_attempts: bool, epochs: int | None = None) -> bool:
         return restore(center, state, same_attempts=same_attempts)

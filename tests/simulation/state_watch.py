@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.protocol.messages import OptimizerState
+from distkeras.ps.protocol.loop import OptimizerState
 from simulation.scheduler import Finding, Process
 
 #: Keys: a layout's number and a partition; a driver, an incarnation of its server, and a partition.

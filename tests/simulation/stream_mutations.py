@@ -9,7 +9,7 @@ from distkeras.ps.center import micro_batches
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import MicroBatch
 from distkeras.ps.center.micro_batches import begin_micro_batch, number_of
-from distkeras.ps.checkpoint import checkpointer, snapshots
+from distkeras.ps.checkpoint import checkpointer, state
 from distkeras.ps.server import dispatcher
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
@@ -21,9 +21,9 @@ from simulation.planting import Patch, mutation, nothing
 @mutation
 def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
     """A restarted server has the center of its snapshot, but not the position of the stream."""
-    capture = snapshots.capture
+    capture = state.capture
 
-    def forgetful(center: Center) -> snapshots.State:
+    def forgetful(center: Center) -> state.State:
         state = capture(center)
         return replace(state, header={name: value for name, value in state.header.items() if name != "micro_batch"})
 
@@ -33,9 +33,9 @@ def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
 @mutation
 def _a_snapshot_has_the_micro_batch_before() -> list[Patch]:
     """A restarted server trains the micro-batch that its snapshot covers again."""
-    capture = snapshots.capture
+    capture = state.capture
 
-    def behind(center: Center) -> snapshots.State:
+    def behind(center: Center) -> state.State:
         state = capture(center)
         if "micro_batch" not in state.header:
             return state

@@ -19,24 +19,14 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.protocol.compression import WorkerFormat
-from distkeras.ps.protocol.loop import Loop, Reply
-from distkeras.ps.protocol.messages import (
-    Ack,
-    CenterReply,
-    Commit,
-    CommitRecord,
-    Message,
-    OptimizerState,
-    Pull,
-    Welcome,
-)
+from distkeras.ps.protocol.loop import CommitRecord, Loop, OptimizerState, Reply
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, Pull, Welcome
 from distkeras.ps.protocol.tables import Span, spans
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.relay import RelayLink
-from distkeras.ps.transport.relay_group import RelayGroup
+from distkeras.ps.transport.relay_group import RelayGroup, RelayLink
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept

@@ -38,7 +38,7 @@ class Sharing(logging.Handler):
         self.said.append(record.getMessage())
 
 
-log = logging.getLogger("distkeras.ps.transport.sharing")
+log = logging.getLogger("distkeras.ps.transport.handshakes")
 log.setLevel(logging.INFO)
 log.addHandler(Sharing())
 

@@ -26,7 +26,7 @@ from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
-from distkeras.ps.server.start import StartRequest
+from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.training import cluster_server

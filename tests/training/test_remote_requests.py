@@ -16,8 +16,7 @@ from distkeras.ps.errors import RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol import tables
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows
-from distkeras.ps.protocol.tables import TableShape
-from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.protocol.tables import TableShape, initial_rows
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.training import remote_requests

@@ -22,10 +22,10 @@ from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ERRORS, OwnershipLostError, ServerLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
-from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.server.process import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Certificate, make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication
-from distkeras.ps.transport.tls import Certificate, make_certificate
 from distkeras.training.server_task import REPORT, ServerTask
 
 KEY = bytes(range(32))

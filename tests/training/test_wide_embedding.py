@@ -20,7 +20,7 @@ from distkeras.callbacks import Callback, CallbackContext, CenterWeights, Traini
 from distkeras.keras_model.stored_rows import load_rows
 from distkeras.layers import WideEmbedding, hashed_ids
 from distkeras.ps.errors import BadValueError, ConfigurationError
-from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.protocol.tables import initial_rows
 from distkeras.ps.rules import make
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.ps.frames import some_commit
 
-from distkeras.ps.center.center import Center, check_shapes, not_finite
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.checks import check_shapes, not_finite
 from distkeras.ps.errors import ShapeError
 from distkeras.ps.rules import make
 

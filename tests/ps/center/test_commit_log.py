@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, CommitOutcome
-from distkeras.ps.protocol.messages import NO_ROWS, Commit
+from distkeras.ps.protocol.loop import NO_ROWS
+from distkeras.ps.protocol.messages import Commit
 
 
 def commit_of(number: int, steps: int, columns: int = 4) -> Commit:

@@ -9,7 +9,7 @@ import pytest
 from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 
 FEDBUFF: dict[str, Any] = {"buffer": 3, "exponent": 0.0}
 #: D = 2 / 4, m = .25, v = .75 * 0 + .25 * .25: a step of .1 * .25 / (.25 + .25).

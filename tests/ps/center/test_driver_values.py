@@ -10,7 +10,7 @@ from support.ps.toy_model import ToyJob
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.driver_values import RATE, VALUES_MAX
 from distkeras.ps.center.driver_values import set_values as set_checked
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import StepDecay

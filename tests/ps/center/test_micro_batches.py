@@ -20,7 +20,7 @@ from distkeras.ps.center.micro_batches import (
     require_present,
 )
 from distkeras.ps.center.schedulers import scheduler_for
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import DifferentJobError, LeaseLostError
 from distkeras.ps.rules import all_rules, make
 

@@ -14,8 +14,7 @@ from support.present import present
 from support.ps.saved_tables import SavedTables, add, small_files
 
 from distkeras.ps.center.tables import PartialTable, Table
-from distkeras.ps.protocol.tables import TableShape
-from distkeras.ps.protocol.touched_rows import initial_rows
+from distkeras.ps.protocol.tables import TableShape, initial_rows
 
 ROWS, WIDTH = 60, 3
 SHAPE = TableShape("users", ROWS, WIDTH, ROWS, seed=3, scale=0.5)

@@ -10,7 +10,7 @@ from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import LedgerError, RemoteProtocolError
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center, window_by_speed
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 

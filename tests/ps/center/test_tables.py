@@ -14,8 +14,9 @@ from support.ps.center_commits import commit_of, joined, send
 from support.ps.frames import some_commit
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables
 
-from distkeras.ps.center.center import Center, check_hello, check_shapes, not_finite
-from distkeras.ps.center.tables import Table, check_wants
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, not_finite
+from distkeras.ps.center.tables import Table
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, ShapeError
 from distkeras.ps.protocol.messages import Commit, Hello
 from distkeras.ps.protocol.tables import TableShape, describe

@@ -13,7 +13,8 @@ from support.present import present
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import LocalFiles
 from distkeras.ps.world.world import World

@@ -19,9 +19,10 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import KeptState
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, OptimizerFiles
-from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.errors import SnapshotError
-from distkeras.ps.protocol.messages import OptimizerState
+from distkeras.ps.protocol.loop import OptimizerState
 from distkeras.ps.rules import make
 from distkeras.ps.world.world import World
 

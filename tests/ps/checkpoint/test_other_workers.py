@@ -9,7 +9,7 @@ import pytest
 from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 

@@ -11,7 +11,8 @@ import pytest
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
-from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import OwnershipLostError
 from distkeras.ps.rules import make

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.ps.toy_model import ToyJob
 
-from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory, capture
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import Files, LocalFiles

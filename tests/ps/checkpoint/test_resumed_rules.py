@@ -10,19 +10,21 @@ import pytest
 from support.ps.toy_model import ToyBatch, ToyReplica
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.snapshots import capture, restore
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.protocol.loop import (
+    CommitRecord,
     Compute,
     FetchRequest,
     KeepRequest,
     Loop,
+    OptimizerState,
     ProbeRequest,
     PullRequest,
     Reply,
     Request,
     TakenRequest,
 )
-from distkeras.ps.protocol.messages import Commit, CommitRecord, KeepOptimizer, OptimizerState, Welcome
+from distkeras.ps.protocol.messages import Commit, KeepOptimizer, Welcome
 from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import Rule
 from distkeras.ps.rules.schedules import StepDecay

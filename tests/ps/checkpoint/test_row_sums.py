@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from distkeras.data.ordering import ROW_HASH, RowChecksum
-from distkeras.ps.checkpoint.snapshots import State, sum_of, sum_of_rows
+from distkeras.ps.checkpoint.state import State, sum_of, sum_of_rows
 
 HASHES = np.random.default_rng(3).integers(-(2**63), 2**63, 1000)
 

@@ -12,7 +12,7 @@ from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.checkpoint.snapshots import State, capture, restore
+from distkeras.ps.checkpoint.state import State, capture, restore
 
 #: Rules with more state than the center: vectors of the model and of workers, counters, a round.
 RULES: dict[str, dict[str, Any]] = {

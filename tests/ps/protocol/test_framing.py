@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.ps.frames import feed, joined, same_message, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol import framing, messages
+from distkeras.ps.protocol import framing, loop, messages
 from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, decode, encode
 from distkeras.ps.protocol.messages import MESSAGES, Ack, Commit, Fault, Message, Publish
 from distkeras.ps.protocol.tables import Ids
@@ -41,11 +41,11 @@ def any_message() -> st.SearchStrategy[Message]:
         bool: st.booleans(),
         float: st.floats(),
         str: st.text(max_size=20),
-        messages.Bytes: arrays("u1"),
-        messages.Floats: arrays("<f4"),
-        messages.Rows: st.tuples(st.integers(0, 4), st.integers(1, 4)).map(np.ones) | st.just(messages.NO_ROWS),
-        tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
-        tuple[messages.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
+        loop.Bytes: arrays("u1"),
+        loop.Floats: arrays("<f4"),
+        loop.Rows: st.tuples(st.integers(0, 4), st.integers(1, 4)).map(np.ones) | st.just(loop.NO_ROWS),
+        tuple[loop.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
+        tuple[loop.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
         tuple[Ids, ...]: st.lists(arrays("<i8"), max_size=2).map(tuple),
         Ids: arrays("<i8"),
     }

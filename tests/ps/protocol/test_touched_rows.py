@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.tables import TableShape
-from distkeras.ps.protocol.touched_rows import RowIndex, initial_rows
+from distkeras.ps.protocol.tables import RowIndex, TableShape, initial_rows
 
 LARGEST = (1 << 63) - 1
 HUGE = TableShape("users", LARGEST, 3, 8, seed=7, scale=0.5)

@@ -11,8 +11,9 @@ from support.ps.frames import some_commit
 from distkeras.ps.center.buffers import Pool
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat
-from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply
-from distkeras.ps.server.peer_vectors import PeerVectors
+from distkeras.ps.protocol.loop import NO_FLOATS
+from distkeras.ps.protocol.messages import CenterReply
+from distkeras.ps.server.job_state import PeerVectors
 
 SIZE = 7
 

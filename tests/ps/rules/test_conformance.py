@@ -16,7 +16,7 @@ from support.ps.toy_model import ToyJob
 
 from distkeras.ps import rules
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.snapshots import State, capture, restore
+from distkeras.ps.checkpoint.state import State, capture, restore
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import Commit

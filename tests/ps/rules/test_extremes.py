@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.rules import make
-from distkeras.ps.rules.adag import ADAG
 from distkeras.ps.rules.base import all_finite
+from distkeras.ps.rules.downpour import ADAG
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

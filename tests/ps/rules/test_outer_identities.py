@@ -14,7 +14,7 @@ from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
 from support.ps.virtual_centers import ETA, ROUND_ROBIN, N, assert_close, at_barriers, centers, rounds, run, schedules
 
-from distkeras.ps.checkpoint.snapshots import capture
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.rules import center_rules, make
 
 MOVES = np.array([-0.2, 0.1, 0.4])

@@ -26,7 +26,7 @@ from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby, serve_announced
-from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.server.process import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient, publication

@@ -20,7 +20,7 @@ from support.ps.worker_thread import running_worker
 
 from distkeras.ps.errors import LocalProtocolError, NodeError, ServerLostError
 from distkeras.ps.rules import make
-from distkeras.ps.server.start import StartReport
+from distkeras.ps.server.process import StartReport
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.loop import run_worker

@@ -12,7 +12,8 @@ from support.patience import PATIENT, brief, patience, until
 from support.ps.clocks import HandWorld
 from support.ps.running_server import Running
 
-from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, ModelFile, Waiting, Welcome
+from distkeras.ps.protocol.loop import CommitRecord
+from distkeras.ps.protocol.messages import FetchModel, Hello, ModelFile, Waiting, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import RestartFromCenter

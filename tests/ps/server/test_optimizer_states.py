@@ -19,13 +19,8 @@ from support.ps.running_server import Running
 from distkeras.ps.center import leases
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import LeaseLostError, RemoteProtocolError
-from distkeras.ps.protocol.messages import (
-    Ack,
-    CommitRecord,
-    KeepOptimizer,
-    OptimizerState,
-    OptimizerTaken,
-)
+from distkeras.ps.protocol.loop import CommitRecord, OptimizerState
+from distkeras.ps.protocol.messages import Ack, KeepOptimizer, OptimizerTaken
 from distkeras.ps.protocol.tables import most_state_bytes
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess

@@ -20,8 +20,7 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (
     JobStoppedError,
 )
-from distkeras.ps.protocol.loop import Compute, ProbeRequest, Reply
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord, Compute, ProbeRequest, Reply
 from distkeras.ps.rules import make
 
 

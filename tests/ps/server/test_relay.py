@@ -15,7 +15,7 @@ from support.ps.running_server import Running
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.protocol.framing import TAGGED_BYTES_MAX
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.transport.worker_client import WorkerClient
 

@@ -19,7 +19,8 @@ from support.ps.toy_model import toy_client
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import RelayLostError, RemoteProtocolError
 from distkeras.ps.protocol.companions import Companion, join
-from distkeras.ps.protocol.messages import Announce, CenterReply, Commit, CommitRecord, Members, Pull
+from distkeras.ps.protocol.loop import CommitRecord
+from distkeras.ps.protocol.messages import Announce, CenterReply, Commit, Members, Pull
 from distkeras.ps.rules import make
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.worker.loop import run_worker

@@ -32,9 +32,8 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
-from distkeras.ps.protocol.faults import error_of
 from distkeras.ps.protocol.loop import Compute, Loop, PullRequest, Reply
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status, error_of
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient

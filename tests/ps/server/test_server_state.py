@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from distkeras.ps.errors import JobStoppedError, LocalProtocolError, ServerLostError
-from distkeras.ps.protocol.faults import fault_of
-from distkeras.ps.protocol.messages import Fault
+from distkeras.ps.protocol.messages import Fault, fault_of
 from distkeras.ps.server.job_state import TRANSITIONS, JobCondition, ServerState
 
 

@@ -23,15 +23,14 @@ from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.rules import center_rules, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, make_certificate, server_context
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.tls import make_certificate, server_context
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
 from distkeras.ps.world.world import REAL, World

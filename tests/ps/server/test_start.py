@@ -13,8 +13,8 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.rules import make
 from distkeras.ps.server import start
+from distkeras.ps.server.process import StartReport, StartRequest, serve
 from distkeras.ps.server.server import ParameterServer
-from distkeras.ps.server.start import StartReport, StartRequest, serve
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient

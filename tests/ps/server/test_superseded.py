@@ -14,7 +14,8 @@ from support.ps.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, LeaseLostError
-from distkeras.ps.protocol.messages import Ack, CenterReply, CommitRecord, Hello, Leave, Pull, Waiting, Welcome
+from distkeras.ps.protocol.loop import CommitRecord
+from distkeras.ps.protocol.messages import Ack, CenterReply, Hello, Leave, Pull, Waiting, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import WorkerClient

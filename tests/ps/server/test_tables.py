@@ -20,13 +20,11 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.center.tables import make_table
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError, ServerLostError, ShapeError
 from distkeras.ps.protocol.framing import _CODES, encode
-from distkeras.ps.protocol.loop import Compute, PullRequest, Reply
+from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord, Compute, PullRequest, Reply
 from distkeras.ps.protocol.messages import (
-    NO_FLOATS,
     Ack,
     CenterReply,
     Commit,
-    CommitRecord,
     Inspect,
     InspectRows,
     PublishRows,
@@ -36,7 +34,7 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.protocol.tables import TableShape, block_rows
 from distkeras.ps.rules import Rule, make
-from distkeras.ps.server.table_requests import TableRequests, rows_to_inspect
+from distkeras.ps.server.requests import TableRequests, rows_to_inspect
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker

@@ -21,9 +21,9 @@ from support.ps.toy_model import toy_client
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteError, RemoteProtocolError, ShapeError
 from distkeras.ps.protocol.compression import codec_of
-from distkeras.ps.protocol.faults import fault_of
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import NO_FLOATS, Ack, Commit, CommitRecord, Hello, Welcome
+from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord
+from distkeras.ps.protocol.messages import Ack, Commit, Hello, Welcome, fault_of
 from distkeras.ps.rules import center_rules, make
 from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.transport.client import Address, Channel

@@ -15,7 +15,7 @@ from support.ps.running_server import Running
 
 from distkeras.ps.errors import AuthenticationError, ServerLostError
 from distkeras.ps.protocol.framing import Connection
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience, until
 
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

@@ -41,9 +41,16 @@ from distkeras.ps.protocol.messages import Heartbeat
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.client import Address, Channel, dial
+from distkeras.ps.transport.client import (
+    Address,
+    Certificate,
+    Channel,
+    client_context,
+    dial,
+    make_certificate,
+    server_context,
+)
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.tls import Certificate, client_context, make_certificate, server_context
 from distkeras.ps.world.streams import TcpStream
 
 pytest.importorskip("cryptography")

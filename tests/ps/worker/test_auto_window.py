@@ -11,8 +11,7 @@ import pytest
 from support.ps.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.ps.protocol.loop import CollectRequest, PostRequest, PullRequest, Reply
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import ServerSettings, WorkerSettings

@@ -28,9 +28,8 @@ from support.ps.daso_toys import (
 from support.ps.running_server import Running
 
 from distkeras.ps.errors import JobStoppedError, MemberLostError, SnapshotError
-from distkeras.ps.protocol.faults import error_of
-from distkeras.ps.protocol.loop import KeepRequest
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord, KeepRequest
+from distkeras.ps.protocol.messages import error_of
 from distkeras.ps.server.rendezvous import LOST_MEMBERSHIPS_MAX
 
 #: The requests of a member's loop: a pull; then a computation, a state and a commit in each epoch.

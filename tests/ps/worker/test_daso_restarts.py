@@ -24,7 +24,7 @@ from support.ps.daso_toys import (
 )
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
-from distkeras.ps.protocol.loop import Loop, Reply, Request
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord, Loop, Reply, Request
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import work
 

@@ -11,16 +11,18 @@ from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
 from distkeras.ps.protocol.loop import (
     CollectRequest,
+    CommitRecord,
     Compute,
     FetchRequest,
     KeepRequest,
     Loop,
+    OptimizerState,
     PostRequest,
     PullRequest,
     Reply,
     TakenRequest,
 )
-from distkeras.ps.protocol.messages import CommitRecord, OptimizerState, Welcome
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval

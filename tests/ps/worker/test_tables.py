@@ -9,8 +9,7 @@ import pytest
 from support.ps.toy_model import ToyBatch, ToyReplica
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.loop import Compute, PullRequest, Reply
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CommitRecord, Compute, PullRequest, Reply
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.worker.loop import AutoWindow, work

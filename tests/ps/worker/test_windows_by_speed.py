@@ -13,8 +13,7 @@ from support.ps.running_server import SIZE, Running
 from support.ps.toy_model import ToyReplica, batches, toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.protocol.loop import CollectRequest, Compute, PostRequest, PullRequest, Reply
-from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.loop import CollectRequest, CommitRecord, Compute, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.worker.loop import work
 from distkeras.ps.world.world import World

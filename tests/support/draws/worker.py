@@ -14,7 +14,7 @@ from distkeras import Trainer
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.tables import CutModel
 from distkeras.ps.protocol.framing import KEY_BYTES
-from distkeras.ps.protocol.messages import FIXED_HISTORY
+from distkeras.ps.protocol.loop import FIXED_HISTORY
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.transport.client import Address

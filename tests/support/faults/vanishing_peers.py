@@ -18,9 +18,8 @@ from distkeras.ps.protocol.messages import Inspect, Message, Observe
 from distkeras.ps.rules import make
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, make_certificate, server_context
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.tls import make_certificate, server_context
 from support.patience import PATIENT, brief, until
 
 KEY = bytes(range(32))

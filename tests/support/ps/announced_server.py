@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.server.process import StartReport, StartRequest
 from support.patience import patience, until
 
 

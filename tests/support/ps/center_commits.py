@@ -8,7 +8,8 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
-from distkeras.ps.protocol.messages import NO_FLOATS, Commit
+from distkeras.ps.protocol.loop import NO_FLOATS
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import make
 from support.present import present
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import DistkerasError, Origin
-from distkeras.ps.protocol.loop import Loop
-from distkeras.ps.protocol.messages import OptimizerState, Welcome
+from distkeras.ps.protocol.loop import Loop, OptimizerState
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines

@@ -11,6 +11,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.loop import (
     CollectRequest,
+    CommitRecord,
     Compute,
     Loop,
     PostRequest,
@@ -19,7 +20,7 @@ from distkeras.ps.protocol.loop import (
     Reply,
     Request,
 )
-from distkeras.ps.protocol.messages import Commit, CommitRecord, Welcome
+from distkeras.ps.protocol.messages import Commit, Welcome
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient

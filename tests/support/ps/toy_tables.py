@@ -10,8 +10,8 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.tables import Table
-from distkeras.ps.protocol.loop import Compute, Loop, PullRequest, Reply, Request
-from distkeras.ps.protocol.messages import Commit, CommitRecord, Welcome
+from distkeras.ps.protocol.loop import CommitRecord, Compute, Loop, PullRequest, Reply, Request
+from distkeras.ps.protocol.messages import Commit, Welcome
 from distkeras.ps.protocol.tables import Ids, TableShape, spans
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.client import Address
