@@ -202,10 +202,6 @@ class Center:
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
         monotonic: clock for the workers' speeds, seconds.
-
-    Raises:
-        ConfigurationError: a gradient rule without a learning rate, no worker, or tables with a rule or an option that
-            needs whole tables (`require_rows`).
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one job, which callers name
@@ -292,22 +288,14 @@ class Center:
         return tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
-        """Grant ``attempt`` the lease of ``worker``'s partition and return it, or None if it must wait: `Leases.join`.
-
-        Raises:
-            RemoteProtocolError: there is no such worker.
-        """
+        """Grant ``attempt`` the lease of ``worker``'s partition and return it, None if it must wait: `Leases.join`."""
         lease = self.leases.join(worker, attempt, expired=expired)
         if lease is not None and not lease.finished:
             self.scheduler.joined(worker)
         return lease
 
     def leave(self, worker: int, attempt: int) -> None:
-        """Note that the partition's data has ended. The last partition's end drains the rule's buffers into the center.
-
-        Raises:
-            LeaseLostError: the partition has data left, and ``attempt`` does not hold its lease.
-        """
+        """Note that the partition's data has ended; the last one's end drains the rule's buffers into the center."""
         lease = self.leases.get(worker)
         if lease is None or not lease.finished:
             lease = self.leases.held(worker, attempt)
@@ -383,11 +371,7 @@ class Center:
         return True
 
     def _stalest(self, commits: Sequence[Commit]) -> PartitionLease:
-        """Return the lease of a group's stalest worker, if each of ``commits`` is the next of its partition.
-
-        Raises:
-            RelayLostError: one of them was applied before.
-        """
+        """Return the lease of a group's stalest worker, if each of ``commits`` is the next of its partition."""
         leases = [self._lease_for(commit, self.traits.parts) for commit in commits]
         known = [lease for lease in leases if lease is not None]
         if len(known) < len(commits):
@@ -445,9 +429,6 @@ class Center:
 
         Returns:
             False if the commit was skipped before, and only its reply was lost.
-
-        Raises:
-            LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
         """
         lease = self._lease_for(commit, len(commit.parts or commit.packed))
         if lease is None:
@@ -630,9 +611,6 @@ class Center:
         Args:
             wants: the rows of each table to send with it, in range; empty: no rows are sent.
             outs: memory for the rows of each table, flat; empty, or None: it is allocated.
-
-        Raises:
-            LeaseLostError: ``attempt`` does not hold the lease.
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:

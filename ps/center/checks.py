@@ -51,9 +51,6 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
 
     Args:
         codec: of the packed parts; None: no part may be packed.
-
-    Raises:
-        ShapeError: a size or a row is wrong.
     """
     sizes, packed = [part.size for part in commit.parts], [array.size for array in commit.packed]
     parts = center.traits.parts
@@ -114,21 +111,12 @@ def not_finite(
 
 
 def check_wants(shapes: Sequence[TableShape], wants: Sequence[Ids], worker: int) -> None:
-    """Check the rows that a worker requests with a reply.
-
-    Raises:
-        ShapeError: there is not one array for each table, or its rows are too many, not ascending, or out of range.
-    """
+    """Check the rows that a worker requests with a reply."""
     _check_ids(shapes, "wants", wants, worker, None)
 
 
 def check_rows(shapes: Sequence[TableShape], commit: Commit) -> None:
-    """Check the rows that ``commit`` names, and the sizes of its payload for them.
-
-    Raises:
-        ShapeError: there is not one array for each table; its rows are too many, not ascending, or out of range; or the
-            payload has another number of elements.
-    """
+    """Check the rows that ``commit`` names, and the sizes of its payload for them."""
     _check_ids(shapes, "touched", commit.touched, commit.worker, commit.first)
     _check_ids(shapes, "wants", commit.wants, commit.worker, commit.first)
     expected = [ids.size * shape.width for ids, shape in zip(commit.touched, shapes, strict=True)]

@@ -80,10 +80,6 @@ def set_values(values: DriverValues, rows: np.ndarray, clock: int, rule: Rule, s
 
     Returns:
         Whether one has changed.
-
-    Raises:
-        ConfigurationError: the rule's workers step together without the server, or its learning rate is a schedule.
-        RemoteProtocolError: ``rows`` are not places and finite values, or too many.
     """
     known = {int(place) for place, _ in values.current.rows}
     if rows.ndim != 2 or rows.shape[1:] != (2,) or not np.isfinite(rows).all():

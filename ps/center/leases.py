@@ -155,12 +155,7 @@ class PartitionLease:
         self.state = state
 
     def require_next(self, commit: Commit) -> None:
-        """Check that ``commit`` is the next one of the partition.
-
-        Raises:
-            RemoteProtocolError: there is a gap in the sequence.
-            LedgerError: its mini-batches do not continue where the last commit ended.
-        """
+        """Check that ``commit`` is the next one of the partition."""
         if commit.sequence != self.sequence + 1:
             raise RemoteProtocolError(
                 f"a commit must have sequence {self.sequence + 1}. Received: sequence {commit.sequence}",
@@ -225,9 +220,6 @@ class PartitionLease:
         Args:
             now: seconds since the epoch.
             ahead: the state is that after the next commit, which makes it the latest one.
-
-        Raises:
-            RemoteProtocolError: the state is that after another commit.
         """
         sequence = self.sequence + ahead
         if message.sequence != sequence or not sequence:
@@ -315,9 +307,6 @@ class Leases(dict[int, PartitionLease]):
         Args:
             attempt: Spark's task attempt id, at least 0.
             expired: the holder has sent nothing for the duration of a lease.
-
-        Raises:
-            RemoteProtocolError: there is no such worker.
         """
         if not 0 <= worker < self._workers:
             raise RemoteProtocolError(f"`worker` must be in [0, {self._workers}). Received: worker={worker}")

@@ -37,10 +37,6 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
 
     Returns:
         Whether it begins now; False if it has begun before.
-
-    Raises:
-        DifferentJobError: the center belongs to another stream or to none, there are micro-batches in between, or the
-            current one has not ended.
     """
     _require_stream(center, number)
     present = center.micro_batch
@@ -83,12 +79,7 @@ def number_of(center: Center) -> int:
 
 
 def require_present(center: Center, number: int, worker: int) -> bool:
-    """Return whether micro-batch ``number`` has begun.
-
-    Raises:
-        LeaseLostError: a later one has begun; ``worker`` belongs to an attempt that Spark has given up.
-        DifferentJobError: ``worker`` trains a stream, and the job does not.
-    """
+    """Return whether micro-batch ``number`` has begun."""
     _require_stream(center, number)
     present = number_of(center)
     if number < present:

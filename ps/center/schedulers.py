@@ -184,9 +184,6 @@ def scheduler_for(
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
         rounds: run in rounds, even under a rule that does not need them.
         gather: wait until all workers have joined, even under a rule that does not need it.
-
-    Raises:
-        ConfigurationError: the rule cannot run under such a scheduler.
     """
     if staleness_bound is None and not rounds:
         gather = gather or rule.traits.fixed_workers

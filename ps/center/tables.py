@@ -243,11 +243,7 @@ class PartialTable(Table):
         return out
 
     def put(self, start: int, ids: Ids, rows: np.ndarray) -> None:
-        """Set touched rows from place ``start`` on, with the rows that a driver publishes.
-
-        Raises:
-            ValueError: a row occurs twice, or is at another place already.
-        """
+        """Set touched rows from place ``start`` on, with the rows that a driver publishes."""
         places = self._index.find(ids)
         new, expected = places < 0, np.arange(start, start + len(ids))
         if len(np.unique(ids)) < len(ids) or (places[~new] != expected[~new]).any():

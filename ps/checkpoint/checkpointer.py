@@ -53,9 +53,6 @@ class OptimizerFiles:
 
         Large states would delay the snapshots. So after a slow write, the next states are due when writing has taken
         only a small share of the time; until then, snapshots name the files of older states.
-
-        Raises:
-            SnapshotError: a state cannot be written, under a rule with peers.
         """
         began = self._now()
         new = {worker: kept for worker, kept in states.items() if self._saved.get(worker, (None,))[0] is not kept}

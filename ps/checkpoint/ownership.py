@@ -141,9 +141,6 @@ class Ownership:
             after: incarnation of the job's previous server.
             attempt: the number of this server's attempt, if several may run at a time; None: one at a time runs.
             place: values for the claim's file, such as the address at which this server responds.
-
-        Raises:
-            SnapshotError: the claim cannot be written.
         """
         claims = {name.claim for name in names}
         lowest = 0

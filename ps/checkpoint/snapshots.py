@@ -160,9 +160,6 @@ class SnapshotDirectory:
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
         record_activity: called after each list and each piece that was read to restore, and between retries.
-
-    Raises:
-        ConfigurationError, SnapshotError: the directory cannot be used.
     """
 
     def __init__(
@@ -183,12 +180,7 @@ class SnapshotDirectory:
         self._needs: dict[Name, frozenset[str]] = {}
 
     def latest(self) -> Saved | None:
-        """Return the latest snapshot that is not damaged; None if there are no snapshots.
-
-        Raises:
-            DifferentJobError: it is a snapshot of another job.
-            SnapshotError: there are snapshots, and none of them can be read.
-        """
+        """Return the latest snapshot that is not damaged; None if there are no snapshots."""
 
         def listed() -> list[Name]:
             return _snapshots(self._listed())
@@ -313,9 +305,6 @@ class SnapshotDirectory:
             rows: ``(count, width)``.
             ids: the row numbers, unique, in any order; None: all rows from ``start`` on.
             of: for a `PartialTable`, in which ``start`` and ``ids`` are places: the row numbers in the whole table.
-
-        Raises:
-            SnapshotError: it cannot be written.
         """
         name, arrays = self._name("table", table), {"rows": rows}
         stop = start + len(rows)
@@ -476,12 +465,7 @@ class SnapshotDirectory:
         self._needs[_name_of(name)] = _names_needed(files, optimizer_files, row_files)
 
     def require_owned(self) -> list[Name]:
-        """Return all files of the directory, if this server still owns it, so that its writes are valid.
-
-        Raises:
-            OwnershipLostError: another server owns the directory.
-            SnapshotError: the directory cannot be read.
-        """
+        """Return all files of the directory, if this server still owns it, so that its writes are valid."""
         names = self._names()
         self._ownership.require(names)
         return names

@@ -122,9 +122,6 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
 
     Returns:
         Whether every partition continues exactly after its last commit: False with another number of workers.
-
-    Raises:
-        DifferentJobError: the snapshot belongs to another job.
     """
     header, arrays = state.header, state.arrays
     if header["rule"] != rule_json(center.rule) or arrays["center"].size != center.size:

@@ -112,10 +112,6 @@ class Store:
         uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` ….
         record_activity: called after each piece that was read.
         create: make the directory if it does not exist. Else, one that does not exist has no files.
-
-    Raises:
-        ConfigurationError: nothing opens this URI.
-        SnapshotError: the directory cannot be made.
     """
 
     def __init__(
@@ -166,9 +162,6 @@ class Store:
             name: the file's name, without its ending.
             header: values that `json` can write.
             arrays: float32, float64, int64 or uint8, of any shape.
-
-        Raises:
-            SnapshotError: the disk is full or lost. An earlier file of the same name remains.
         """
         table = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
         text = json.dumps({"header": header, "arrays": table}).encode()
@@ -226,12 +219,7 @@ class Store:
         return header["header"], arrays
 
     def header(self, name: str) -> dict[str, Any]:
-        """Return the header of one file, without reading the rest or verifying the checksum.
-
-        Raises:
-            DamagedError: the file is missing, or has no header.
-            SnapshotError: it cannot be read now.
-        """
+        """Return the header of one file, without reading the rest or verifying the checksum."""
         content, start = bytearray(), len(_MAGIC) + _LENGTH.size
         try:
             for piece in self._files.read(name + _SUFFIX):

@@ -125,10 +125,6 @@ class VersionFolder:
     Args:
         uri: of the directory.
         create: make it if it does not exist, to publish. Else, one that does not exist has no versions.
-
-    Raises:
-        ConfigurationError: nothing opens this URI.
-        SnapshotError: the directory cannot be opened or made.
     """
 
     def __init__(self, uri: str, world: World = REAL, *, create: bool = False) -> None:
@@ -142,10 +138,6 @@ class VersionFolder:
         Args:
             identity: the values that all versions share: the model's configuration and layout; JSON-ready.
             archive: returns the model as a ``.keras`` archive.
-
-        Raises:
-            DifferentJobError: the directory has versions of another model.
-            SnapshotError: the directory cannot be read or written.
         """
         if _MODEL in self._store.names():
             header, _ = self._read(_MODEL)
@@ -157,12 +149,7 @@ class VersionFolder:
         self._store.delete_drafts(name for name in drafts if version_named(name) is not None)
 
     def require_stream(self, stream: str, number: int) -> list[Version]:
-        """Return all versions, after a check that they belong to ``stream`` and to micro-batches up to ``number``.
-
-        Raises:
-            DifferentJobError: one of them does not.
-            SnapshotError: the directory cannot be read.
-        """
+        """Return all versions, after a check that they belong to ``stream`` and to micro-batches up to ``number``."""
         versions = self._list().versions
         own = _short(stream.encode())
         other = next((version for version in versions if version.stream != own), None)
@@ -186,10 +173,6 @@ class VersionFolder:
             number: of the micro-batch that has ended.
             center: float32 ``(size,)``.
             moving_statistics: float32 ``(count,)``.
-
-        Raises:
-            DifferentJobError: the version exists with other weights, or see `require_stream`.
-            SnapshotError: it cannot be written.
         """
         version = Version(number, _short(stream.encode()), _short(center.data, moving_statistics.data))
         versions = retried(lambda: self.require_stream(stream, number), world=self._world)
@@ -206,11 +189,7 @@ class VersionFolder:
         return version
 
     def prune(self, keep: int) -> None:
-        """Delete all versions except the latest ``keep`` and those that are held; delete expired reader files.
-
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
+        """Delete all versions except the latest ``keep`` and those that are held; delete expired reader files."""
         oldest = int(self._world.time()) - HELD_SECONDS
         versions, readers = self._list()
         held = {reader.number for reader in readers if reader.seconds >= oldest}
@@ -220,11 +199,7 @@ class VersionFolder:
         self._store.delete_drafts(text for text, reader in drafts.items() if reader and reader.seconds < oldest)
 
     def versions(self) -> list[Version]:
-        """Return all versions, oldest first.
-
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
+        """Return all versions, oldest first."""
         return self._list().versions
 
     def latest(self, timeout: float = 0.0) -> Version:
@@ -289,10 +264,6 @@ class VersionFolder:
 
         Args:
             key: the `model_key` of the model that predicts.
-
-        Raises:
-            DifferentJobError: the version belongs to another model.
-            SnapshotError: it cannot be read.
         """
         header, arrays = self._read(str(version))
         if header["model"] != key:
@@ -303,11 +274,7 @@ class VersionFolder:
         return arrays["center"], arrays["moving_statistics"]
 
     def model(self) -> tuple[bytes, str]:
-        """Return the model as a ``.keras`` archive, and its `model_key`.
-
-        Raises:
-            SnapshotError: it cannot be read.
-        """
+        """Return the model as a ``.keras`` archive, and its `model_key`."""
         header, arrays = self._read(_MODEL)
         return arrays["archive"].tobytes(), model_key(header["identity"])
 

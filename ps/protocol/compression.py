@@ -272,9 +272,6 @@ class WorkerFormat:
             reply: a reply with ``packed``.
             known: the center of the previous reply; None: there was none.
             out: receives the center.
-
-        Raises:
-            RemoteProtocolError: the reply is not encoded as agreed, or is a change without a previous reply.
         """
         codec, sizes = self._codec, (reply.center.size, reply.packed.size)
         if codec is None or sizes != (0, codec.nbytes) or (codec.needs_error_feedback and known is None):

@@ -222,9 +222,6 @@ def encode(message: Message, seal: Seal | None = None, slots: SharedSlots | None
     """Return the frame of ``message`` as consecutive buffers; arrays are not copied.
 
     The frame has a tag if there is a ``seal``. With ``slots``, vectors are placed there if possible.
-
-    Raises:
-        LocalProtocolError: this is not a message, or an array has an unsupported dtype.
     """
     kind = type(message)
     schema = _SCHEMAS.get(kind)
@@ -588,9 +585,6 @@ class Connection:
         key: the job's key, 32 bytes.
         limits, allocate: see `Reader`; both apply once the peer is authenticated.
         token: returns a number of random bytes.
-
-    Raises:
-        ConfigurationError: the key has another length.
     """
 
     def __init__(

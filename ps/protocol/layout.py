@@ -21,9 +21,6 @@ class Layout:
     Args:
         names: names of the arrays, in vector order.
         shapes: their shapes, in the same order.
-
-    Raises:
-        ConfigurationError: names and shapes differ in number, or a dimension is negative.
     """
 
     names: tuple[str, ...]

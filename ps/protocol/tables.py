@@ -35,9 +35,6 @@ class TableShape:
         seed: of the initial rows of a partial table: see `initial_rows`. None: the table is kept whole,
             and its initial rows are published.
         scale: the largest absolute value of the initial rows.
-
-    Raises:
-        ConfigurationError: a number is not positive, ``most`` is above ``rows``, or seed or scale is negative.
     """
 
     name: str

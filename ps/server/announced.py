@@ -94,23 +94,14 @@ class Standby:
         self._active_at = self._moved_at = world.monotonic()
 
     def other_owner(self) -> Owner | None:
-        """Return the checkpoint's owner if it is a server of this job that the driver has not given up; else None.
-
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
+        """Return the checkpoint's owner if it is a server of this job that the driver has not given up; else None."""
         owner = owner_of(self._uri, self._world)
         if owner is None or owner.claim.token != self._request.token or owner.claim.incarnation <= self._given_up:
             return None
         return owner
 
     def wait_until_needed(self) -> bool:
-        """Return True once no server of this job is alive, and False once one of them has served the job to its end.
-
-        Raises:
-            DeadlineError: the job has made no progress for `Deadlines.silence` seconds.
-            SnapshotError: the directory could not be read for `Deadlines.standstill` seconds.
-        """
+        """Return True once no server of this job is alive, and False once one of them has served the job to its end."""
         while True:
             owner = self._read()
             if owner is None:

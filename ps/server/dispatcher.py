@@ -452,11 +452,7 @@ class Dispatcher:
         return self._acknowledge()
 
     def _publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        """Make the center, unless it was restored, and begin to save it.
-
-        Raises:
-            DifferentJobError: the restored center has another size.
-        """
+        """Make the center, unless it was restored, and begin to save it."""
         if self.center is None:
             self._rows.require_complete()
             self.center = make_center(

@@ -279,10 +279,6 @@ class JobCondition:
         Args:
             condition: called after each change.
             hung_up: returns whether the waiting peer has hung up.
-
-        Raises:
-            JobStoppedError: the job ended meanwhile.
-            ServerLostError: the peer hung up, or the server closes.
         """
         deadline = self.world.monotonic() + timeout
         while not condition():
@@ -294,11 +290,7 @@ class JobCondition:
         return True
 
     def wait_for_change(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
-        """Wait for a change, for `_LIVENESS` seconds at most; return False past ``deadline``.
-
-        Raises:
-            ServerLostError: the peer hung up.
-        """
+        """Wait for a change, for `_LIVENESS` seconds at most; return False past ``deadline``."""
         remaining = deadline - self.world.monotonic()
         if remaining <= 0:
             return False
@@ -349,11 +341,7 @@ class LeaseConnections(dict[int, Peer]):
         self._newest: dict[tuple[int, int], int] = {}
 
     def announce(self, hello: Hello) -> None:
-        """Record that an attempt requests a lease; requests for one over its older connections are stale from now on.
-
-        Raises:
-            LeaseLostError: this request is stale.
-        """
+        """Record that an attempt requests a lease; requests over its older connections are stale from now on."""
         attempt = (hello.worker, hello.attempt)
         self._newest[attempt] = max(self._newest.get(attempt, 0), hello.connection)
         self.require_newest(hello)

@@ -196,12 +196,6 @@ def build_server(
         record_activity: called after each piece of a snapshot that was read.
         listener: the port, if it is bound already; the claim to the checkpoint then names it.
         attempt: see `Ownership.write`.
-
-    Raises:
-        ConfigurationError: a setting is invalid, or the snapshots belong to another job.
-        SnapshotError: the snapshots cannot be read.
-        OwnershipLostError: another server owns the checkpoint.
-        OSError: the port cannot be bound.
     """
     settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
     snapshots: SnapshotDirectory | None = None

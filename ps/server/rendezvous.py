@@ -81,12 +81,6 @@ class Rendezvous:
 
         Args:
             require_lease: returns the lease of the sender's partition; raises a LeaseLostError if it has none.
-
-        Raises:
-            LeaseLostError: another attempt has the lease now.
-            ConfigurationError: the rule has no peers, or the nodes differ in size.
-            MemberLostError: a worker was lost, and no later attempt has joined; the job ends.
-            DeadlineError: a worker did not read its rows in time.
         """
         rule, worker = self._settings.rule, message.worker
         if not isinstance(rule, Daso):
@@ -213,11 +207,7 @@ class Rendezvous:
         self._changed.notify_all()
 
     def commit(self, peer: Waiter, center: Center, commit: Commit, parts: Sequence[Buffer], arrived: float) -> bool:
-        """Apply the commit with `Center.commit`, together with those of all other workers, once all have arrived.
-
-        Raises:
-            MemberLostError: another worker was lost, or its commit did not arrive in time; no commit is applied.
-        """
+        """Apply the commit with `Center.commit`, together with those of all other workers, once all have arrived."""
         if not center.is_next(commit, len(parts)):
             return False
         worker, member = commit.worker, self._announced.get(commit.worker)
@@ -257,9 +247,6 @@ def membership(announced: Mapping[int, Announce], nodes: int | None) -> Members:
     Args:
         announced: each worker's announcement, by its number from 0 on.
         nodes: the number of nodes, filled in the order of the workers; None: one node for each host.
-
-    Raises:
-        ConfigurationError: the nodes differ in size.
     """
     workers = sorted(announced)
     if nodes is not None and len(workers) % nodes:
@@ -294,12 +281,7 @@ class RelayGroups:
     def announce(
         self, peer: Waiter, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
     ) -> Members:
-        """Return the sender's group, once it is complete; the caller holds the lock.
-
-        Raises:
-            LeaseLostError: another attempt has the lease now.
-            DeadlineError: the job begins, and another worker did not announce itself in time.
-        """
+        """Return the sender's group, once it is complete; the caller holds the lock."""
         require_lease()
         worker, deadlines = message.worker, self._settings.deadlines
         self._announced[worker] = message

@@ -174,11 +174,7 @@ class TableRequests:
 
 
 def rows_to_inspect(tables: Sequence[Table], message: Inspect) -> tuple[Ids, ...]:
-    """Return the rows that a driver is sent with the center, table by table; an empty tuple if it requests none.
-
-    Raises:
-        RemoteProtocolError: ``wants`` must have one array for each table, and name rows only of partial tables.
-    """
+    """Return the rows that a driver is sent with the center, table by table; an empty tuple if it requests none."""
     if message.moved_after < 0 and not message.wants:
         return ()
     wants = message.wants or (NO_IDS,) * len(tables)

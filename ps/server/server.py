@@ -184,9 +184,6 @@ class ParameterServer:
         context: encrypts every connection (`server_context`); None: plain.
         incarnation, snapshots, restored: see `Dispatcher`.
         listener: a port that is bound already; None: the constructor binds the port of ``settings``.
-
-    Raises:
-        OSError: the port cannot be bound.
     """
 
     def __init__(

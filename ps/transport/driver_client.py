@@ -74,11 +74,7 @@ class DriverClient(Client):
                 start = self.request(PublishRows(number, start, rows), RowsPublished).rows
 
     def observe(self, clock: int, patience: float) -> Status:
-        """Wait until more than ``clock`` commits are applied, or for ``patience`` seconds; return the status.
-
-        Raises:
-            DistkerasError: the job has failed with this error.
-        """
+        """Wait until more than ``clock`` commits are applied, or for ``patience`` seconds; return the status."""
         return self.request(Observe(clock, patience), Status, patience + self.deadlines.frame)
 
     def ping(self) -> Status:
@@ -94,9 +90,6 @@ class DriverClient(Client):
 
         Returns:
             The clock of the first commit after the change.
-
-        Raises:
-            ConfigurationError: the rule does not allow it, or the server's learning rate is a schedule.
         """
         return self.request(SetValues(np.ascontiguousarray(rows, np.float64)), Ack).clock
 

@@ -71,11 +71,6 @@ def begin_handshake(
         sizes: the layout of the memory to offer; None: offer none.
         timeout: seconds that the answer may take.
         world: memory and randomness.
-
-    Raises:
-        DeadlineError: no answer arrived in time.
-        RemoteProtocolError: another message arrived.
-        OSError: the connection is lost.
     """
     memory, slots, token = (offer_slots(sizes, world) if sizes is not None else None) or (None, None, "")
     try:
@@ -94,11 +89,7 @@ def begin_handshake(
 
 
 def answer_handshake(channel: Channel, hello: Hello, sizes: SlotSizes, world: World) -> None:
-    """Answer another worker's ``hello``, and exchange vectors through its memory if that can be mapped.
-
-    Raises:
-        DeadlineError, OSError: see `Channel.send`.
-    """
+    """Answer another worker's ``hello``, and exchange vectors through its memory if that can be mapped."""
     slots = map_slots(hello, sizes, world)
     channel.send(
         Welcome(

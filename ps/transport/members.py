@@ -186,11 +186,7 @@ class MemberLinks:
         return False
 
     def connect(self, membership: Membership) -> None:
-        """Connect to the others: a member dials those of a lower rank, and waits for those of a higher rank.
-
-        Raises:
-            MemberLostError: a member cannot be reached, or does not connect in time; all connections are closed.
-        """
+        """Connect to the others: a member dials those of a lower rank, and waits for those of a higher rank."""
         try:
             self._connect(membership)
         except BaseException:
@@ -305,11 +301,7 @@ class MemberLinks:
         return self._poster.outcome()
 
     def wait_for_posted(self, step: int) -> None:
-        """Wait until the posted sum, if any, has ended; then this thread owns the group's connections again.
-
-        Raises:
-            MemberLostError: a connection is lost.
-        """
+        """Wait until the posted sum, if any, has ended; then this thread owns the group's connections again."""
         if self._poster is None or not self._posted:
             return
         timeout = 2 * self._deadlines.reply

@@ -248,9 +248,6 @@ class WorkerClient(Client):
         incarnation: the incarnation of the server that this worker has joined; 0: none yet.
         sequence: number of the last commit that the server applied.
         stopping: whether the server has reported that the job ends early.
-
-    Raises:
-        ConfigurationError: ``wire_format`` is unknown.
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one worker, which callers name
@@ -363,10 +360,6 @@ class WorkerClient(Client):
 
         Returns:
             The partition's progress, which is ``finished`` if another attempt has trained the partition to its end.
-
-        Raises:
-            ShapeError: the model differs from the published one.
-            JobStoppedError: the job ended meanwhile.
         """
         return self._reconnecting(self._join, rejoin=False)
 
@@ -582,12 +575,7 @@ class WorkerClient(Client):
         return answer.model.tobytes()
 
     def announce(self, host: str, port: int, node: str, batches: int) -> Members:
-        """Announce that others reach this worker at ``host`` and ``port``; return the members once all are ready.
-
-        Raises:
-            DeadlineError: a worker did not join, or did not read its rows in time.
-            ConfigurationError: the nodes differ in size.
-        """
+        """Announce that others reach this worker at ``host`` and ``port``; return the members once all are ready."""
         timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout
 
         def once() -> Members:

@@ -71,9 +71,6 @@ class MemberState(NamedTuple):
             sequence: the commit after which it must have been taken.
             sizes: elements of the parameters and of the moving statistics.
             worker: for the error.
-
-        Raises:
-            SnapshotError: there is none, it was taken after another commit, or it is damaged.
         """
         found = kept.sequence if isinstance(kept, KeptOptimizer) else 0
         if kept is None or found != sequence or kept.damaged:
@@ -113,9 +110,6 @@ class MemberReplica:
 
     Attributes:
         theta: the node's parameters, shape ``(size,)``, float32.
-
-    Raises:
-        SnapshotError: the state belongs to another place.
     """
 
     def __init__(
@@ -245,10 +239,6 @@ class MemberReplica:
 
         Returns:
             float64 ``(len(batches), metrics)``: loss and metrics of this member's mini-batches.
-
-        Raises:
-            MemberLostError: another member is lost.
-            NonFiniteError: the gradient has a NaN or infinity.
         """
         rows = []
         self._load_optimizer(batches[0])
@@ -340,10 +330,6 @@ def run_member(  # noqa: PLR0913 - independent facts of one worker, which caller
         meet: announces the member as one of the named node, and returns its connections to the others, which this
             closes; None: the job ends early.
         make: the constructor of the `MemberReplica`.
-
-    Raises:
-        SnapshotError: the server does not have the state from which the member must continue.
-        MemberLostError: see `MemberReplica.train`.
     """
     if welcome.epoch >= epochs:
         return

@@ -67,9 +67,6 @@ class AutoWindow:
     Attributes:
         rule: the rule, with the current window.
         chosen: whether the window was chosen from the measurement.
-
-    Raises:
-        ConfigurationError: the rule's window is a number.
     """
 
     def __init__(
@@ -161,9 +158,6 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     Yields:
         `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each of which needs a `Reply`;
         `PostRequest` and `Compute`; the requests of ``keeper``.
-
-    Raises:
-        ConfigurationError: ``tables`` with a rule, a window or an option that does not allow them.
     """
     if tables is not None:
         require_table_windows(rule, overlap=overlap or windows is not None)

@@ -94,11 +94,7 @@ class TableWindows:
         return tuple(NO_IDS for _ in self._shapes) if window is None else window.rows
 
     def vector(self, reply: Reply) -> Vector:
-        """Return the dense center and the rows of ``reply`` as one vector; the previous vector does not change.
-
-        Raises:
-            RemoteProtocolError: the reply does not have the requested rows.
-        """
+        """Return the dense center and the rows of ``reply`` as one vector; the previous vector does not change."""
         assert reply.center is not None, "the driver of the loop must answer a pull with the center"
         window = self._present if reply.refused else self._look_ahead()
         asked = self.touched if reply.refused else self.wants

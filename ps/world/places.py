@@ -23,11 +23,7 @@ def is_uri(place: str) -> bool:
 
 
 def absolute(place: str) -> str:
-    """Return a URI as it is, and a path as an absolute one, for processes with another working directory.
-
-    Raises:
-        ConfigurationError: a part of ``place`` would be ignored, or no file system can have such a name.
-    """
+    """Return a URI as it is, and a path as an absolute one, for processes with another working directory."""
     if "\0" in place:
         raise ConfigurationError(f"a folder must be a path or a URI without NUL characters. Received: {place!r}")
     if not is_uri(place):

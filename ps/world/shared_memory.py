@@ -41,11 +41,7 @@ class SharedMemory(Protocol):
 
 
 class AnonymousFile:
-    """An anonymous file of ``size`` bytes, mapped: `SharedMemory`.
-
-    Raises:
-        OSError: the system has no anonymous files, or not enough memory.
-    """
+    """An anonymous file of ``size`` bytes, mapped: `SharedMemory`."""
 
     def __init__(self, size: int) -> None:
         self._descriptor = _anonymous_file()
@@ -73,9 +69,6 @@ def map_shared(place: str, size: int) -> memoryview:
     """Return the memory at ``place``, which another process of this user has created, with all of its pages reserved.
 
     Only numbers are taken from ``place``, and only a sealed anonymous file of exactly ``size`` bytes is mapped.
-
-    Raises:
-        OSError: there is no such file, or not enough memory.
     """
     numbers = _PLACE.fullmatch(place)
     if numbers is None:

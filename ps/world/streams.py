@@ -127,11 +127,7 @@ class TcpStream:
 
 
 class TcpListener:
-    """A listening TCP socket; port 0 means any free port.
-
-    Raises:
-        OSError: the port cannot be bound.
-    """
+    """A listening TCP socket; port 0 means any free port."""
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

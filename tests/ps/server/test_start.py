@@ -12,7 +12,7 @@ from support.ps.running_server import KEY
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.rules import make
-from distkeras.ps.server import start
+from distkeras.ps.server import process
 from distkeras.ps.server.process import StartReport, StartRequest, serve
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
@@ -27,7 +27,7 @@ def request(folder: Path) -> StartRequest:
 
 def test_a_server_that_has_started_sends_no_further_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process reads them any longer: once the pipe is full, the checkpointer would wait forever."""
-    monkeypatch.setattr(start, "_LOADING_SECONDS", -1.0)
+    monkeypatch.setattr(process, "_LOADING_SECONDS", -1.0)
     sent: list[StartReport] = []
 
     def until_saved(server: ParameterServer) -> int:
