@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from bench.gpu_process import (
+    EXECUTIONS,
     RULE,
     BackendProcess,
     Workload,
@@ -41,9 +42,6 @@ WORKLOADS = (Workload("S", 32, 1000), Workload("M", 128, 500), Workload("C", 128
 WINDOWS = (1, 10, 100)
 #: The window of cases that have one only.
 WINDOW = 10
-#: The ``steps_per_execution`` that are tried; Keras on PyTorch refuses any but 1, and on JAX it unrolls the steps, so
-#: that convolutions take minutes to compile.
-EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10, 50), "C": (1, 10)}
 #: Steps of a run without ``jit_compile``: JAX then runs one operation at a time.
 SLOW_STEPS = 50
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.measure import Case, Factory, Run
-from bench.whole_job import BATCH, WINDOWS
+from bench.whole_job import BATCH, EXECUTIONS, WINDOWS
 from bench.workload import PATIENCE, WORKERS
 
 SECTION = "start"
@@ -153,7 +153,8 @@ class Programs:
             if limit is None:
                 return text
             programs = each("program", 1, self.median(together, limit, "program"))
-            return f"limit: plain Keras; {text}; whole programs, in times of plain Keras' {programs}"
+            best = f"limit: plain Keras with steps_per_execution={EXECUTIONS[together[0].model]}"
+            return f"{best}; {text}; whole programs, in times of plain Keras' {programs}"
 
         return Case(
             SECTION,

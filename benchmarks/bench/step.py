@@ -9,8 +9,9 @@ from functools import partial
 
 import numpy as np
 
+from bench.gpu_process import Workload, best_fit
 from bench.measure import Case, Factory
-from bench.workload import bare_loop, build, fit_rate, mini_batches, rows
+from bench.workload import bare_loop, build, mini_batches, rows
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 
@@ -38,7 +39,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
         batches = mini_batches(x, y, batch, WINDOW)
         return [batches[start : start + WINDOW] for start in range(0, count, WINDOW)]
 
-    replica, plain = KerasReplica(build(name)), build(name)
+    replica = KerasReplica(build(name))
     bare = bare_loop(build(name), batch)
     stacks = [
         tuple(tf.constant(np.stack(part)) for part in zip(*((b.x[0], b.y[0]) for b in window), strict=True))
@@ -58,20 +59,17 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
             bare(*stack)
         return count / (time.perf_counter() - began)
 
-    def naive() -> float:
-        return fit_rate(plain, x, y, batch) / batch
-
-    for side in (ours, limit, naive):
+    for side in (ours, limit):
         side()
-    yield Case(
-        SECTION,
-        f"{name}, batches of {batch}, windows of {WINDOW}",
-        "steps/s",
-        ours,
-        limit,
-        naive,
-        target_limit=0.95,
-        target_naive=2.0 if name == "S" else None,
-        turns=TURNS,
-        note="limit: each window one call of a compiled loop over tensors that are there already; naive: fit",
-    )
+    with best_fit(Workload(name, batch, count)) as (naive, which):
+        yield Case(
+            SECTION,
+            f"{name}, batches of {batch}, windows of {WINDOW}",
+            "steps/s",
+            ours,
+            limit,
+            naive,
+            target_limit=0.95,
+            turns=TURNS,
+            note=f"limit: each window one call of a compiled loop over tensors that are there already; naive: {which}",
+        )
