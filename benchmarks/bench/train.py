@@ -92,7 +92,10 @@ def _train(count: int) -> Iterator[list[Case]]:
         plain = {size: stack.enter_context(best_fit(Workload(*size, steps=count // size[1]))) for size in sizes}
         _steady(WHOLE, frame)  # After this job, the workers have loaded their modules.
         yield [
-            *(_rate(job, frame, ceiling and ceiling.rate, *plain[job.model, job.batch]) for job in JOBS),
+            *(
+                _rate(job, frame, None if ceiling is None else ceiling.rate, *plain[job.model, job.batch])
+                for job in JOBS
+            ),
             _watched(frame),
             _whole_job(frame),
         ]
