@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -61,6 +62,8 @@ def begin() -> None:
         # Without an NVIDIA GPU, the one line of level 2 is about its absence.
         _fill(LEVEL, "2" if os.path.exists("/dev/nvidiactl") else "3")  # noqa: PTH110 - pathlib is slower to import
         sys.meta_path.insert(0, _QuietTensorFlow())
+    # Keras' loops are one function for TensorFlow, so that it warns of each program that calls several models.
+    logging.getLogger("tensorflow").addFilter(lambda record: "<function TensorFlowTrainer." not in record.getMessage())
     if "PYSPARK_GATEWAY_PORT" not in os.environ and _SPARKS_LOG.is_file() and not _has_log_settings():
         options = f"-Dlog4j2.configurationFile={_SPARKS_LOG}"
         if not _on_terminal():  # Spark's bar is of no use in a file or a notebook

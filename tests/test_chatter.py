@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -119,3 +120,12 @@ import tensorflow
 print(tensorflow.__name__)
 """
     assert lines_of(program) == ["tensorflow"]
+
+
+def test_calls_of_several_models_are_no_warning() -> None:
+    log = logging.getLogger("tensorflow")
+    text = "5 out of the last 5 calls to <function %s> triggered tf.function retracing"
+    assert not log.filter(
+        log.makeRecord("", 30, "", 0, text, ("TensorFlowTrainer.make_predict_function at 0x1",), None)
+    )
+    assert log.filter(log.makeRecord("", 30, "", 0, text, ("users at 0x1",), None))

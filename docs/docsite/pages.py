@@ -63,12 +63,30 @@ def _rule(name: str, kind: type[Rule]) -> str:
     facts = {key: value for key, value in _table_row(name).items() if key not in ("rule", "name", "hyper-parameters")}
     lines = [f"# {info.title}", "", f"| rule | `{name}` |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
-    lines += ["", f"::: {kind.__module__}.{kind.__qualname__}", "    options:", "      show_root_heading: false"]
-    lines += ["      show_root_toc_entry: false", "      show_bases: false", "      members: false", ""]
-    lines += ["With its defaults:", "", "```python", "from distkeras import rules", "", _made(name, kind), "```", ""]
+    lines += [
+        "",
+        _described(kind),
+        "",
+        "With its defaults:",
+        "",
+        "```python",
+        "from distkeras import rules",
+        "",
+        _made(name, kind),
+        "```",
+        "",
+    ]
     if info.bibtex:
         lines += ["```bibtex", info.bibtex, "```", ""]
     return "\n".join(lines)
+
+
+def _described(kind: type[Rule]) -> str:
+    """Return the rule's docstring as Markdown: its arguments become a list."""
+    text, _, rest = (inspect.getdoc(kind) or "").partition("\nArgs:\n")
+    arguments, _, rest = rest.partition("\n\n")
+    listed = re.sub(r"^    (\w+): ", r"* **`\1`**: ", arguments, flags=re.MULTILINE)
+    return "\n".join([text, *(["**Hyper-parameters**", "", listed, ""] if listed else []), rest])
 
 
 def _made(name: str, kind: type[Rule]) -> str:

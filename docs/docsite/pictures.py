@@ -113,7 +113,7 @@ _DATAFRAME = (
         "sorted within partitions: the same",
         "rows in every attempt",
     ),
-    ("room", "training.task", "Executor: Arrow record batches", "mapInArrow, no Python object a row"),
+    ("room", "training.task", "Executor: record batches", "mapInArrow of Arrow, no Python object a row"),
     (
         "room",
         "data.source",
