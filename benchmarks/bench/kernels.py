@@ -164,7 +164,7 @@ class Bare:
     def _step(self, worker: int, context: Context) -> None:
         rule, chunks = self._rule, self.applied[worker]
         scalars = rule.accept(context, self._counters)
-        if rule.traits.reduction:
+        if rule.reduces:
             scalars = rule.reduced(scalars, sum([rule.partial(chunk, scalars) for chunk in chunks]))
         if not rule.traits.view:
             for chunk in chunks:

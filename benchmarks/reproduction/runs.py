@@ -82,14 +82,14 @@ def simulated(run: Run, seed: int) -> tuple[Trace, network.Batches]:
         trace = simulate(
             rule,
             network.initial(seed),
-            batches.numbered if rule.traits.refuses else batches,
+            batches.numbered if rule.may_refuse else batches,
             workers=run.workers,
             learning_rate=run.learning_rate,
             timing=TIMINGS[run.timing],
             steps=run.commits,
             seed=seed,
             dtype=np.float32,
-            numbered=rule.traits.refuses,
+            numbered=rule.may_refuse,
             measure_gap=run.gap,
         )
     return trace, batches

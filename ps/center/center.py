@@ -262,6 +262,7 @@ class Center:
         self._chunks = Chunks(vector.size, vector.dtype, block)
         self._measure_gap = measure_gap
         self._arithmetic = CheckedArithmetic(rule.name, enabled=check_finite)
+        self._reduces = rule.reduces
         self._keeps_sent = self.traits.keeps_sent or measure_gap
         self.round = Round(np.zeros_like(self.moving_statistics))
 
@@ -360,7 +361,7 @@ class Center:
             return False
         staleness = lease.staleness(commit, self.clock)
         context = self._commit_context(commit, staleness)
-        if self.traits.refuses and self.rule.refuses(context, lease.refusals):
+        if self.rule.refuses(context, lease.refusals):
             lease.refuse(commit, self._now())
             self.refused += 1
             return False
@@ -506,7 +507,7 @@ class Center:
         out = center if in_place else payload[0]
         sent = lease.sent.array if self.traits.keeps_sent and lease.sent else center
         vectors = out, center, payload, self.model, lease.vectors, sent
-        if self.traits.reduction:
+        if self._reduces:
             total = math.fsum(self.rule.partial(chunk, scalars) for chunk in self._chunks.over(*vectors, block=BLOCK))
             scalars = self.rule.reduced(scalars, total)
         scale: float | None = None
@@ -579,7 +580,7 @@ class Center:
 
     def _drain(self, workers: int) -> None:
         """Apply the commits that the rule has buffered, if any. The clock does not advance."""
-        scalars = self.rule.begin_drain(workers, self.counters) if self.traits.drains else None
+        scalars = self.rule.begin_drain(workers, self.counters)
         if scalars is None:
             return
         version = self.pool.take()

@@ -203,17 +203,10 @@ def codec_of(wire_format: str, size: int) -> Codec | None:
 
 def require_format(wire_format: str, rule: Rule) -> None:
     """Raise a ConfigurationError unless ``rule`` supports this wire format."""
-    if codec_of(wire_format, 0) is None:
-        return
-    if rule.traits.reads_sent:
-        why = "reads exactly what a worker was sent"
-    elif rule.traits.keeps_replica:
-        why = "takes from a worker exactly what it gives to the center"
-    elif _CODECS[wire_format] is Int8 and rule.info.family == "averaging":
-        why = "sends parameters, whose small ones a coarse format loses"
-    else:
-        return
-    raise invalid("wire_format", wire_format, f"'float32': rule {rule.name!r} {why}")
+    codec = codec_of(wire_format, 0)
+    why = None if codec is None else rule.reason_against_encoding(coarse=codec.needs_error_feedback)
+    if why is not None:
+        raise invalid("wire_format", wire_format, f"'float32': rule {rule.name!r} {why}")
 
 
 class WorkerFormat:

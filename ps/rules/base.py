@@ -8,7 +8,7 @@ Invariants, on which the center relies and which the conformance suite checks fo
 1. Vectors are flat and of one dtype (float32 on a server, float64 if a simulation uses it). Scalars are Python numbers,
    so that they never widen a vector.
 2. A kernel (`apply`, `view`, `round_end`) is element-wise: it is called on consecutive chunks, and the result does
-   not depend on where they are cut. A rule that needs a sum over the whole vector declares ``Traits.reduction``.
+   not depend on where they are cut. A rule that needs a sum over the whole vector declares it by `Rule.reduces`.
 3. A kernel writes ``chunk.out``, the model's and the worker's own vectors, ``chunk.payload`` and ``chunk.scratch``;
    never ``chunk.center`` or ``chunk.sent``. ``chunk.out`` may be the same memory as ``chunk.payload[0]`` or
    ``chunk.center``, so a kernel reads its inputs before it writes them. A `view` reads no payload, because it may
@@ -59,15 +59,9 @@ class Traits:
         keeps_replica: the worker keeps its own parameters and never copies the center (elastic rules).
         plain_sgd: the formula holds for plain SGD only; another worker optimizer is refused.
         keeps_sent: the server half reads what the committing worker was last sent.
-        reads_sent: one of the halves needs the exact vector that was sent; a lossy wire format would change the rule.
         grows: the payload adds up the window's steps: a window twice as long takes a step twice as far.
         view: a worker is not sent the center itself, but a `Rule.view` of it.
-        reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
         overlaps: a worker may compute its next window while a commit is in flight (`Rule.begin_overlapped_window`).
-        probes: while no exchange is due, a worker asks after each call whether the server is occupied, and calls `due`
-            again.
-        drains: the rule may buffer movements, which are applied to the center when no worker is left (`Rule.drain`).
-        refuses: the rule may refuse a commit (`Rule.refuses`), whose worker then computes the same window again.
         rows: a commit may omit zeros from the payload, so that tables travel by the rows that a window touched. The
             server half moves each element only by its own payload, keeps no vector of its own, and does not change an
             element whose payload is zero, to the bit (except for the sign of a zero); the worker half computes a
@@ -91,14 +85,9 @@ class Traits:
     keeps_replica: bool = False
     plain_sgd: bool = False
     keeps_sent: bool = False
-    reads_sent: bool = False
     grows: bool = False
     view: bool = False
-    reduction: bool = False
     overlaps: bool = False
-    probes: bool = False
-    drains: bool = False
-    refuses: bool = False
     rows: bool = False
     sums: bool = False
     peers: bool = False
@@ -235,7 +224,7 @@ class WorkerState:
         previous_learning_rate: eta that the server sent before.
         used_learning_rate: eta at the latest step, as the server had sent it.
         due_early: set by a rule that ends the window before it is full.
-        occupied: whether the server was applying commits of others at the last probe (``Traits.probes``); True at the
+        occupied: whether the server was applying commits of others at the last probe (`Rule.probes`); True at the
             start of each window.
         scale: mean scale factor that the worker half applied to the payload.
         vectors: the rule's own vectors.
@@ -298,7 +287,7 @@ class Rule(ABC):
         reasons = {
             "needs the same one at all workers": traits.synchronous,
             "commits every gradient": traits.gradient,
-            "ends its windows itself": traits.probes,
+            "ends its windows itself": self.probes,
         }
         for reason, applies in reasons.items():
             if applies:
@@ -313,6 +302,32 @@ class Rule(ABC):
     def traits(self) -> Traits:
         """The traits of the rule, which may depend on its hyper-parameters."""
         return Traits()
+
+    @property
+    def probes(self) -> bool:
+        """Whether a worker asks if the server is occupied and calls `due` again: the rule ends its windows itself."""
+        return self._overrides("due")
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether commits may be refused by `refuses`, so that a worker computes the same window again."""
+        return self._overrides("refuses")
+
+    @property
+    def reduces(self) -> bool:
+        """Whether `apply` needs a sum over the whole vector first: `partial` and `reduced`."""
+        return False
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(Rule, method)
+
+    def reason_against_encoding(self, *, coarse: bool) -> str | None:
+        """Return why vectors must not be rounded on the wire, with ``coarse`` to 8 bits; None: they may be."""
+        if self.traits.keeps_replica:
+            return "takes from a worker exactly what it gives to the center"
+        if coarse and self.info.family == "averaging":
+            return "sends parameters, whose small ones a coarse format loses"
+        return None
 
     def for_workers(self, workers: int) -> Rule:
         """Return the rule with the window that "auto" stands for, where that follows from the number of workers."""
@@ -399,7 +414,7 @@ class Rule(ABC):
         state.sent = begun
 
     def refuses(self, context: Context, refusals: int) -> bool:
-        """Return whether to refuse a commit, before anything is changed; for ``Traits.refuses``.
+        """Return whether to refuse a commit, before anything is changed.
 
         Args:
             context: of the commit.
@@ -412,11 +427,11 @@ class Rule(ABC):
         return ()
 
     def partial(self, chunk: Chunk, scalars: Scalars) -> float:
-        """Return this block's share of the sum, in float64; for ``Traits.reduction``."""
+        """Return this block's share of the sum, in float64; for `reduces`."""
         raise NotImplementedError
 
     def reduced(self, scalars: Scalars, total: float) -> Scalars:
-        """Return the scalars for `apply`, from the ``total`` over all blocks; for ``Traits.reduction``."""
+        """Return the scalars for `apply`, from the ``total`` over all blocks; for `reduces`."""
         raise NotImplementedError
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
@@ -444,15 +459,15 @@ class Rule(ABC):
         raise NotImplementedError
 
     def buffered(self, counters: dict[str, int]) -> int:
-        """Return the number of commits that the center does not contain yet; for ``Traits.drains``."""
+        """Return the number of commits that the center does not contain yet: buffered movements."""
         return 0
 
     def begin_drain(self, workers: int, counters: dict[str, int]) -> Scalars | None:
-        """Reset ``counters``, and return the scalars for `drain`; None: nothing is buffered; for ``Traits.drains``."""
+        """Reset ``counters``, and return the scalars for `drain`; None: nothing is buffered."""
         return None
 
     def drain(self, chunk: Chunk, scalars: Scalars) -> None:
-        """Apply one chunk of the step with the buffered commits; there is no payload; for ``Traits.drains``."""
+        """Apply one chunk of the step with the buffered commits; there is no payload."""
         raise NotImplementedError
 
     def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...], counters: dict[str, int]) -> None:
@@ -512,6 +527,9 @@ def all_finite(vector: Vector) -> bool:
         finite = bool(np.isfinite(np.dot(vector, vector)))
     return finite or bool(np.isfinite(vector).all())
 
+
+#: Why a rule that compares the center with what a worker was sent cannot have that rounded.
+READS_SENT = "reads exactly what a worker was sent"
 
 THESIS = {
     "paper": "Hermans 2017",

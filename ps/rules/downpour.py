@@ -11,6 +11,7 @@ import numpy as np
 
 from distkeras.ps.rules.base import (
     BLOCK,
+    READS_SENT,
     THESIS,
     Chunk,
     Context,
@@ -143,7 +144,7 @@ class ZealousDownpour(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(plain_sgd=not self.explore, probes=True)
+        return Traits(plain_sgd=not self.explore)
 
     def steps_until_due(self, state: WorkerState) -> int:
         return 1
@@ -251,7 +252,7 @@ class Ringmaster(Rule):
   year      = {2025},
 }""",
     )
-    traits = Traits(grows=True, refuses=True, rows=True)
+    traits = Traits(grows=True, rows=True)
 
     window: int | str | None = 1
     threshold: int | None = count(None)
@@ -329,11 +330,16 @@ class ADAG(Rule):
             parts=2 if self.algorithm == 11 else 1,
             pull_first=self.algorithm == 13,
             keeps_sent=self.algorithm == 12,
-            reads_sent=True,
             grows=not self.normalize,
-            reduction=self.form.endswith("norm") and self.algorithm != 13,
             sums=self.algorithm == 12 and self.form not in ("4.1", "4.1norm"),  # these use each worker's own eta
         )
+
+    @property
+    def reduces(self) -> bool:
+        return self.form.endswith("norm") and self.algorithm != 13
+
+    def reason_against_encoding(self, *, coarse: bool) -> str | None:
+        return READS_SENT
 
     def divisor(self, learning_rate: float) -> tuple[float, float]:
         """Return the divisor of :math:`d^2`, and its root, which fits float32 even if the divisor underflows."""

@@ -162,7 +162,7 @@ class FedBuff(Rule):
     @property
     def traits(self) -> Traits:
         vectors = ("buffer", "momentum") if self.momentum else ("buffer",)
-        return Traits(grows=True, drains=True, model_vectors=vectors)
+        return Traits(grows=True, model_vectors=vectors)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         size, count = self.buffer or context.workers, counters.get("count", 0)
@@ -265,9 +265,7 @@ class FADAS(Rule):
   year      = {2024},
 }""",
     )
-    traits = Traits(
-        grows=True, drains=True, model_vectors=("buffer", "momentum", "second_moment", "largest_second_moment")
-    )
+    traits = Traits(grows=True, model_vectors=("buffer", "momentum", "second_moment", "largest_second_moment"))
 
     window: int | str | None = 10
     buffer: int | None = count(None)

@@ -12,6 +12,7 @@ from distkeras.ps.rules.base import (
     DANA,
     DELAY_COMPENSATION,
     ORMO,
+    READS_SENT,
     Chunk,
     Context,
     Replica,
@@ -123,10 +124,12 @@ class DCASGD(ASGD):
             gradient=True,
             fixed_workers=self.momentum > 0,
             keeps_sent=True,
-            reads_sent=True,
             model_vectors=("mean_square",) if self.adaptive else (),
             worker_vectors=("velocity",) if self.momentum else (),
         )
+
+    def reason_against_encoding(self, *, coarse: bool) -> str | None:
+        return READS_SENT
 
     @property
     def compensation_strength(self) -> float:
@@ -551,9 +554,12 @@ class DanaDC(DanaZero):
 
     name = "dana_dc"
     info = RuleInfo(title="DANA-DC", equations="Alg 7", sends="g", family="gradient", **DANA)
-    traits = replace(DanaZero.traits, keeps_sent=True, reads_sent=True)
+    traits = replace(DanaZero.traits, keeps_sent=True)
 
     compensation: float = not_negative(2.0)
+
+    def reason_against_encoding(self, *, coarse: bool) -> str | None:
+        return READS_SENT
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         compensate(chunk, self.compensation)

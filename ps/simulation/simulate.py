@@ -75,7 +75,7 @@ class VirtualClock:
         self._down = communication.transfer(size)
         self._latency = communication.latency
         self._takes_time = self._up > 0 or communication.service > 0
-        self._server = _ServerQueue(communication.service, probed=job.traits.probes)
+        self._server = _ServerQueue(communication.service, probed=job.center.rule.probes)
         self._order = itertools.count()  # of events at the same time
         self._events: list[tuple[float, int, int, _Stage]] = []
         #: When each worker's latest exchange reaches the server.

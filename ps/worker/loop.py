@@ -184,7 +184,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         yield Compute(len(group))
         worker.compute(group)
         due = group[-1].last or worker.rule.due(state)
-        if not due and worker.traits.probes:
+        if not due and worker.rule.probes:
             state.occupied = _answered((yield ProbeRequest())).occupied
             due = worker.rule.due(state)
         if due:
@@ -252,7 +252,7 @@ class _Worker:
             self._first, state.payload = group[0].index, self._payload()
         if windows is not None:
             windows.start()
-        if self.traits.refuses:
+        if self.rule.may_refuse:
             self._window += group
         metrics = self.rule.compute(self._replica, state, group)
         state.used_learning_rate = state.learning_rate

@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from mutants.catalog import MUTANTS
-from mutants.mutant import Mutant
+from mutants.catalog import MUTANTS, Mutant
 from mutants.workspace import PYTEST, Workspace
 
 ROOT = Path(__file__).resolve().parents[2]

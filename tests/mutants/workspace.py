@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mutants.mutant import Mutant
+from mutants.catalog import Mutant
 
 #: The folders and files that tests without Spark read.
 _FOLDERS = ("benchmarks", "distkeras", "docs", "notebooks", "ps", "scripts", "tests", "transformers")

@@ -7,9 +7,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from mutants.catalog import MUTANTS
+from mutants.catalog import MUTANTS, Mutant
 from mutants.command import main
-from mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 FAULT = Mutant(

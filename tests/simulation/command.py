@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from simulation.mutations import MUTATIONS, planted
 from simulation.plan import KINDS, Plan, draw
+from simulation.planting import REPLACEMENTS
 from simulation.shrink import shrink
 from simulation.simulation import Outcome, simulate
 
@@ -33,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--findings", type=int, default=3, metavar="N", help="end after so many (default: %(default)s)")
     parser.add_argument(
-        "--planted", nargs="*", choices=MUTATIONS, help="plant faults in the code: these, or all, in turn"
+        "--planted",
+        nargs="*",
+        metavar="NAME",
+        choices=[*MUTATIONS, *REPLACEMENTS],
+        help="plant faults in the code, in turn: these, of this program or of tests/mutants; or all of this program",
     )
     arguments = parser.parse_args(argv)
     kinds = tuple(arguments.kinds)

@@ -145,7 +145,8 @@ class Watch:
         self.amounts = (1.0 - 0.13 * (elements % 5) * plan.rounding).astype(np.float32)
         self._coarse = plan.wire_format != FORMATS[0]
         self._views_known = plan.rule == "dana_zero" or not plan.make_rule().traits.view
-        self._traits = plan.make_rule().traits
+        self._rule = plan.make_rule()
+        self._traits = self._rule.traits
         #: The expected state of members after each step; None if workers do not exchange with each other.
         self.course = Course(plan, plan.layout(0).element, self.amounts) if self._traits.peers else None
         #: Whether the leases agree with the ledger: nothing is skipped, and all partitions are unchanged.
@@ -214,7 +215,7 @@ class Watch:
         layout, worker = who
         if layout == self.layouts[center.incarnation].number:
             has = center.leases[worker].sequence if worker in center.leases else 0
-        elif self._traits.refuses:
+        elif self._rule.may_refuse:
             return  # Its last commits may have been refused, so that no record has them.
         else:  # Other partitions continue the job; the records have its commits.
             has = max((int(row["sequence"]) for row in self._rows(center, *who)), default=0)
@@ -363,7 +364,7 @@ class Watch:
                 expected, statistics = with_other_workers(was, self._plan)
                 began = was.numbers["clock"] if was.total.size else was.numbers["round"][2]
                 # The computed end of a round or a buffer is inexact.
-                equal = close if was.total.size or self._traits.drains else np.array_equal
+                equal = close if was.total.size or "buffer" in self._traits.model_vectors else np.array_equal
                 same = equal(expected, now.center) and equal(statistics, now.statistics)
                 if same and now.numbers["round"][2] == began:
                     return  # With a new layout, they have nothing else in common.
@@ -551,7 +552,7 @@ class Watch:
             self._check_gap(life, worker, first, clock - staleness)
         elif not self._plan.gap and not np.isnan(row["gap"]):
             raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
-        if self._traits.refuses and not row["skipped"]:
+        if self._rule.may_refuse and not row["skipped"]:
             self._check_verdict(center, life.standings[worker], staleness, refused=False)
         if not row["skipped"]:
             now = self._surroundings.scheduler.now
@@ -595,7 +596,7 @@ class Watch:
             return  # No worker waits for workers that have not joined.
         leases = center.leases
         windows = {other: lease.sequence for other, lease in leases.items()}
-        if self._traits.refuses or self._plan.stream:  # A refused commit has a number, but is not a window.
+        if self._rule.may_refuse or self._plan.stream:  # A refused commit has a number, but is not a window.
             if center.log.missing:
                 return
             rows = center.log.commits()

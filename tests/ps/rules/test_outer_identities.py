@@ -395,6 +395,6 @@ def test_a_window_ends_with_its_epoch_and_is_not_scaled_down(name: str) -> None:
 
 def test_the_outer_rules_keep_no_vectors_at_their_workers() -> None:
     for name in (*ROUNDS, *ASYNCHRONOUS):
-        traits = center_rules()[name]().traits
-        assert traits.worker_vectors == ()
-        assert (traits.keeps_sent, traits.reduction, traits.overlaps) == (False, False, False)
+        rule = center_rules()[name]()
+        assert rule.traits.worker_vectors == ()
+        assert (rule.traits.keeps_sent, rule.reduces, rule.traits.overlaps) == (False, False, False)

@@ -44,7 +44,7 @@ def windows_of(trace: Trace, worker: int) -> list[int]:
 ASYNCHRONOUS = [
     name
     for name, kind in center_rules().items()
-    if not (t := kind().traits).synchronous and not t.gradient and not t.probes
+    if not (rule := kind()).traits.synchronous and not rule.traits.gradient and not rule.probes
 ]
 
 

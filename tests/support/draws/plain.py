@@ -49,7 +49,7 @@ class PlainJob(Problem):
     def __init__(self, prepared: Prepared, rule: Rule) -> None:
         traits = rule.traits
         window = rule.window if isinstance(rule.window, int) else STEPS
-        if traits.probes or traits.peers:
+        if rule.probes or traits.peers:
             window = 1  # the server of one worker is never occupied; a node takes each step alone
         self.n, self.weight_decay, self.window = 1, 0.0, window
         self.schedule = [0] * (STEPS // window)

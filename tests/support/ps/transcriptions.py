@@ -76,7 +76,7 @@ class Problem:
     def simulated(self, rule: Rule, **options: Any) -> Trace:
         """Return the product's run of the same problem, with all centers."""
         options.setdefault("learning_rate", self.eta(0))
-        options.setdefault("numbered", rule.traits.refuses)
+        options.setdefault("numbered", rule.may_refuse)
         plain, numbered = (lambda theta, worker: self.g(worker, theta)), self.numbered
         return simulate(
             rule,
