@@ -8,7 +8,7 @@ from typing import Any
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
-from distkeras.ps.checkpoint import snapshots, store
+from distkeras.ps.checkpoint import state, store
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
@@ -137,7 +137,7 @@ def _other_partitions_go_on_where_these_were() -> list[Patch]:
             lease = center.leases.add(worker, NO_ATTEMPT)
             lease.epoch, lease.batch, lease.state = epoch, 1, LeaseState.FREE
 
-    return [(snapshots, "_begin_epoch", begin)]
+    return [(state, "_begin_epoch", begin)]
 
 
 @mutation
