@@ -14,7 +14,7 @@ WAITS = {"acquire", "communicate", "exited", "get", "join", "result", "settimeou
 #: Files in which a number is no limit: examples of source text, a manual clock, the measurement of patience itself.
 #: Programs that a person runs on a machine of their choice.
 PROGRAMS = {"chaos", "fuzz", "matrix", "mutants", "simulation"}
-EXEMPT = {"conventions/test_deadlines.py", "ps/transport/test_backoff.py", "support/patience.py"}
+EXEMPT = {"conventions/test_deadlines.py", "ps/transport/test_channel.py", "support/patience.py"}
 
 
 def fixed_limits(tree: ast.AST) -> Iterator[str]:

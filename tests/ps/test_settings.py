@@ -1,4 +1,4 @@
-"""Settings: they are checked when they are built, survive JSON, and have a command-line flag for each field."""
+"""Settings: they are checked when they are built, survive JSON, have flags, and may exclude each other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from support.patience import patience
 from distkeras.ps.__main__ import parser, request_from
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import Constant, Cosine
 from distkeras.ps.server.process import ResumePoint, StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Certificate
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.validate import EXCLUSIONS, Exclusion, reason_against, refuse
+from distkeras.settings import TrainSettings
 
 KEY = bytes(range(48, 80))
 
@@ -192,3 +195,38 @@ def test_the_command_line_accepts_a_learning_rate_as_a_number(tmp_path: Path) ->
     words = ["serve", "--rule", "asgd", "--workers", "1", "--learning-rate", "0.5"]
     request = request_from(parser().parse_args([*words, "--key-file", str(tmp_path / "key")]))
     assert request.settings.learning_rate == Constant(0.5)
+
+
+CASES = [(capability, exclusion) for capability, listed in EXCLUSIONS.items() for exclusion in listed]
+SETTINGS = [ServerSettings(make("agn"), 2), WorkerSettings(make("agn"), 2), TrainSettings()]
+
+
+@pytest.mark.parametrize(("capability", "exclusion"), CASES, ids=lambda part: getattr(part, "option", part))
+def test_the_error_names_the_option_its_value_and_the_reason(capability: str, exclusion: Exclusion) -> None:
+    option, allowed, why = exclusion
+    other: Any = "other" if isinstance(allowed[0], str) else 7
+    with pytest.raises(ConfigurationError) as caught:
+        refuse(capability, **{option: other})
+    expected, received = f"`{option}` must be {allowed[0]!r}", f"{option}={other!r}"
+    if option == "stream":
+        expected, received = "`df` must not be a stream", "a stream"
+    assert str(caught.value).startswith(expected)
+    assert str(caught.value).endswith(f"{why}. Received: {received}")
+    for value in allowed:
+        assert reason_against(capability, **{option: value}) is None
+
+
+@pytest.mark.parametrize("capability", EXCLUSIONS)
+def test_options_are_fields_of_the_settings_whose_defaults_exclude_nothing(capability: str) -> None:
+    fields = {field.name for one in SETTINGS for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # dataclasses
+    assert {exclusion.option for exclusion in EXCLUSIONS[capability]} <= fields | {"stream"}
+    assert reason_against(capability, *SETTINGS, stream=False) is None
+
+
+def test_settings_of_a_server_and_of_workers_refuse_what_relays_and_tables_exclude() -> None:
+    with pytest.raises(ConfigurationError, match="`measure_gap` must be False with tables by rows"):
+        ServerSettings(make("downpour"), 2, tables=(TableShape("users", 3, 2, 2),), measure_gap=True)
+    with pytest.raises(ConfigurationError, match="`staleness_bound` must be None with relays"):
+        ServerSettings(make("downpour"), 2, relays=1, staleness_bound=3)
+    with pytest.raises(ConfigurationError, match="`overlap` must be False with relays"):
+        WorkerSettings(make("downpour"), 2, relays=1, overlap=True)

@@ -1,16 +1,25 @@
-"""The center as a state machine: leases, ledger, versions, rounds, statistics."""
+"""The center as a state machine: leases, ledger, versions, views, rounds, statistics, schedulers."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from support.present import present
 from support.ps.center_commits import center_of, commit_of, joined, send
+from support.ps.frames import some_commit
 from support.ps.toy_model import ToyJob
 
-from distkeras.ps.center.schedulers import Scheduler, Synchronous
-from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
-from distkeras.ps.rules import Rule, make
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import TRANSITIONS, Leases, LeaseState, PartitionLease
+from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous, scheduler_for
+from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.rules import Rule, center_rules, make
+from distkeras.ps.rules.base import BLOCK
+from distkeras.ps.rules.schedules import StepDecay
 
 
 class TestLedger:
@@ -325,3 +334,203 @@ def test_a_window_of_an_elastic_rule_begins_after_the_workers_own_commit() -> No
         center.release(0, 0)
         send(center, commit_of(sequence=number + 1, first=number, last=number, wants_center=False))
     assert center.log.commits(0)["staleness"].tolist() == [0, 0, 0]
+
+
+VIEWS = [name for name in center_rules() if make(name).traits.view]
+#: Two full chunks and a short one.
+SIZE = 2 * BLOCK + 77
+WORKERS = 3
+
+
+def centers(name: str) -> tuple[Center, Center]:
+    """Return two centers with the same state: one replies at once, and the replies of the other may have to wait."""
+    vector = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+    pair = []
+    for scheduler in (None, BoundedStaleness(WORKERS, 1000)):
+        center = Center(
+            make(name),
+            vector,
+            workers=WORKERS,
+            learning_rate=StepDecay(0.1, (2, 4), factor=0.5),
+            scheduler=scheduler,
+            block=BLOCK // 2,
+        )
+        for worker in range(WORKERS):
+            center.join(worker, 0)
+        for worker in range(WORKERS):
+            center.release(worker, 0).buffer.drop()
+        pair.append(center)
+    return pair[0], pair[1]
+
+
+def commit(center: Center, worker: int, seed: int, *, wants_center: bool = True) -> None:
+    part = center.pool.take()
+    part.array[...] = np.random.default_rng(seed).normal(size=SIZE)
+    lease = center.leases[worker]
+    numbers = {"worker": worker, "sequence": lease.sequence + 1, "first": lease.batch, "last": lease.batch}
+    center.commit(commit_of(**numbers, wants_center=wants_center), [part])
+
+
+def release(center: Center, worker: int) -> np.ndarray:
+    released = center.release(worker, 0)
+    sent = released.buffer.array.copy()
+    released.buffer.drop()
+    return sent
+
+
+def commit_of_another_worker(center: Center) -> None:
+    commit(center, 1, 77)
+
+
+def commit_without_reply(center: Center) -> None:
+    commit(center, 1, 78, wants_center=False)
+
+
+def worker_leaves(center: Center) -> None:
+    center.leave(2, 0)
+
+
+def nothing_happens(center: Center) -> None:
+    pass
+
+
+@pytest.mark.parametrize("between", [nothing_happens, commit_of_another_worker, commit_without_reply, worker_leaves])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_computed_ahead_equals_the_view_of_the_release(name: str, between: Callable[[Center], None]) -> None:
+    ahead, later = centers(name)
+    for center in (ahead, later):
+        commit(center, 2, 99)
+        release(center, 2)
+    for seed, worker in enumerate([0, 0, 1, 0, 1]):
+        sent = []
+        for center in (ahead, later):
+            commit(center, worker, seed)
+            if seed == 3:
+                between(center)
+            sent.append(release(center, worker))
+        assert sent[0].tobytes() == sent[1].tobytes()
+        assert ahead.current.array.tobytes() == later.current.array.tobytes()
+        assert release(ahead, worker).tobytes() == release(later, worker).tobytes(), (
+            "the views differ after a lost reply"
+        )
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_reuses_the_memory_of_the_payload_and_returns_it_to_the_pool(name: str) -> None:
+    center, _ = centers(name)
+    before = center.pool.made
+    for seed in range(6):
+        commit(center, 0, seed, wants_center=seed != 3)
+        release(center, 0)
+    assert center.pool.made - before <= 1
+    for seed in range(6, 12):  # most of these views are not sent
+        commit(center, 0, seed)
+        if seed % 3 == 0:
+            release(center, 0)
+    assert center.pool.made - before <= 2
+
+
+@pytest.mark.parametrize(
+    ("reported", "ends", "passed"),
+    [
+        (0.25, False, 0.25),
+        (1.0, False, 1.0),
+        (0.25, True, 0.0),
+        (2.0, False, 0.0),
+        (-1.0, False, 0.0),
+        (math.nan, False, 0.0),
+    ],
+)
+def test_the_passed_share_of_an_epoch_is_taken_from_the_commit(reported: float, ends: bool, passed: float) -> None:
+    """A share outside [0, 1] counts as 0, and so does the share of a commit that ends the epoch."""
+    lease = PartitionLease(0)
+    lease.advance(some_commit(np.zeros(1, np.float32), passed=reported, epoch_end=ends), now=0.0)
+    assert (lease.epoch, lease.passed) == (int(ends), passed)
+
+
+def test_every_state_of_a_lease_is_in_the_table() -> None:
+    assert set(TRANSITIONS) == set(LeaseState)
+    assert {state for following in TRANSITIONS.values() for state in following} == set(LeaseState)
+
+
+@pytest.mark.parametrize("state", LeaseState)
+@pytest.mark.parametrize("following", LeaseState)
+def test_a_lease_changes_its_state_as_the_table_allows(state: LeaseState, following: LeaseState) -> None:
+    lease = PartitionLease(attempt=1, state=state)
+    if following is state or following in TRANSITIONS[state]:
+        lease.move(following)
+        assert lease.state is following
+        assert (lease.connected, lease.finished) == (following is LeaseState.HELD, following is LeaseState.FINISHED)
+    else:
+        with pytest.raises(LocalProtocolError, match=f"{state.value} cannot become {following.value}"):
+            lease.move(following)
+        assert lease.state is state
+
+
+def test_a_finished_partition_stays_finished_when_its_worker_disconnects() -> None:
+    leases = Leases(1, tuple, lambda: 0.0)
+    lease = leases.add(0, 1)
+    lease.move(LeaseState.FINISHED)
+    leases.disconnected(0, 1)
+    assert lease.finished
+
+
+def test_a_worker_is_ahead_by_at_most_the_bound() -> None:
+    scheduler = BoundedStaleness(2, bound=1)
+    for worker in (0, 1):
+        scheduler.joined(worker)
+    scheduler.committed(0)
+    assert scheduler.ready(0)
+    scheduler.committed(0)
+    assert not scheduler.ready(0)
+    assert scheduler.waiting_for(0) == {1}
+    scheduler.committed(1)
+    assert scheduler.ready(0)
+
+
+def test_a_finished_worker_does_not_block_others() -> None:
+    scheduler = BoundedStaleness(2, bound=0)
+    for worker in (0, 1):
+        scheduler.joined(worker)
+    scheduler.committed(0)
+    assert not scheduler.ready(0)
+    scheduler.finished(1)
+    assert scheduler.ready(0)
+
+
+@pytest.mark.parametrize("name", center_rules())
+def test_each_rule_has_the_scheduler_of_its_traits(name: str) -> None:
+    traits = make(name).traits
+    scheduler = scheduler_for(make(name), 3)
+    assert type(scheduler) is (Synchronous if traits.synchronous else Scheduler)
+    assert scheduler.gather == (traits.synchronous or traits.fixed_workers)
+
+
+@pytest.mark.parametrize("name", center_rules())
+def test_a_staleness_bound_is_refused_for_rules_with_rounds_and_rules_that_pull_first(name: str) -> None:
+    traits = make(name).traits
+    if traits.synchronous or traits.pull_first:
+        with pytest.raises(ConfigurationError, match="`staleness_bound`"):
+            scheduler_for(make(name), 3, 2)
+    else:
+        scheduler = scheduler_for(make(name), 3, 2)
+        assert isinstance(scheduler, BoundedStaleness)
+        assert scheduler.bound == 2
+
+
+def test_a_rule_without_rounds_can_run_in_rounds() -> None:
+    assert isinstance(scheduler_for(make("downpour"), 3, rounds=True), Synchronous)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("downpour", {"staleness_bound": -1}, "`staleness_bound` must be an integer of at least 0"),
+        ("downpour", {"staleness_bound": 1.5}, "`staleness_bound` must be"),
+        ("downpour", {"staleness_bound": 1, "rounds": True}, "either `rounds` or `staleness_bound`"),
+        ("aeasgd", {"rounds": True}, "hold back the center"),
+    ],
+)
+def test_incompatible_options_are_refused(name: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        scheduler_for(make(name), 3, **options)

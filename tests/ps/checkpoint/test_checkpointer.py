@@ -1,22 +1,25 @@
-"""The checkpointer: when snapshots are saved, which ones are kept, and what is restored from them."""
+"""The checkpointer: when snapshots are saved, what they cover, which ones are kept, and what is restored from them."""
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.patience import patience, until
+from support.present import present
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.ownership import Claim
-from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import (
     ConfigurationError,
@@ -398,3 +401,207 @@ def test_a_directory_with_damaged_snapshots_only_is_an_error(tmp_path: Path) -> 
         path.write_bytes(b"nonsense")
     with pytest.raises(SnapshotError, match="none of 2 snapshots can be read"):
         SnapshotDirectory(str(tmp_path)).latest()
+
+
+class SlowDisk(World):
+    """A world whose disk writes snapshots only when the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate, self.writing = threading.Event(), threading.Event()
+
+    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
+        world = self
+
+        class Slow(LocalFiles):
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                if name.startswith("snapshot") and not world.gate.is_set():
+                    world.writing.set()
+                    assert world.gate.wait(patience(20))
+                super().write(name, pieces)
+
+        return Slow(Path(uri))
+
+
+def test_a_snapshot_does_not_cover_commits_that_arrive_while_it_is_written(tmp_path: Path) -> None:
+    world, changed = SlowDisk(), threading.Condition()
+    toy = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((4, 5))], dtype=np.float32)
+    directory = SnapshotDirectory(str(tmp_path), world=world)
+    directory.take_over()
+    checkpointer = Checkpointer(Checkpoint(str(tmp_path), every=100), directory, toy.center, changed, world=world)
+    checkpointer.start()
+    assert world.writing.wait(patience(20))
+    with changed:
+        toy.commit(0)
+        mark = checkpointer.mark()
+    assert checkpointer.saved is None
+    world.gate.set()
+    until(lambda: 0 in checkpointer.durable)
+    with changed:  # the checkpointer changes its fields together, under this lock
+        assert checkpointer.durable == {0: 0}
+        assert present(checkpointer.saved)[0] == 0
+        assert not checkpointer.covers(mark)  # this requests a further snapshot
+    until(lambda: checkpointer.durable == {0: 1})
+    with changed:
+        assert present(checkpointer.saved)[0] == 1
+    checkpointer.close(patience(20))
+
+
+def test_a_restored_snapshot_is_not_durable_before_the_server_saves_its_own(tmp_path: Path) -> None:
+    def toy() -> ToyJob:
+        return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((4, 5))], dtype=np.float32)
+
+    job, older = toy(), SnapshotDirectory(str(tmp_path), token="0000000a")
+    older.take_over()
+    job.commit(0)
+    older.save(capture(job.center), older.save_log(job.center.log.read(), LogFiles()))
+    center, newer = toy().center, SnapshotDirectory(str(tmp_path), token="0000000b")
+    saved = newer.take_over()
+    assert saved is not None
+    center.leases.clear()
+    newer.restore(center, saved, same_attempts=True)
+    checkpointer = Checkpointer(Checkpoint(str(tmp_path)), newer, center, threading.Condition(), saved)
+    assert checkpointer.durable == {}
+    checkpointer.start()
+    until(lambda: checkpointer.durable == {0: 1})
+    checkpointer.close(patience(20))
+
+
+#: Seconds until the disk has room.
+FULL = 90.0
+
+
+class FullDisk(World):
+    """A world whose disk is full at first; its clock advances when a thread sleeps."""
+
+    def __init__(self, full: float = FULL) -> None:
+        self.seconds, self.full = 0.0, full
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
+        world = self
+
+        class Full(LocalFiles):
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                if world.seconds < world.full:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                super().write(name, pieces)
+
+        return Full(Path(uri))
+
+
+def test_a_restarted_server_waits_for_room_and_reports_activity(tmp_path: Path) -> None:
+    world, activity = FullDisk(), []
+    directory = SnapshotDirectory(str(tmp_path), world=world, record_activity=lambda: activity.append(world.seconds))
+    assert directory.take_over(epoch=3, after=3) is None
+    assert directory.claim.incarnation == 4
+    gaps = [later - earlier for earlier, later in zip([0.0, *activity], activity, strict=False)]
+    assert world.seconds >= FULL
+    assert max(gaps) < 10.0  # the driver would give up the server after 30
+
+
+def test_a_fresh_server_fails_soon(tmp_path: Path) -> None:
+    world = FullDisk()
+    with pytest.raises(SnapshotError, match="No space left"):
+        SnapshotDirectory(str(tmp_path), world=world).take_over(fresh=True)
+    assert world.seconds < 15.0
+
+
+def test_a_resuming_server_waits_longer(tmp_path: Path) -> None:
+    world = FullDisk(40.0)
+    assert SnapshotDirectory(str(tmp_path), world=world).take_over() is None
+    assert 40.0 <= world.seconds < 45.0
+
+
+def test_repeated_exceptions_do_not_end_the_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures_left, names = [4], LocalFiles.names
+
+    def out_of_memory(files: LocalFiles) -> list[str]:
+        if failures_left[0] and threading.current_thread().name == "ps-checkpointer":
+            failures_left[0] -= 1
+            raise MemoryError
+        return names(files)
+
+    monkeypatch.setattr(LocalFiles, "names", out_of_memory)
+    toy = ToyJob(make("downpour"), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
+    directory = SnapshotDirectory(str(tmp_path))
+    directory.take_over()
+    checkpointer = Checkpointer(Checkpoint(str(tmp_path)), directory, toy.center, threading.Condition())
+    checkpointer.start()
+    until(lambda: checkpointer.covers(0))
+    checkpointer.close(patience(20))
+    assert failures_left == [0]
+
+
+class BeforeReading(World):
+    """The real world, but ``happens`` is called just before each of the first ``times`` reads of a snapshot."""
+
+    def __init__(self, happens: Callable[[], object], times: int) -> None:
+        self.happens, self.left = happens, times
+
+    def files(self, uri: str, *, create: bool = True) -> Files:
+        world = self
+
+        class InterruptedFiles(LocalFiles):
+            def read(self, name: str) -> Iterator[bytes]:
+                if name.startswith("snapshot-") and world.left:
+                    world.left -= 1
+                    world.happens()
+                return super().read(name)
+
+        return InterruptedFiles(Path(uri))
+
+
+def test_the_log_files_of_a_kept_snapshot_are_kept_after_they_were_merged(tmp_path: Path) -> None:
+    job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
+    directory = SnapshotDirectory(str(tmp_path), token="0000000a")
+    directory.take_over()
+    files = LogFiles()
+    for replaced in (0, 1):
+        job.commit(0)
+        files = directory.save_log(job.center.log.read(), files, replaced=replaced)
+        directory.save(capture(job.center), files)
+    directory.prune(2, files, directory.require_owned())
+    latest = max(tmp_path.glob("snapshot-*"))
+    latest.write_bytes(latest.read_bytes()[:-1])
+    saved = SnapshotDirectory(str(tmp_path)).latest()
+    assert saved is not None
+    assert (saved.state.header["clock"], len(saved.log), saved.log.missing) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_owner_saves_and_prunes_while_another_server_reads(tmp_path: Path, times: int) -> None:
+    job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((5, 5))], dtype=np.float32)
+    owner = SnapshotDirectory(str(tmp_path), token="0000000a")
+    owner.take_over()
+
+    def save_and_prune() -> None:
+        job.commit(0)
+        owner.save(capture(job.center), LogFiles())
+        owner.prune(1, LogFiles(), owner.require_owned())
+
+    save_and_prune()
+    other = SnapshotDirectory(str(tmp_path), token="0000000b", world=BeforeReading(save_and_prune, times))
+    saved = other.take_over()
+    assert saved is not None
+    assert saved.state.header["clock"] == job.center.clock == 1 + times
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"keep": 0}, {"every": 1.5}])
+def test_bad_numbers_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must be a positive integer"):
+        Checkpoint("folder", **bad)
+
+
+@pytest.mark.parametrize("bad", ["", 5, None, b"folder"])
+def test_a_value_that_is_not_a_directory_or_a_uri_is_refused(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^`uri` must be a directory, or a URI"):
+        Checkpoint(bad)
+
+
+def test_a_path_is_accepted_as_a_directory() -> None:
+    assert Checkpoint(cast(Any, Path("some") / "folder")).uri == str(Path("some", "folder").absolute())

@@ -1,14 +1,16 @@
-"""A real server and real clients over loopback sockets."""
+"""A real server and real clients over loopback sockets; its states, probes, and admission control."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,14 +29,17 @@ from distkeras.ps.errors import (
     DeadlineError,
     JobStoppedError,
     LeaseLostError,
+    LocalProtocolError,
     NonFiniteError,
     RemoteProtocolError,
     ServerLostError,
     ShapeError,
 )
-from distkeras.ps.protocol.loop import Compute, Loop, PullRequest, Reply
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status, error_of
+from distkeras.ps.protocol.loop import CommitRecord, Compute, Loop, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status, error_of, fault_of
 from distkeras.ps.rules import make
+from distkeras.ps.server.admission import AdmissionControl, PendingConnection
+from distkeras.ps.server.job_state import TRANSITIONS, JobCondition, ServerState
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -390,3 +395,255 @@ def test_consecutive_replies_use_different_buffers() -> None:
         assert isinstance(first, Reply)
         assert first.center is not second.center
         client.close()
+
+
+def fault() -> Fault:
+    return fault_of(JobStoppedError("for a test"))
+
+
+def test_every_state_is_in_the_table_and_is_reached() -> None:
+    assert set(TRANSITIONS) == set(ServerState)
+    reached, pending = set(), [ServerState.RUNNING]
+    while pending:
+        state = pending.pop()
+        if state not in reached:
+            reached.add(state)
+            pending += TRANSITIONS[state]
+    assert reached == set(ServerState)
+
+
+@pytest.mark.parametrize("state", ServerState)
+@pytest.mark.parametrize("following", ServerState)
+def test_the_error_for_a_transition_that_the_table_lacks_names_both_states(
+    state: ServerState, following: ServerState
+) -> None:
+    condition = JobCondition()
+    condition.state = state
+    with condition:
+        if following in TRANSITIONS[state]:
+            condition.move(following)
+            assert condition.state is following
+            return
+        with pytest.raises(LocalProtocolError, match=f"{state.value} cannot become {following.value}"):
+            condition.move(following)
+    assert condition.state is state
+
+
+@pytest.mark.parametrize("state", ServerState)
+def test_every_event_is_accepted_in_every_state(state: ServerState) -> None:
+    """Threads report failures, the driver's goodbye and the close in any order."""
+    for event in ("fail", "report_corruption", "release", "close"):
+        condition = JobCondition()
+        condition.state = state
+        arguments: dict[str, list[Any]] = {"fail": [fault()], "report_corruption": ["half a commit"]}
+        getattr(condition, event)(*arguments.get(event, []))
+        assert condition.state is state or condition.state in TRANSITIONS[state]
+
+
+def test_a_goodbye_and_a_close_are_both_recorded() -> None:
+    for order in (("release", "close"), ("close", "release")):
+        condition = JobCondition()
+        for event in order:
+            getattr(condition, event)()
+        assert (condition.over, condition.closing) == (True, True)
+
+
+def test_workers_look_for_another_server_if_theirs_closes_without_a_goodbye() -> None:
+    """Another attempt may own the checkpoint, and a worker that received `JobStoppedError` would end a healthy job."""
+    condition = JobCondition()
+    condition.close()
+    with pytest.raises(ServerLostError, match="is closing, and its job has not ended"):
+        condition.require_running()
+    condition.release()
+    with pytest.raises(JobStoppedError, match="the job is over"):
+        condition.require_running()
+
+
+def test_a_corrupt_center_stays_corrupt_when_the_job_fails() -> None:
+    condition = JobCondition()
+    condition.report_corruption("half a commit")
+    condition.fail(fault())
+    assert condition.state is ServerState.FAILED
+    assert condition.corruption == "half a commit"
+
+
+class BlockedCommit:
+    """A center whose commits block: it sets `entered` and then waits for `go`."""
+
+    def __init__(self, running: Running) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._commit = present(running.server.center).commit
+        present(running.server.center).commit = cast(Any, self)
+
+    def __call__(self, *args: Any) -> bool:
+        self.entered.set()
+        assert self.go.wait(patience(20))
+        return self._commit(*args)
+
+
+class TestProbes:
+    def test_the_server_is_occupied_while_another_workers_commit_is_blocked(self) -> None:
+        rule = make("zealous_downpour")
+        with Running(rule) as running:
+            prober = running.client(1)
+            prober.join()
+            assert not prober.occupied()
+            held = BlockedCommit(running)
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            assert held.entered.wait(patience(20))
+            assert prober.occupied()
+            held.go.set()
+            thread.join(patience(20))
+            assert errors == []
+            assert not prober.occupied()
+            prober.close()
+
+    def test_the_server_is_occupied_while_a_commit_waits_for_the_lock(self) -> None:
+        with Running(make("downpour")) as running:
+            prober = running.client(1)
+            prober.join()
+            where, rule = running.address, running.rule
+            client, loop = toy_worker(where, rule, [np.ones(1)], worker=0, size=SIZE, deadlines=PATIENT)
+            next(loop)
+            request: Any = loop.send(client.pull())
+            while isinstance(request, Compute):
+                request = loop.send(None)
+            thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
+            deadline = time.monotonic() + patience(20)
+            with running.server.dispatcher.changed:
+                thread.start()
+                while not prober.occupied():  # The commit has not arrived yet.
+                    assert time.monotonic() < deadline
+                assert present(running.server.center).clock == 0
+            thread.join(patience(20))
+            assert not prober.occupied()
+            prober.close()
+            client.close()
+
+    def test_a_commit_that_waits_for_its_round_does_not_occupy_the_server(self) -> None:
+        with Running(make("averaging", window=1)) as running:
+            prober = running.client(1)
+            prober.join()
+            thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
+            assert running.driver.observe(0, patience(5)).clock == 1
+            assert not prober.occupied()
+            prober.leave()  # This ends the round.
+            thread.join(patience(20))
+            assert not thread.is_alive()
+            prober.close()
+
+    def test_a_worker_adds_gradients_while_the_server_is_occupied(self) -> None:
+        rule = make("zealous_downpour", window=3)
+        with Running(rule) as running:
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT)
+            next(loop)
+            reply: Reply | None = client.pull()
+            held = BlockedCommit(running)
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            assert held.entered.wait(patience(20))
+            probes = 0
+            while not isinstance(request := loop.send(reply), CommitRecord):
+                reply = None
+                if isinstance(request, ProbeRequest):
+                    probes += 1
+                    reply = Reply(occupied=client.occupied())
+            assert (probes, request.first, request.last) == (2, 0, 2)
+            np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
+            held.go.set()
+            thread.join(patience(20))
+            assert errors == []
+            client.close()
+
+    def test_a_worker_with_probes_commits_every_mini_batch_once(self) -> None:
+        values = [np.full(1, float(2**i)) for i in range(6)]
+        with Running(make("zealous_downpour"), workers=1) as running:
+            thread, errors = running_worker(running, 0, values)
+            thread.join(patience(20))
+            assert errors == []
+            np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
+            assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
+
+    def test_a_probe_survives_a_lost_connection(self) -> None:
+        with Running(make("zealous_downpour")) as running:
+            client = running.client()
+            client.join()
+            socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)
+            assert not client.occupied()
+            assert present(client.pull().center).shape == (SIZE,)  # The client has joined again and holds its lease.
+            client.close()
+
+    def test_a_probe_of_a_stopped_job_is_refused(self) -> None:
+        with Running(make("zealous_downpour")) as running:
+            client = running.client()
+            client.join()
+            running.driver.stop("enough")
+            with pytest.raises(JobStoppedError, match="enough"):
+                client.occupied()
+            client.close()
+
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def arrive_long_ago(admission: AdmissionControl, address: str, number: int, evicted: list[Any]) -> None:
+    for index in range(number):
+        connections: list[PendingConnection] = []
+        connections.append(admission.arrive(address, hang_up_of(admission, connections, evicted, (address, index))))
+        connections[0].arrived -= 10
+
+
+def hang_up_of(
+    admission: AdmissionControl, connections: list[Any], evicted: list[Any], name: str | tuple[str, int]
+) -> Callable[..., Any]:
+    def leave() -> None:
+        evicted.append(name)
+        # In a thread of its own, as a session leaves.
+        threading.Thread(target=admission.leave, args=connections).start()
+
+    return leave
+
+
+def test_the_oldest_connection_of_the_most_crowded_address_is_evicted_first() -> None:
+    evicted: list[Any] = []
+    admission = AdmissionControl(pending_max=4)
+    arrive_long_ago(admission, "honest", 1, evicted)
+    arrive_long_ago(admission, "crowd", 3, evicted)
+    admission.arrive("other", lambda: None)
+    admission.arrive("another", lambda: None)
+    assert evicted == [("crowd", 0), ("crowd", 1)]
+
+
+def test_no_connection_is_evicted_within_a_tenth_of_a_second() -> None:
+    evicted: list[Any] = []
+    admission = AdmissionControl(pending_max=1)
+    connections: list[PendingConnection] = []
+    connections.append(admission.arrive("a", hang_up_of(admission, connections, evicted, "a")))
+    admission.arrive("b", lambda: None)
+    assert evicted == ["a"]
+    assert connections[0].evicted is not None
+    assert connections[0].evicted - connections[0].arrived >= 0.1
+
+
+def test_a_refused_address_is_recorded_once_and_the_list_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    admission = AdmissionControl(addresses_max=3)
+    with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
+        for number in range(10):
+            for _ in range(5):
+                admission.refuse(admission.arrive(f"10.0.0.{number}", lambda: None), RemoteProtocolError("noise"))
+    assert admission.refused == 50
+    assert [refusal.address for refusal in admission.refusals] == [
+        "10.0.0.0",
+        "10.0.0.1",
+        "10.0.0.2",
+        "further addresses",
+    ]
+    assert len(caplog.records) == 4
+    assert admission.refusals[0].reason == "noise"
+
+
+def test_an_evicted_connection_is_not_admitted() -> None:
+    admission = AdmissionControl()
+    connection = admission.arrive("a", lambda: None)
+    admission.evict_oldest()
+    with pytest.raises(RemoteProtocolError, match="to make room for newer ones"):
+        admission.admit(connection)

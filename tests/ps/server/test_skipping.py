@@ -1,21 +1,46 @@
-"""Commits with NaN or infinity that are skipped: each is counted once, and the center does not change."""
+"""Commits that are skipped, refused, or fail partway, and a job that ends early."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.patience import PATIENT, patience
-from support.ps.running_server import Running
-from support.ps.toy_model import toy_client
+from support.patience import PATIENT, brief, patience
+from support.ps import forgetful_server
+from support.ps.running_server import KEY, Running
+from support.ps.toy_model import Gradient, toy_client
+from support.ps.worker_thread import running_worker
 
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError, ServerLostError
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import (
+    DistkerasError,
+    JobStoppedError,
+    LocalProtocolError,
+    NodeError,
+    NonFiniteError,
+    ServerLostError,
+)
+from distkeras.ps.protocol.compression import FORMATS, WorkerFormat
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.rules import center_rules, make
+from distkeras.ps.protocol.loop import Compute
+from distkeras.ps.rules import Rule, center_rules, make
+from distkeras.ps.server.process import ServerProcess, StartReport
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
+from distkeras.training.supervisor import Supervisor
 
 SIZE = 11
 #: Names of the arrays that the toy vector is made of.
@@ -162,3 +187,276 @@ def test_a_worker_whose_reply_is_lost_does_not_take_its_skipped_commit_for_appli
         assert cut == [True]
         assert began == [0, 2]
         assert server.driver.drain().commits.view(COMMIT)["skipped"].tolist() == [0, 1, 0]
+
+
+REFUSED_SIZE = 4
+
+
+class Turns:
+    """A worker's client and loop, which performs one exchange at a time."""
+
+    def __init__(self, running: Running, worker: int, values: list[float], wire_format: str) -> None:
+        self.taken: list[float] = []
+
+        def gradient(theta: np.ndarray, value: float) -> np.ndarray:
+            self.taken.append(value)
+            return np.full(theta.shape, -value)
+
+        self.client, welcome, begin = toy_client(
+            running.address,
+            running.rule,
+            values,
+            worker=worker,
+            size=REFUSED_SIZE,
+            eta=1.0,
+            gradient=gradient,
+            deadlines=PATIENT,
+            wire_format=wire_format,
+        )
+        self._loop = begin(welcome)
+        next(self._loop)
+        self._request: Any = self._compute(self._loop.send(self.client.pull()))
+
+    def _compute(self, request: Any) -> Any:
+        while isinstance(request, Compute):
+            request = self._loop.send(None)
+        return request
+
+    def turn(self) -> bool:
+        """Commit; return whether it was refused."""
+        reply = self.client.commit(self._request)
+        try:
+            self._request = self._compute(self._loop.send(reply))
+        except StopIteration:
+            self.client.leave()
+        return reply.refused
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+def test_the_mini_batches_of_a_refused_commit_are_computed_again_and_counted_once(wire_format: str) -> None:
+    rule = make("ringmaster", window=2, threshold=1, patience=None)
+    with Running(rule, workers=2, size=REFUSED_SIZE, start=np.zeros(REFUSED_SIZE)) as running:
+        slow = Turns(running, 0, [1.0, 2.0, 4.0, 8.0], wire_format)
+        fast = Turns(running, 1, [16.0, 32.0, 64.0, 128.0], wire_format)
+        assert not fast.turn()
+        assert slow.turn()
+        assert not fast.turn()
+        assert slow.turn()
+        assert not slow.turn()
+        assert not slow.turn()
+        assert slow.taken == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 4.0, 8.0]
+        np.testing.assert_allclose(running.driver.center().center, 255.0, rtol=0.02 if wire_format != "float32" else 0)
+        rows = running.driver.drain().commits.view(COMMIT)
+        assert rows[["worker", "sequence", "first_batch"]].tolist() == [(1, 1, 0), (1, 2, 2), (0, 3, 0), (0, 4, 2)]
+        for worker in (slow, fast):
+            worker.client.close()
+
+
+def test_the_residual_after_a_refusal_equals_the_residual_before_the_commit() -> None:
+    rng = np.random.default_rng(1)
+    first, refused, again = (rng.normal(size=300).astype(np.float32) for _ in range(3))
+    disturbed, plain = WorkerFormat("int8", 300), WorkerFormat("int8", 300)
+    for one in (disturbed, plain):
+        one.encode((first,))
+    disturbed.encode((refused,))
+    disturbed.restore_residuals((refused,))
+    np.testing.assert_allclose(disturbed._residuals[0], plain._residuals[0], atol=1e-6)  # noqa: SLF001 - the residual
+    assert np.abs(disturbed._residuals[0]).max() > 1e-3  # noqa: SLF001 - the residual
+    np.testing.assert_array_equal(disturbed.encode((again,))[0], plain.encode((again,))[0])
+
+
+def failing_once(error: Exception, whole: Any) -> Any:
+    """Return ``whole``, wrapped so that its first call raises ``error``."""
+    errors = [error]
+
+    def call(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return whole(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError("no room for a row"), NodeError),
+        (OSError(12, "no room"), NodeError),
+        (KeyError(1), LocalProtocolError),
+    ],
+    ids=["memory", "an errno", "a mistake"],
+)
+def test_without_a_checkpoint_the_job_ends(error: Exception, expected: type[Exception]) -> None:
+    with Running(make("downpour", window=1), workers=1) as running:
+        center = running.server.center
+        assert center is not None
+        center.log.add = failing_once(error, center.log.add)
+        thread, errors = running_worker(running, 0, [np.ones(1, np.float32)])
+        thread.join(patience(30))
+        assert [type(found) for found in errors] == [expected]
+        with pytest.raises(expected, match=r"no room|KeyError"):
+            running.driver.observe(10, 0.0)
+        assert center.corrupt
+        assert len(center.log) == center.clock == 0
+
+
+def test_a_server_without_a_supervisor_ends(tmp_path: Path) -> None:
+    """The user who started it may start it again."""
+    (tmp_path / "key").write_text(KEY.hex())
+    options = ["--rule", "downpour", "--workers", "1", "--host", "127.0.0.1", "--key-file", str(tmp_path / "key")]
+    command = [sys.executable, forgetful_server.__file__, "distkeras.ps", "serve", *options]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONSAFEPATH": "1"}
+    command += ["--checkpoint", str(tmp_path / "saved")]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stdout is not None
+        report = StartReport.from_json(server.stdout.readline())
+        address = Address(report.host, report.port, KEY)
+        driver = DriverClient(address, PATIENT)
+        driver.publish(np.zeros(3, np.float32))
+        driver.close()
+        patient = replace(PATIENT, reconnect=brief(1))
+        rule, values = make("downpour", window=1), [1.0] * 9
+        client, welcome, begin = toy_client(address, rule, values, worker=0, size=3, deadlines=patient)
+        with contextlib.closing(client), pytest.raises(ServerLostError):
+            run_worker(client, welcome, begin)
+        assert server.wait(patience(30)) == 1
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+
+
+ENDLESS = [1.0] * 100_000
+
+
+class Workers:
+    """Workers in threads of their own, each with more data than it will ever train on."""
+
+    def __init__(
+        self, address: Address, rule: Rule, numbers: list[int], *, gradient: Gradient | None = None, attempt: int = 0
+    ) -> None:
+        self.clients: list[WorkerClient] = []
+        self.errors: list[Exception] = []
+        self.threads = [
+            threading.Thread(target=self.run, args=(address, rule, number, gradient, attempt), daemon=True)
+            for number in numbers
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, address: Address, rule: Rule, number: int, gradient: Gradient | None, attempt: int) -> None:
+        try:
+            client, welcome, begin = toy_client(
+                address, rule, ENDLESS, worker=number, attempt=attempt, size=SIZE, gradient=gradient, deadlines=PATIENT
+            )
+            self.clients.append(client)
+            run_worker(client, welcome, begin)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
+            self.errors.append(error)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(patience(20))
+            assert not thread.is_alive()
+        assert self.errors == []
+        assert all(client.stopping for client in self.clients)
+
+
+def assert_prefixes(driver: DriverClient, workers: int) -> np.ndarray:
+    """Check that each worker's commits cover its first mini-batches without gap or repetition; return all commits."""
+    commits = driver.drain(count=10**6).commits.view(COMMIT)
+    for worker in range(workers):
+        own = commits[commits["worker"] == worker]
+        ranges = [b for row in own for b in range(row["first_batch"], row["last_batch"] + 1)]
+        assert ranges == list(range(len(ranges)))
+    return commits
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["downpour", "aeasgd", "averaging", "ssgd", "dana_zero"])
+def test_workers_leave_after_their_current_commit(name: str) -> None:
+    rule = make(name) if make(name).traits.gradient else make(name, window=2)
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
+        workers = Workers(running.address, rule, [0, 1])
+        while running.driver.observe(20, 1.0).clock <= 20:
+            pass
+        running.driver.finish("enough")
+        workers.join()
+        status = running.driver.observe(-1, 0.0)
+        assert (status.joined, status.finished) == (2, 2)
+        commits = assert_prefixes(running.driver, 2)
+        assert len(commits) == status.clock < 50_000
+        late = running.client(worker=0, attempt=7, size=SIZE)
+        welcome = late.join()  # A task that Spark retries ends at once.
+        assert welcome.finished
+        assert welcome.stopping
+        late.close()
+
+
+@pytest.mark.timeout(60)
+def test_workers_that_wait_for_others_to_join_end() -> None:
+    """Two of three workers have a slot, and the deadline for the third to join is far away."""
+    rule = make("averaging", window=2)
+    with Running(rule, workers=3, size=SIZE, deadlines=PATIENT) as running:
+        workers = Workers(running.address, rule, [0, 1])
+        while running.driver.observe(-1, 0.0).joined < 2:
+            pass
+        running.driver.finish("enough")
+        workers.join()
+        Workers(running.address, rule, [2]).join()
+        assert running.driver.observe(-1, 0.0).finished == 3
+        assert len(running.driver.drain().commits) == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_round_ends_when_the_successor_of_a_dead_worker_leaves() -> None:
+    """Worker 0 waits in a round; worker 1 dies, and its successor leaves at once, which ends the round."""
+    rule = make("ssgd")
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
+        dying, welcome, _ = toy_client(running.address, rule, ENDLESS, worker=1, size=SIZE, deadlines=PATIENT)
+        workers = Workers(running.address, rule, [0])
+        assert not welcome.finished
+        dying.pull()
+        while running.driver.observe(0, 1.0).clock < 1:
+            pass
+        running.driver.finish("enough")
+        dying.close()
+        successor = Workers(running.address, rule, [1], attempt=3)
+        successor.join()
+        workers.join()
+        commits = assert_prefixes(running.driver, 2)
+        assert commits["worker"].tolist() == [0]
+        np.testing.assert_allclose(running.driver.center().center, -0.1)  # This is the mean over the only contribution.
+
+
+@pytest.mark.timeout(60)
+def test_workers_under_bounded_staleness_end() -> None:
+    rule = make("downpour")
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT, staleness_bound=0) as running:
+        workers = Workers(running.address, rule, [0, 1])
+        while running.driver.observe(10, 1.0).clock <= 10:
+            pass
+        running.driver.finish("enough")
+        workers.join()
+        assert_prefixes(running.driver, 2)
+
+
+@pytest.mark.timeout(60)
+def test_the_early_end_is_sent_to_a_restarted_server_too(tmp_path: Path) -> None:
+    rule = make("downpour")
+    with ServerProcess(
+        ServerSettings(rule, workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(tmp_path), every=1))
+    ) as process:
+        start = np.zeros(SIZE, np.float32)
+        with Supervisor(process, lambda driver: driver.publish(start)) as server:
+            server.end_early("enough")
+            os.kill(process.pid, signal.SIGKILL)
+            assert process.exited(patience(10))
+            server.ask(lambda driver: driver.center())
+            assert server.restarts == 1
+            workers = Workers(process.address, rule, [0])
+            workers.join()
+            assert server.ask(lambda driver: driver.observe(-1, 0.0)).finished == 1

@@ -1,8 +1,10 @@
-"""DASO: comparison with a transcription of all devices and with numbers computed by hand, and its identities."""
+"""DASO: a transcription of all devices, numbers computed by hand, identities, phases, arguments, virtual time."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,12 @@ from support.ps.daso_transcription import bfloat16
 from support.ps.daso_transcription import daso as transcribed
 from support.ps.transcriptions import Problem
 
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.ps.rules.daso import Daso, merge, through_bfloat16
-from distkeras.ps.rules.schedules import StepDecay
+from distkeras.ps.rules.schedules import Constant, StepDecay, WarmUp
 from distkeras.ps.simulation.daso import simulate_daso
+from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
 
 # Transcription
 
@@ -258,3 +262,313 @@ def test_92_sends_come_every_b_batches_and_are_merged_w_later(
     assert np.flatnonzero(trace.group >= 0).tolist() == sends
     assert trace.group[sends].tolist() == [number % 3 for number in range(len(sends))]
     assert {batch: int(sent) for batch, sent in enumerate(trace.merged) if sent >= 0} == merges
+
+
+def test_the_phases_take_their_epochs_and_groups_take_turns_through_all_of_them() -> None:
+    trace = run_without_gradients(Daso(interval=2, warm_up=2, cool_down=1), devices=3, epochs=6, batches=2)
+    assert trace.phase.tolist() == ["warm_up"] * 4 + ["cycling"] * 6 + ["cool_down"] * 2
+    assert trace.interval.tolist() == [1] * 4 + [2] * 6 + [1] * 2
+    assert trace.wait.tolist() == [0] * 4 + [1] * 6 + [0] * 2
+    assert trace.group.tolist() == [0, 1, 2, 0, -1, 1, -1, 2, -1, 0, 1, 2]
+    # The blocking exchange after mini-batch 10 replaces the exchange that was sent after mini-batch 9.
+    assert trace.merged.tolist() == [0, 1, 2, 3, -1, -1, 5, -1, 7, -1, 10, 11]
+
+
+def test_nodes_are_equal_after_each_blocking_exchange_and_differ_while_cycling() -> None:
+    trace = run_daso(Daso(warm_up=1, cool_down=1))
+    apart = np.ptp(present(trace.thetas), axis=1).max(axis=1) > 0
+    assert apart.tolist() == (trace.phase == "cycling").tolist()
+
+
+def test_after_a_halving_a_send_waits_for_the_exchange_in_flight() -> None:
+    # An exchange is sent after mini-batch 3 and merged after 7; with a plateau after 3, B = W = 2, and the next send
+    # would be due after 5.
+    losses = iter([1.0, 0.9, 0.8, 0.8, *[0.1 / 2**epoch for epoch in range(10)]])
+    trace = run_without_gradients(cycling(interval=4, wait=4, patience=1), epochs=12, loss=lambda theta: next(losses))
+    assert trace.interval.tolist() == [4] * 4 + [2] * 8
+    assert np.flatnonzero(trace.group >= 0).tolist() == [3, 7, 9, 11]
+    assert np.flatnonzero(trace.merged >= 0).tolist() == [7, 9, 11]
+    assert trace.merged[[7, 9, 11]].tolist() == [3, 7, 9]
+
+
+def test_a_single_node_exchanges_nothing() -> None:
+    options: dict[str, Any] = {"nodes": 1, "devices": 3, "communication": Communication(latency=100.0)}
+    trace = run_daso(Daso(), **options)
+    assert (trace.group == -1).all()
+    assert (trace.merged == -1).all()
+    assert trace.time[-1] == 12
+    np.testing.assert_array_equal(trace.thetas, run_daso(cycling(), **options).thetas)
+
+
+# Plateaus
+
+
+def epochs_of_plateaus(losses: list[float], **hyper: Any) -> list[int]:
+    """Return the epochs at the end of which B changed."""
+    remaining = iter(losses)
+    trace = run_without_gradients(cycling(interval=4, **hyper), epochs=len(losses), loss=lambda theta: next(remaining))
+    return np.flatnonzero(np.diff(trace.interval)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("losses", "hyper", "plateaus"),
+    [
+        ([9, 8, 7, 6, 5, 4], {"patience": 1}, []),
+        ([9, 9, 8, 8, 7, 7, 0], {"patience": 1}, [1, 3, 5]),
+        ([9, 9, 9, 8, 8, 8, 0], {"patience": 2}, [2, 5]),
+        ([9, 9, 8, 8, 7, 7, 0], {"patience": 2}, []),
+        ([9, 9, 9, 9, 9, 9, 9, 0], {"patience": 3}, [3, 6]),  # counted from zero after each plateau
+        ([9] * 6 + [0], {}, [5]),  # the default patience is 5
+        ([100, 99.1, 98.2, 0], {"patience": 1}, [1]),  # 98.2 is more than 1 % below 100, unlike 99.1
+        ([100, 99, 0], {"patience": 1}, [1]),  # a decrease of exactly 1 % is too small
+        ([100, 91, 89, 0], {"patience": 1, "threshold": 0.1}, [1]),
+        ([100, 99.99, 99.98, 0], {"patience": 1, "threshold": 0.0}, []),
+        ([5, 9, 8, 7, 0], {"patience": 1}, [1, 2, 3]),  # compared with the lowest loss, not the previous one
+        ([-1, -1.005, -1.02, -9], {"patience": 1}, [1]),
+        ([9, float("nan"), 8, 0], {"patience": 1}, [1]),
+    ],
+)
+def test_a_plateau_is_patience_epochs_without_a_decrease_by_the_threshold(
+    losses: list[float], hyper: dict[str, Any], plateaus: list[int]
+) -> None:
+    assert epochs_of_plateaus(losses, **hyper) == plateaus
+
+
+def test_plateaus_count_in_the_cycling_phase_only_and_the_loss_is_that_of_the_mean() -> None:
+    thetas = []
+
+    def loss(theta: np.ndarray) -> float:
+        thetas.append(theta.copy())
+        return 1.0
+
+    daso = Daso(interval=4, warm_up=3, cool_down=2, patience=1)
+    trace = run_daso(daso, epochs=8, batches=2, loss=loss)
+    assert trace.interval[trace.phase == "cycling"].tolist() == [4, 4, 4, 4, 2, 2]
+    assert_close(thetas, present(trace.thetas)[1::2].mean(axis=1))
+    assert np.isnan(trace.loss[::2]).all()
+    assert trace.loss[1::2].tolist() == [1.0] * 8
+    assert np.isnan(run_daso(daso, epochs=8).loss).all()
+
+
+def test_a_run_is_determined_by_its_seed_to_the_bit() -> None:
+    options: dict[str, Any] = {"timing": Memoryless(), "loss": lambda theta: float(theta @ theta), "dtype": np.float32}
+    first, again, other = (run_daso(Daso(patience=1), seed=seed, **options) for seed in (5, 5, 6))
+    for field in vars(first):
+        np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
+    np.testing.assert_array_equal(first.thetas, other.thetas)
+    assert not np.array_equal(first.time, other.time)
+
+
+def test_every_device_takes_every_batch_in_turn_at_its_node() -> None:
+    start, calls = np.ones(2), []
+
+    def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
+        calls.append((worker, theta.copy()))
+        return np.full(2, float(worker // 2))
+
+    simulate_daso(cycling(), start, gradient, nodes=2, devices=2, learning_rate=0.5, epochs=1, batches=2)
+    assert [worker for worker, _ in calls] == [0, 1, 2, 3] * 2
+    assert [theta[0] for _, theta in calls] == [1] * 4 + [1, 1, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_inputs_are_not_changed(nodes: int) -> None:
+    start = np.ones(2)
+    simulate_daso(
+        Daso(), start, lambda theta, worker: start, nodes=nodes, devices=1, learning_rate=0.5, epochs=2, batches=2
+    )
+    np.testing.assert_array_equal(start, np.ones(2))
+
+
+def test_learning_rate_schedules_count_mini_batches() -> None:
+    constant = run_daso(Daso(), learning_rate=Constant(ETA))
+    np.testing.assert_array_equal(constant.thetas, run_daso(Daso()).thetas)
+    trace = run_without_gradients(
+        cycling(momentum=0.0),
+        epochs=2,
+        batches=2,
+        learning_rate=WarmUp(0.4, length=4, divisor=4.0),
+        gradient=lambda theta, worker: np.ones(1),
+        keep_thetas=True,
+    )
+    assert_close(1 - present(trace.thetas)[:, 0, 0], np.cumsum([0.1, 0.175, 0.25, 0.325]))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_thetas_are_returned_on_request(keep: bool) -> None:
+    trace = run_daso(Daso(), keep_thetas=keep)
+    assert (trace.thetas is not None) == keep
+    if keep:
+        assert present(trace.thetas).shape == (12, 3, 5)
+        np.testing.assert_array_equal(present(trace.thetas)[-1], trace.theta)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("hyper", "text"),
+    [
+        ({"interval": 0}, "`interval` must be a positive integer. Received: interval=0"),
+        ({"interval": 2.0}, "`interval` must be a positive integer. Received: interval=2.0"),
+        ({"wait": 0}, "`wait` must be an integer from 1 to 4. Received: wait=0"),
+        ({"wait": 5}, "`wait` must be an integer from 1 to 4. Received: wait=5"),
+        ({"wait": True}, "`wait` must be an integer from 1 to 4. Received: wait=True"),
+        ({"warm_up": -1}, "`warm_up` must be an integer of at least 0. Received: warm_up=-1"),
+        ({"cool_down": 0.5}, "`cool_down` must be an integer of at least 0. Received: cool_down=0.5"),
+        ({"momentum": 1.0}, "`momentum` must be a finite number of at least 0 and below 1. Received: momentum=1.0"),
+        ({"momentum": -0.1}, "`momentum` must be a finite number of at least 0 and below 1. Received: momentum=-0.1"),
+        ({"cast": "bf16"}, "`cast` must be True or False. Received: cast='bf16'"),
+        ({"threshold": 1.0}, "`threshold` must be a finite number of at least 0 and below 1. Received: threshold=1.0"),
+        (
+            {"threshold": -0.1},
+            "`threshold` must be a finite number of at least 0 and below 1. Received: threshold=-0.1",
+        ),
+        ({"patience": 0}, "`patience` must be a positive integer. Received: patience=0"),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(hyper: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Daso(**hyper)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"nodes": 0}, "`nodes` must be a positive integer. Received: nodes=0"),
+        ({"devices": 1.5}, "`devices` must be a positive integer. Received: devices=1.5"),
+        ({"batches": 0}, "`batches` must be a positive integer. Received: batches=0"),
+        ({"epochs": 0}, "`epochs` must be a positive integer. Received: epochs=0"),
+        ({"epochs": 1}, "`epochs` must be at least those of warm-up and cool-down, 1 + 1. Received: epochs=1"),
+        ({"learning_rate": 0.0}, "`learning_rate` must be a finite number above 0. Received: learning_rate=0.0"),
+        ({"dtype": np.int32}, f"`dtype` must be float32 or float64. Received: dtype={np.int32!r}"),
+        (
+            {"communication": Communication(service=1.0)},
+            "`service` must be 0 where there is no server. Received: service=1.0",
+        ),
+        (
+            {"gradient": lambda theta, worker: np.zeros(2)},
+            "`gradient` must return shape (1,). Received: (2,)",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        run_without_gradients(Daso(), **options)
+    assert str(caught.value) == text
+
+
+def test_parameters_must_be_flat() -> None:
+    unused: Any = None
+    with pytest.raises(ConfigurationError, match=r"^`theta0` must be one flat vector. Received: shape \(2, 2\)$"):
+        simulate_daso(Daso(), np.ones((2, 2)), unused, nodes=2, devices=1, learning_rate=0.1, epochs=2, batches=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTiming(Timing):
+    """Each step of a worker takes the worker's given seconds."""
+
+    seconds: tuple[float, ...] = ()
+
+    def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
+        return lambda worker, steps: self.seconds[worker] * steps
+
+
+#: With two nodes, an exchange is two messages of half the payload and takes 2 * 3 seconds.
+SLOW = Communication(latency=3.0)
+
+
+def test_all_nodes_wait_for_a_blocking_exchange_and_a_node_for_its_slowest_device() -> None:
+    trace = run_without_gradients(
+        blocking(3), epochs=3, timing=FixedTiming(seconds=(1.0, 2.0, 5.0, 4.0)), communication=SLOW
+    )
+    assert trace.time.tolist() == [5 + 6, 10 + 12, 15 + 18]
+
+
+@dataclasses.dataclass(frozen=True)
+class AlternatingTiming(Timing):
+    """In one mini-batch, the first worker takes 5 s and the second one 1 s; in the next one, it is reversed."""
+
+    def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
+        seconds = itertools.cycle([5.0, 1.0, 1.0, 5.0])
+        return lambda worker, steps: next(seconds)
+
+
+def test_a_fast_node_waits_for_the_slow_one_at_each_blocking_exchange() -> None:
+    options: dict[str, Any] = {"devices": 1, "epochs": 2, "timing": AlternatingTiming()}
+    assert run_without_gradients(blocking(2), communication=SLOW, **options).time.tolist() == [5 + 6, 11 + 5 + 6]
+    assert run_without_gradients(cycling(), **options).time.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("interval", "wait", "times"),
+    [
+        # Sent at 2, received at 8: a wait of 6 mini-batches hides it, unlike a wait of 1.
+        (2, 1, [1, 2, 8, 9, 15, 16, 22, 23]),
+        (2, 2, [1, 2, 3, 8, 9, 14, 15, 20]),
+        (6, 6, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_a_node_waits_for_a_non_blocking_exchange_only_if_it_is_late(
+    interval: int, wait: int, times: list[int]
+) -> None:
+    trace = run_without_gradients(cycling(interval=interval, wait=wait), epochs=8, communication=SLOW)
+    assert trace.time.tolist() == times
+
+
+def test_nodes_do_not_wait_for_each_other_until_they_merge() -> None:
+    # Node 0 takes 1 s per mini-batch, and node 1 takes 2 s. Node 1 sends last, at 4, and both receive at 10.
+    options: dict[str, Any] = {"devices": 1, "timing": FixedTiming(seconds=(1.0, 2.0)), "communication": SLOW}
+    assert run_without_gradients(cycling(interval=2), epochs=4, **options).time.tolist() == [2, 4, 10, 12]
+    # A node that has nothing to merge does not wait for the slower one.
+    alone: dict[str, Any] = {**options, "timing": FixedTiming(seconds=(0.0, 2.0)), "communication": None}
+    assert run_without_gradients(cycling(interval=2), epochs=4, **alone).time.tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("daso", "dtype", "size"),
+    [
+        (Daso(warm_up=1, cool_down=0), np.float32, 2),
+        (Daso(warm_up=1, cool_down=0), np.float64, 2),
+        (blocking(1), np.float32, 4),
+        (blocking(1), np.float64, 8),
+    ],
+)
+def test_the_cast_makes_messages_smaller(daso: Daso, dtype: type[float], size: int) -> None:
+    elements, nodes = 10, 4  # three in the largest quarter
+    trace = simulate_daso(
+        daso,
+        np.ones(elements),
+        lambda theta, worker: np.zeros(elements),
+        nodes=nodes,
+        devices=1,
+        learning_rate=1.0,
+        epochs=1,
+        batches=1,
+        communication=Communication(latency=0.5, bandwidth=8.0),
+        dtype=dtype,
+    )
+    assert trace.theta.dtype == dtype
+    assert trace.time[0] == 1 + 2 * (nodes - 1) * (0.5 + 3 * size / 8.0)
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_the_cast_does_not_make_messages_smaller_while_cycling(cast: bool) -> None:
+    # Two messages of one float64 at one byte per second: sent at 1, received at 17.
+    trace = run_without_gradients(cycling(interval=1, cast=cast), epochs=2, communication=Communication(bandwidth=1.0))
+    assert trace.time.tolist() == [1, 17]
+
+
+@pytest.mark.parametrize("timing", [Gamma(), Memoryless(), SlowWorkers(share=0.2)])
+def test_cycling_takes_less_time_than_blocking_for_the_same_batches(timing: Gamma | Memoryless | SlowWorkers) -> None:
+    options: dict[str, Any] = {
+        "timing": timing,
+        "communication": Communication(latency=50.0),
+        "epochs": 6,
+        "dtype": np.float32,
+    }
+    fast, slow = run_daso(Daso(), **options), run_daso(Daso(warm_up=6, cool_down=0), **options)
+    assert fast.time[2] == slow.time[2]  # one epoch of warm-up
+    assert (np.diff(fast.time) > 0).all()
+    assert fast.time[-1] < slow.time[-1]

@@ -1,8 +1,10 @@
-"""Waits of a channel: each ends at its deadline, regardless of how long the kernel lets one call wait."""
+"""Deadlines, pauses between attempts, and waits of a channel, each of which ends at its deadline."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 from support.patience import PATIENT, brief, patience
 
-from distkeras.ps.errors import DeadlineError
+from distkeras.ps.errors import ConfigurationError, DeadlineError
 from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import Occupancy, Probe
 from distkeras.ps.transport.client import Channel
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world import streams
 from distkeras.ps.world.streams import TcpStream, connect
+from distkeras.ps.world.world import World
 
 KEY = bytes(32)
 
@@ -88,3 +92,49 @@ def test_a_host_that_accepts_no_data_is_a_connection_error_and_not_a_missed_dead
 
     with contextlib.closing(near), contextlib.closing(far), pytest.raises(ConnectionResetError, match="for 1 s"):
         fill_buffers()
+
+
+class Clock(World):
+    """A manual clock, which advances only while a thread sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.seconds += seconds
+
+
+def test_pauses_double_up_to_the_longest_and_are_drawn_from_their_upper_half() -> None:
+    clock = Clock()
+    backoff = Backoff(first=1.0, longest=5.0, world=clock)
+    assert all(backoff.pause() for _ in range(6))
+    for pause, nominal in zip(clock.pauses, [1.0, 2.0, 4.0, 5.0, 5.0, 5.0], strict=True):
+        assert nominal / 2 <= pause <= nominal
+
+
+def test_there_is_no_pause_beyond_the_deadline() -> None:
+    clock = Clock()
+    backoff = Backoff(first=1.0, longest=8.0, timeout=20.0, world=clock)
+    while backoff.pause():
+        pass
+    assert 12.0 < clock.seconds <= 20.0  # The next pause could be 8 s.
+    assert not backoff.pause()
+
+
+def test_two_processes_do_not_retry_at_the_same_moment() -> None:
+    clocks = [Clock(), Clock()]
+    for clock in clocks:
+        assert Backoff(longest=1.0, world=clock).pause()
+    assert clocks[0].pauses != clocks[1].pauses
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf, "5", True, None])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Deadlines)])
+def test_a_deadline_must_be_a_finite_number_above_zero(name: str, bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"^`{name}` must be a finite number above 0"):
+        Deadlines(**{name: bad})
