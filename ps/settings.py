@@ -8,13 +8,16 @@ settings.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from distkeras.ps import rules
-from distkeras.ps.center.center import require_rows
-from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.center.center import Center, require_rows
+from distkeras.ps.center.schedulers import Scheduler, scheduler_for
+from distkeras.ps.center.tables import Table, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import require_format
@@ -23,6 +26,7 @@ from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.validate import check_field, check_fields, count, flag, invalid, refuse, require_integer
+from distkeras.ps.world.world import REAL, World
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,34 @@ class ServerSettings:
         if self.relays is not None:
             _require_relays(self.rule.for_workers(self.workers), self.relays)
             refuse("relays", self)
+
+    def make_scheduler(self) -> Scheduler:
+        """Return a new scheduler."""
+        return scheduler_for(self.rule, self.workers, self.staleness_bound, gather=self.relays is not None)
+
+    def make_center(
+        self,
+        vector: np.ndarray,
+        moving_statistics: np.ndarray,
+        incarnation: int,
+        world: World = REAL,
+        tables: Sequence[Table] | None = None,
+    ) -> Center:
+        """Return a center with initial parameters (float32) and moving statistics; ``tables`` None: rows are zero."""
+        return Center(
+            self.rule,
+            vector,
+            workers=self.workers,
+            learning_rate=self.learning_rate,
+            scheduler=self.make_scheduler(),
+            moving_statistics=moving_statistics,
+            measure_gap=self.measure_gap,
+            check_finite=True,
+            incarnation=incarnation,
+            now=world.time,
+            monotonic=world.monotonic,
+            tables=[make_table(shape) for shape in self.tables] if tables is None else tables,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-ready values, which `from_json` reads."""

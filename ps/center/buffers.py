@@ -71,6 +71,36 @@ class Pool:
         return Buffer(array, self)
 
 
+class ViewAhead:
+    """At most one version that was computed with a commit, ahead of the reply that sends it.
+
+    It is stale once the center changes again: by another commit, which advances the clock, or by a change for which
+    the caller calls `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._made_for: tuple[int, int] | None = None
+        self._version: Buffer | None = None
+
+    def put(self, worker: int, clock: int, version: Buffer) -> None:
+        """Take over ``version``, which ``worker`` may be sent while the clock is ``clock``."""
+        self.forget()
+        self._made_for, self._version = (worker, clock), version
+
+    def take(self, worker: int, clock: int) -> Buffer | None:
+        """Return the version, with its ownership, if it is for ``worker`` at ``clock``; else None."""
+        if self._made_for != (worker, clock):
+            return None
+        version, self._version, self._made_for = self._version, None, None
+        return version
+
+    def forget(self) -> None:
+        """Return an unused version to its pool."""
+        if self._version is not None:
+            self._version.drop()
+        self._version = self._made_for = None
+
+
 class Chunks:
     """Cuts vectors of one size into consecutive chunks, with scratch memory.
 

@@ -16,18 +16,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.ps.center.buffers import Buffer, Chunks, Pool
+from distkeras.ps.center.buffers import Buffer, Chunks, Pool, ViewAhead
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
 from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
-from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
+from distkeras.ps.center.schedulers import Round, Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError
 from distkeras.ps.protocol.loop import NO_FLOATS
@@ -97,83 +96,6 @@ class CheckedArithmetic:
                 worker=worker,
                 step=step,
             ) from error
-
-
-@dataclass
-class Round:
-    """The current round. `Center` ends it, with the rule's kernel.
-
-    Args:
-        moving_statistics: sum of the contributed statistics, each weighted by its steps.
-        total: sum of the payloads; None before the first.
-        steps: sum of the weights of the moving statistics.
-        skipped: workers that have arrived, but whose commits were skipped for a NaN or infinity.
-        began, previous_began: clock at the beginning of this round and of the previous one.
-        stopping: the job was already ending early at the end of the previous round.
-    """
-
-    moving_statistics: np.ndarray
-    total: Buffer | None = None
-    steps: int = 0
-    skipped: int = 0
-    began: int = 0
-    previous_began: int = 0
-    stopping: bool = False
-
-    def contribute(self, part: Buffer) -> None:
-        """Add a payload, and take over its buffer."""
-        if self.total is None:
-            self.total = part
-        else:
-            self.total.array += part.array
-            part.drop()
-
-    def contribute_moving_statistics(self, commit: Commit) -> None:
-        """Add the moving statistics of ``commit``, weighted by its steps."""
-        self.moving_statistics += commit.moving_statistics * commit.steps
-        self.steps += commit.steps
-
-    def take_moving_statistics(self) -> np.ndarray:
-        """Return the weighted mean of the moving statistics, and reset them."""
-        mean = self.moving_statistics / self.steps
-        self.moving_statistics = np.zeros_like(self.moving_statistics)
-        self.steps = 0
-        return mean
-
-    def end(self, clock: int) -> None:
-        """Begin the next round at ``clock``, without contributions."""
-        self.total = None
-        self.previous_began, self.began = self.began, clock
-
-
-class ViewAhead:
-    """At most one version that was computed with a commit, ahead of the reply that sends it.
-
-    It is stale once the center changes again: by another commit, which advances the clock, or by a change for which
-    the caller calls `forget`.
-    """
-
-    def __init__(self) -> None:
-        self._made_for: tuple[int, int] | None = None
-        self._version: Buffer | None = None
-
-    def put(self, worker: int, clock: int, version: Buffer) -> None:
-        """Take over ``version``, which ``worker`` may be sent while the clock is ``clock``."""
-        self.forget()
-        self._made_for, self._version = (worker, clock), version
-
-    def take(self, worker: int, clock: int) -> Buffer | None:
-        """Return the version, with its ownership, if it is for ``worker`` at ``clock``; else None."""
-        if self._made_for != (worker, clock):
-            return None
-        version, self._version, self._made_for = self._version, None, None
-        return version
-
-    def forget(self) -> None:
-        """Return an unused version to its pool."""
-        if self._version is not None:
-            self._version.drop()
-        self._version = self._made_for = None
 
 
 class Released(NamedTuple):

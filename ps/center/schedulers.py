@@ -1,13 +1,18 @@
-"""Schedulers, which release the reply to a worker at once, when a round ends, or when it is not too far ahead.
+"""Schedulers, which release the reply to a worker at once, when a round ends, or when it is not too far ahead; rounds.
 
 A scheduler is a plain state machine; its caller waits, with a deadline, until `ready` returns True.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules.base import Rule
 from distkeras.ps.validate import require_integer
 
@@ -173,6 +178,53 @@ class BoundedStaleness(Scheduler):
         super().restore(progress, seen=seen, active=active)
         self.iterations |= progress
         self._find_slowest()
+
+
+@dataclass
+class Round:
+    """The current round. `Center` ends it, with the rule's kernel.
+
+    Args:
+        moving_statistics: sum of the contributed statistics, each weighted by its steps.
+        total: sum of the payloads; None before the first.
+        steps: sum of the weights of the moving statistics.
+        skipped: workers that have arrived, but whose commits were skipped for a NaN or infinity.
+        began, previous_began: clock at the beginning of this round and of the previous one.
+        stopping: the job was already ending early at the end of the previous round.
+    """
+
+    moving_statistics: np.ndarray
+    total: Buffer | None = None
+    steps: int = 0
+    skipped: int = 0
+    began: int = 0
+    previous_began: int = 0
+    stopping: bool = False
+
+    def contribute(self, part: Buffer) -> None:
+        """Add a payload, and take over its buffer."""
+        if self.total is None:
+            self.total = part
+        else:
+            self.total.array += part.array
+            part.drop()
+
+    def contribute_moving_statistics(self, commit: Commit) -> None:
+        """Add the moving statistics of ``commit``, weighted by its steps."""
+        self.moving_statistics += commit.moving_statistics * commit.steps
+        self.steps += commit.steps
+
+    def take_moving_statistics(self) -> np.ndarray:
+        """Return the weighted mean of the moving statistics, and reset them."""
+        mean = self.moving_statistics / self.steps
+        self.moving_statistics = np.zeros_like(self.moving_statistics)
+        self.steps = 0
+        return mean
+
+    def end(self, clock: int) -> None:
+        """Begin the next round at ``clock``, without contributions."""
+        self.total = None
+        self.previous_began, self.began = self.began, clock
 
 
 def scheduler_for(

@@ -84,6 +84,10 @@ def _mean_statistics(commits: Sequence[Commit]) -> Vector:
 
 def split(commit: Commit) -> tuple[Commit, list[Companion]]:
     """Return the sender's own commit, with the whole payload, and its companions, or raise RemoteProtocolError."""
+    if not commit.companions.size:
+        return commit, []
+    if not commit.grouped:
+        raise RemoteProtocolError("only a group's commit may have companions", worker=commit.worker)
     if commit.companions.size % _WIDTH:
         raise RemoteProtocolError(
             f"`companions` must be rows of {_WIDTH} numbers. Received: {commit.companions.size} numbers",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, dataclass_transform
 
 import numpy as np
 
@@ -28,12 +28,14 @@ from distkeras.ps.protocol.loop import (
 from distkeras.ps.protocol.tables import NO_IDS, Ids
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass_transform(frozen_default=True, eq_default=False)
 class Message:
-    """Base of all messages."""
+    """Base of all messages: each subclass is a frozen dataclass."""
+
+    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
+        dataclass(frozen=True, eq=False, kw_only=kw_only)(cls)
 
 
-@dataclass(frozen=True, eq=False)
 class LeaseMessage(Message):
     """Base of the requests that need the partition's lease; ``incarnation`` is that of the server that was joined."""
 
@@ -42,14 +44,12 @@ class LeaseMessage(Message):
     incarnation: int
 
 
-@dataclass(frozen=True, eq=False)
 class Challenge(Message):
     """Server → client: prove the key over this nonce (32 bytes)."""
 
     nonce: Bytes
 
 
-@dataclass(frozen=True, eq=False)
 class Answer(Message):
     """Client → server: the client's proof, and a nonce for the server's proof."""
 
@@ -57,14 +57,12 @@ class Answer(Message):
     proof: Bytes
 
 
-@dataclass(frozen=True, eq=False)
 class Proof(Message):
     """Server → client: this server holds the key too."""
 
     proof: Bytes
 
 
-@dataclass(frozen=True, eq=False)
 class Hello(Message):
     """Requests the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
 
@@ -89,7 +87,6 @@ class Hello(Message):
     micro_batch: int = -1
 
 
-@dataclass(frozen=True, eq=False)
 class Pull(LeaseMessage):
     """Requests the center, and the rows ``wants`` of each table, which are strictly ascending."""
 
@@ -100,8 +97,7 @@ class Pull(LeaseMessage):
 OF_GROUP = ("wants_center", "overlapped", "incarnation", "grouped")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Commit(CommitRecord, Message):
+class Commit(CommitRecord, Message, kw_only=True):
     """A `CommitRecord`, and its sender.
 
     ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``passed`` is the
@@ -163,18 +159,15 @@ _OWN_DEFAULTS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
 class Probe(Message):
     """Worker → server: are commits of other workers being applied now?"""
 
 
-@dataclass(frozen=True, eq=False)
 class Heartbeat(Message):
     """Worker → server: keep the lease of a worker that is computing. It is answered by an `Ack` at once."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class KeepOptimizer(OptimizerState, Message):
+class KeepOptimizer(OptimizerState, Message, kw_only=True):
     """Worker → server: the optimizer's state after commit ``sequence``; with peers, ahead of it. Answer: `Ack`."""
 
     worker: int
@@ -183,36 +176,28 @@ class KeepOptimizer(OptimizerState, Message):
     sequence: int
 
 
-@dataclass(frozen=True, eq=False)
 class FetchOptimizer(LeaseMessage):
     """Worker → server: send the optimizer state that is kept for this partition."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class KeptOptimizer(OptimizerState, Message):
+class KeptOptimizer(OptimizerState, Message, kw_only=True):
     """Server → worker: the optimizer state of ``attempt`` after commit ``sequence``; 0: none is kept."""
 
     attempt: int
     sequence: int
 
 
-@dataclass(frozen=True, eq=False)
 class OptimizerTaken(LeaseMessage):
-    """Worker → server: the kept state after commit ``sequence`` was loaded, or was not because of ``problem``.
-
-    It is answered by an `Ack`, and reported as an event.
-    """
+    """Worker → server: the kept state after commit ``sequence`` was loaded, or not because of ``problem``: an event."""
 
     sequence: int
     problem: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class Leave(LeaseMessage):
     """Worker → server: the partition's data has ended, and everything is committed."""
 
 
-@dataclass(frozen=True, eq=False)
 class Welcome(Message):
     """Grants the lease: the worker continues after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
 
@@ -240,12 +225,10 @@ class Welcome(Message):
     shares: bool = False
 
 
-@dataclass(frozen=True, eq=False)
 class Waiting(Message):
     """Another attempt holds the partition's lease and is alive: the worker must ask again."""
 
 
-@dataclass(frozen=True, eq=False)
 class CenterReply(Message):
     """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules).
 
@@ -278,7 +261,6 @@ class CenterReply(Message):
     values: Rows = field(default_factory=lambda: NO_ROWS)
 
 
-@dataclass(frozen=True, eq=False)
 class Ack(Message):
     """Commit ``sequence`` is applied, or a message without a sequence number was received.
 
@@ -296,14 +278,12 @@ class Ack(Message):
     window: int = 0
 
 
-@dataclass(frozen=True, eq=False)
 class Occupancy(Message):
     """Server → worker: whether commits of other workers are received and not yet applied."""
 
     occupied: bool
 
 
-@dataclass(frozen=True, eq=False)
 class Publish(Message):
     """Driver → server: the job's initial center, its statistics, and the model file that workers request.
 
@@ -317,7 +297,6 @@ class Publish(Message):
     names: Bytes = field(default_factory=lambda: NO_BYTES)
 
 
-@dataclass(frozen=True, eq=False)
 class PublishRows(Message):
     """Driver → server: the initial rows of table number ``table`` from ``start`` on, flat; answered by `RowsPublished`.
 
@@ -331,14 +310,12 @@ class PublishRows(Message):
     ids: Ids = field(default_factory=lambda: NO_IDS)
 
 
-@dataclass(frozen=True, eq=False)
 class RowsPublished(Message):
     """Server → driver: the table's rows below ``rows`` have been received; all of them, if the server was restored."""
 
     rows: int
 
 
-@dataclass(frozen=True, eq=False)
 class InspectRows(Message):
     """Driver → server: send ``count`` rows of table number ``table`` from ``start`` on."""
 
@@ -347,30 +324,21 @@ class InspectRows(Message):
     count: int
 
 
-@dataclass(frozen=True, eq=False)
 class TableRows(Message):
-    """Server → driver: the rows, flat, at ``clock``.
-
-    For a partial table, these are touched rows, with their numbers ``ids``; at the end they are fewer than requested.
-    """
+    """Server → driver: rows, flat, at ``clock``; of a partial table the touched ones, with their numbers ``ids``."""
 
     clock: int
     rows: Floats
     ids: Ids = field(default_factory=lambda: NO_IDS)
 
 
-@dataclass(frozen=True, eq=False)
 class BeginMicroBatch(Message):
-    """Driver → server: begin micro-batch ``number`` of a stream, unless it has begun before.
-
-    It is answered by `MicroBatchBegun`.
-    """
+    """Driver → server: begin micro-batch ``number`` of a stream, unless it has begun before: see `MicroBatchBegun`."""
 
     stream: str
     number: int
 
 
-@dataclass(frozen=True, eq=False)
 class MicroBatchBegun(Message):
     """Server → driver: the micro-batch has begun at ``clock``, before commit record number ``records``.
 
@@ -383,19 +351,16 @@ class MicroBatchBegun(Message):
     complete: bool
 
 
-@dataclass(frozen=True, eq=False)
 class FetchModel(Message):
     """Worker → server: send the model file."""
 
 
-@dataclass(frozen=True, eq=False)
 class ModelFile(Message):
     """Server → worker: the model file of `Publish`."""
 
     model: Bytes
 
 
-@dataclass(frozen=True, eq=False)
 class Observe(Message):
     """Driver → server: send the `Status` when the clock is above ``clock``, or after ``patience`` seconds."""
 
@@ -403,7 +368,6 @@ class Observe(Message):
     patience: float
 
 
-@dataclass(frozen=True, eq=False)
 class Status(Message):
     """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
 
@@ -424,7 +388,6 @@ class Status(Message):
     saved_seconds: float = math.nan
 
 
-@dataclass(frozen=True, eq=False)
 class Inspect(Message):
     """Driver → server: send the present center.
 
@@ -437,17 +400,15 @@ class Inspect(Message):
     wants: tuple[Ids, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
 class SetValues(Message):
     """Driver → server: set numbers for all workers: float64 ``(numbers, 2)``, place and value; see `driver_values`.
 
-    It is answered by an `Ack` once they are saved; its ``clock`` is that of the first commit after the change.
+    The ``clock`` of the `Ack`, sent once they are saved, is that of the first commit after the change.
     """
 
     rows: Rows
 
 
-@dataclass(frozen=True, eq=False)
 class Drain(Message):
     """Driver → server: send the commit records from number ``start`` on, at most ``count``."""
 
@@ -455,7 +416,6 @@ class Drain(Message):
     count: int
 
 
-@dataclass(frozen=True, eq=False)
 class Records(Message):
     """Server → driver: commit records (bytes of `commit_log.COMMIT`) and their history rows, in order.
 
@@ -470,42 +430,35 @@ class Records(Message):
     history: Rows
 
 
-@dataclass(frozen=True, eq=False)
 class Abort(Message):
     """Driver → server: end the job; every worker's next request is answered by a `Fault`."""
 
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
 class EndEarly(Message):
     """Driver → server: end the job successfully; the next reply to each worker asks it to leave."""
 
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
 class Goodbye(Message):
     """Driver → server: this is the last request; the server may end."""
 
 
-@dataclass(frozen=True, eq=False)
 class ListWorkers(Message):
     """Driver → server: send the worker table."""
 
 
-@dataclass(frozen=True, eq=False)
 class WorkerTable(Message):
-    """Server → driver: a row for each partition that has joined and has data left.
+    """Server → driver: worker, attempt, last commit and silence of each partition that has joined and has data left.
 
-    A row has worker, attempt, last commit, and the seconds since that commit or, if later, since the attempt joined; 0
-    while the worker waits for a reply.
+    The silence is in seconds, since that commit or the attempt's join; 0 while the worker waits for a reply.
     """
 
     rows: Rows
 
 
-@dataclass(frozen=True, eq=False)
 class Announce(LeaseMessage):
     """Worker → server: this member is ready to train, and others reach it at ``host`` and ``port``.
 
@@ -525,7 +478,6 @@ class Announce(LeaseMessage):
         return f"{self.worker} {self.host} {self.port}"
 
 
-@dataclass(frozen=True, eq=False)
 class Members(Message):
     """Server → worker: all members have announced themselves.
 
@@ -551,7 +503,6 @@ class Members(Message):
             ) from None
 
 
-@dataclass(frozen=True, eq=False)
 class PeerVector(Message):
     """Member → member: a vector of step ``step``, counted from 0 over all epochs.
 
@@ -567,7 +518,6 @@ class PeerVector(Message):
     packed: Bytes = field(default_factory=lambda: NO_BYTES)
 
 
-@dataclass(frozen=True, eq=False)
 class PeerLoss(Message):
     """Member → member: the sum of the losses of ``samples`` samples in the epoch that ends with step ``step``."""
 
@@ -576,7 +526,6 @@ class PeerLoss(Message):
     samples: float
 
 
-@dataclass(frozen=True, eq=False)
 class Fault(Message):
     """An error, as its position in `errors.ERRORS`; from a worker it ends the job. In numbers, -1 means none."""
 
@@ -590,49 +539,13 @@ class Fault(Message):
 
 #: Wire code = position. Append only, and raise `framing.VERSION` when a message changes.
 MESSAGES: tuple[type[Message], ...] = (
-    Challenge,
-    Answer,
-    Proof,
-    Hello,
-    Pull,
-    Commit,
-    Leave,
-    Welcome,
-    CenterReply,
-    Ack,
-    Publish,
-    FetchModel,
-    ModelFile,
-    Observe,
-    Status,
-    Inspect,
-    Drain,
-    Records,
-    Abort,
-    Fault,
-    Probe,
-    Occupancy,
-    Waiting,
-    EndEarly,
-    ListWorkers,
-    WorkerTable,
-    Heartbeat,
-    Goodbye,
-    KeepOptimizer,
-    FetchOptimizer,
-    KeptOptimizer,
-    OptimizerTaken,
-    PublishRows,
-    RowsPublished,
-    InspectRows,
-    TableRows,
-    BeginMicroBatch,
-    MicroBatchBegun,
-    Announce,
-    Members,
-    PeerVector,
-    PeerLoss,
-    SetValues,
+    *(Challenge, Answer, Proof, Hello, Pull, Commit, Leave),  # from 0
+    *(Welcome, CenterReply, Ack, Publish, FetchModel, ModelFile, Observe),  # from 7
+    *(Status, Inspect, Drain, Records, Abort, Fault, Probe),  # from 14
+    *(Occupancy, Waiting, EndEarly, ListWorkers, WorkerTable, Heartbeat, Goodbye),  # from 21
+    *(KeepOptimizer, FetchOptimizer, KeptOptimizer, OptimizerTaken, PublishRows, RowsPublished, InspectRows),  # from 28
+    *(TableRows, BeginMicroBatch, MicroBatchBegun, Announce, Members, PeerVector, PeerLoss),  # from 35
+    *(SetValues,),  # from 42
 )
 
 #: A traceback longer than this is cut in the middle, to stay below a frame's bound.

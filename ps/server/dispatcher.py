@@ -19,8 +19,6 @@ from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, n
 from distkeras.ps.center.driver_values import set_values
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
-from distkeras.ps.center.schedulers import Scheduler, scheduler_for
-from distkeras.ps.center.tables import Table, make_table
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
@@ -34,50 +32,13 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.events import report
-from distkeras.ps.protocol.companions import Companion, split
+from distkeras.ps.protocol import messages
+from distkeras.ps.protocol.companions import split
 from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.loop import NO_ROWS
-from distkeras.ps.protocol.messages import (
-    Abort,
-    Ack,
-    Announce,
-    BeginMicroBatch,
-    CenterReply,
-    Commit,
-    Drain,
-    EndEarly,
-    Fault,
-    FetchModel,
-    FetchOptimizer,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Inspect,
-    InspectRows,
-    KeepOptimizer,
-    Leave,
-    ListWorkers,
-    Message,
-    MicroBatchBegun,
-    ModelFile,
-    Observe,
-    Occupancy,
-    OptimizerTaken,
-    Probe,
-    Publish,
-    PublishRows,
-    Pull,
-    Records,
-    SetValues,
-    Status,
-    Waiting,
-    Welcome,
-    WorkerTable,
-    error_of,
-    fault_of,
-)
+from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.tables import Ids, block_bytes, most_state_bytes
 from distkeras.ps.server.job_state import JobCondition, LeaseConnections, Peer
 from distkeras.ps.server.rendezvous import RelayGroups, Rendezvous
@@ -87,40 +48,7 @@ from distkeras.ps.transport.handshakes import map_slots
 from distkeras.ps.world.world import REAL, World
 
 
-def scheduler_of(settings: ServerSettings) -> Scheduler:
-    """Return the scheduler for ``settings``."""
-    return scheduler_for(settings.rule, settings.workers, settings.staleness_bound, gather=settings.relays is not None)
-
-
-def make_center(
-    settings: ServerSettings,
-    vector: np.ndarray,
-    moving_statistics: np.ndarray,
-    incarnation: int,
-    world: World = REAL,
-    tables: Sequence[Table] | None = None,
-) -> Center:
-    """Return the center for ``settings``, with initial parameters (float32) and moving statistics.
-
-    ``tables`` have the shapes in the settings; None: new tables, whose rows are zero.
-    """
-    return Center(
-        settings.rule,
-        vector,
-        workers=settings.workers,
-        learning_rate=settings.learning_rate,
-        scheduler=scheduler_of(settings),
-        moving_statistics=moving_statistics,
-        measure_gap=settings.measure_gap,
-        check_finite=True,
-        incarnation=incarnation,
-        now=world.time,
-        monotonic=world.monotonic,
-        tables=[make_table(shape) for shape in settings.tables] if tables is None else tables,
-    )
-
-
-def _digest_of(message: Publish) -> bytes:
+def _digest_of(message: messages.Publish) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
     for array in (message.center, message.moving_statistics, message.model, message.names):
         digest.update(array.size.to_bytes(8, "big"))
@@ -169,7 +97,13 @@ class Dispatcher:
             self._checkpointer = self._make_checkpointer(self.center, saved)
         #: The digest of the driver's publication, and the model file; empty before the publication.
         self._published, self._model = b"", np.empty(0, np.uint8)
-        self._limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
+        #: The bounds on a frame: the exact need once the center is published. A peer can make the server allocate one
+        #: such frame and one reply at a time, and the records of its applied commits, up to 16 MiB each. With
+        #: a wire format other than float32, the server also allocates the vectors of the commit and, between two
+        #: requests, a packed commit and a packed reply; with int8 also a copy of the peer's vector. A peer that is not
+        #: authenticated costs a thread, and less than a kilobyte. In addition, each partition has at most one kept
+        #: optimizer state (with peers: two), and one that is arriving.
+        self.limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Reads need no lock, so `Probe` does not wait for commits.
         self._committing: set[Peer] = set()
@@ -181,30 +115,30 @@ class Dispatcher:
         peers = settings.rule.traits.peers
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world, peers)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
-            Commit: self._on_commit,
-            Pull: self._on_pull,
-            Probe: self._on_probe,
-            Heartbeat: lambda peer, message: self._acknowledge(),  # the session's activity is recorded already
-            Hello: self._on_hello,
-            Announce: self._on_announce,
-            KeepOptimizer: optimizers.keep,
-            FetchOptimizer: optimizers.fetch,
-            OptimizerTaken: optimizers.taken,
-            Leave: self._on_leave,
-            Fault: self._on_fault,
-            FetchModel: self._on_fetch_model,
-            Publish: self._on_publish,
-            PublishRows: lambda peer, message: self._rows.publish(self.center, message),
-            BeginMicroBatch: self._on_begin_micro_batch,
-            Observe: self._on_observe,
-            Inspect: self._on_inspect,
-            InspectRows: lambda peer, message: self._rows.inspect(lambda: self._require_center(peer), message),
-            SetValues: self._on_set_values,
-            Drain: self._on_drain,
-            EndEarly: self._on_end_early,
-            ListWorkers: self._on_list_workers,
-            Abort: self._on_abort,
-            Goodbye: lambda peer, message: self._acknowledge(),
+            messages.Commit: self._on_commit,
+            messages.Pull: self._on_pull,
+            messages.Probe: self._on_probe,
+            messages.Heartbeat: lambda peer, message: self._acknowledge(),  # the session's activity is recorded already
+            messages.Hello: self._on_hello,
+            messages.Announce: self._on_announce,
+            messages.KeepOptimizer: optimizers.keep,
+            messages.FetchOptimizer: optimizers.fetch,
+            messages.OptimizerTaken: optimizers.taken,
+            messages.Leave: self._on_leave,
+            messages.Fault: self._on_fault,
+            messages.FetchModel: self._on_fetch_model,
+            messages.Publish: self._on_publish,
+            messages.PublishRows: lambda peer, message: self._rows.publish(self.center, message),
+            messages.BeginMicroBatch: self._on_begin_micro_batch,
+            messages.Observe: self._on_observe,
+            messages.Inspect: self._on_inspect,
+            messages.InspectRows: lambda peer, message: self._rows.inspect(lambda: self._require_center(peer), message),
+            messages.SetValues: self._on_set_values,
+            messages.Drain: self._on_drain,
+            messages.EndEarly: self._on_end_early,
+            messages.ListWorkers: self._on_list_workers,
+            messages.Abort: self._on_abort,
+            messages.Goodbye: lambda peer, message: self._acknowledge(),
         }
 
     def close(self, timeout: float) -> None:
@@ -212,23 +146,12 @@ class Dispatcher:
         if self._checkpointer is not None:
             self._checkpointer.close(timeout)
 
-    def limits(self) -> Limits:
-        """Return the bounds on a frame: the exact need once the center is published.
-
-        A peer can make the server allocate one such frame and one reply at a time, and the records of its applied
-        commits: up to 16 MiB of history each. With a wire format other than float32, the server also allocates the
-        vectors of the commit and, between two requests, a packed commit and a packed reply; with int8 also a copy of
-        the peer's vector. A peer that is not authenticated costs a thread, and less than a kilobyte. In addition, each
-        partition has at most one kept optimizer state (with peers: two), and one that is arriving.
-        """
-        return self._limits
-
     def _limits_of(self, center: Center) -> Limits:
         shapes = self._settings.tables
         vectors = center.traits.parts * center.current.array.nbytes
         commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES + bytes_of_rows(shapes)
         blocks = [block_bytes(shape) for shape in shapes]
-        return replace(self._limits, body=max(commit, most_state_bytes(center.size, shapes), *blocks))
+        return replace(self.limits, body=max(commit, most_state_bytes(center.size, shapes), *blocks))
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
@@ -242,10 +165,7 @@ class Dispatcher:
             self.changed.notify_all()
 
     def corrupted(self, error: NodeError) -> DistkerasError:
-        """Return the error to raise for ``error``, which has left a commit applied in part.
-
-        With snapshots, this server ends, and another one starts from the latest snapshot; else the job ends.
-        """
+        """Return the error to raise for ``error``, after which a commit is applied in part."""
         if self._checkpointer is None:
             return error
         self.changed.report_corruption(error.message)
@@ -260,7 +180,7 @@ class Dispatcher:
             raise RemoteProtocolError(f"a message to the server must be a request. Received: {type(message).__name__}")
         return handler(peer, message)
 
-    def _on_hello(self, peer: Peer, message: Hello) -> Message:
+    def _on_hello(self, peer: Peer, message: messages.Hello) -> Message:
         peer.share(None)
         self._wait_for_publish(peer)
         with self.changed:
@@ -288,7 +208,7 @@ class Dispatcher:
                 return center.join(worker, attempt, expired=expired) is not None
 
             if not self.changed.wait_while_running(joins, _LEASE_WAIT_SECONDS, peer.hung_up):
-                return Waiting()
+                return messages.Waiting()
             lease = center.leases[worker]
             if lease.finished:
                 self._wait_until_saved(peer, worker)
@@ -297,7 +217,7 @@ class Dispatcher:
                 self.connections[worker] = peer
                 self._rendezvous.joined(worker, attempt)
             self.changed.notify_all()
-            welcome = Welcome(
+            welcome = messages.Welcome(
                 incarnation=center.incarnation,
                 clock=center.clock,
                 sequence=lease.sequence,
@@ -319,7 +239,7 @@ class Dispatcher:
         peer.share(slots)  # this reply has no vector, so the next frame with a vector is the first to use them
         return replace(welcome, shares=slots is not None)
 
-    def _on_pull(self, peer: Peer, message: Pull) -> Message:
+    def _on_pull(self, peer: Peer, message: messages.Pull) -> Message:
         with self.changed:
             center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
@@ -329,11 +249,13 @@ class Dispatcher:
             released = self._release(peer, center, message.worker, message.attempt, message.wants)
         return peer.vectors.encode(self._reply_with_center(peer, center, released, whole=True), whole=True)
 
-    def _on_commit(self, peer: Peer, commit: Commit) -> Message:
+    def _on_commit(self, peer: Peer, commit: messages.Commit) -> Message:
         arrived = self._world.monotonic()
         center = self._require_sound()
         center.leases.held(commit.worker, commit.attempt)  # a bad commit without the lease must not end the job
-        commit, companions = self._split(commit)
+        if commit.grouped and self._settings.relays is None:
+            raise RemoteProtocolError("a job without groups must have a commit for each worker", worker=commit.worker)
+        commit, companions = split(commit)
         others = [companion.commit for companion in companions]
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
@@ -373,17 +295,7 @@ class Dispatcher:
             center.release_companions(others, released)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
-    def _split(self, commit: Commit) -> tuple[Commit, list[Companion]]:
-        """Return the sender's own commit and its companions; check the shapes of their histories."""
-        if self._settings.relays is None and commit.grouped:
-            raise RemoteProtocolError("a job without groups must have a commit for each worker", worker=commit.worker)
-        if not commit.companions.size:
-            return commit, []
-        if not commit.grouped:
-            raise RemoteProtocolError("only a group's commit may have companions", worker=commit.worker)
-        return split(commit)
-
-    def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
+    def _skip(self, peer: Peer, center: Center, commit: messages.Commit, error: NonFiniteError) -> Message:
         with self.changed:
             self.changed.require_running()
             self._require_holder(peer, center, commit.worker, commit.attempt)
@@ -402,22 +314,22 @@ class Dispatcher:
             report(log, "skipped", text, count, error.message, worker=commit.worker, attempt=commit.attempt)
         return answer
 
-    def _on_probe(self, peer: Peer, message: Probe) -> Message:
+    def _on_probe(self, peer: Peer, message: messages.Probe) -> Message:
         self.changed.require_running()
         # A peer sends one request at a time, so the commits in progress are those of other peers.
-        return Occupancy(bool(self._committing))
+        return messages.Occupancy(bool(self._committing))
 
-    def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
+    def _on_fetch_model(self, peer: Peer, message: messages.FetchModel) -> Message:
         self._wait_for_publish(peer)
-        return ModelFile(self._model)
+        return messages.ModelFile(self._model)
 
-    def _on_announce(self, peer: Peer, message: Announce) -> Message:
+    def _on_announce(self, peer: Peer, message: messages.Announce) -> Message:
         with self.changed:
             center = self._require_sound()
             meet = self._rendezvous.announce if self._settings.relays is None else self._groups.announce
             return meet(peer, center, lambda: self._require_lease(peer, message), message)
 
-    def _on_leave(self, peer: Peer, message: Leave) -> Message:
+    def _on_leave(self, peer: Peer, message: messages.Leave) -> Message:
         with self.changed:
             center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
@@ -429,8 +341,8 @@ class Dispatcher:
             self._wait_until_saved(peer, message.worker)
         return self._acknowledge()
 
-    def _on_fault(self, peer: Peer, message: Fault) -> Message:
-        error = error_of(message)
+    def _on_fault(self, peer: Peer, message: messages.Fault) -> Message:
+        error = messages.error_of(message)
         if error.origin is Origin.USER:
             self.changed.fail(message)
         else:  # Spark may retry the task
@@ -438,7 +350,7 @@ class Dispatcher:
             report(log, "node", "a task attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self._acknowledge()
 
-    def _on_publish(self, peer: Peer, message: Publish) -> Message:
+    def _on_publish(self, peer: Peer, message: messages.Publish) -> Message:
         digest = _digest_of(message)
         with self.changed:
             if self._published not in (b"", digest):
@@ -447,7 +359,7 @@ class Dispatcher:
                 center = self._publish(message.center, message.moving_statistics)
                 if message.names.size:
                     self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
-                self._model, self._published, self._limits = message.model, digest, self._limits_of(center)
+                self._model, self._published, self.limits = message.model, digest, self._limits_of(center)
                 self.changed.notify_all()
         return self._acknowledge()
 
@@ -455,8 +367,8 @@ class Dispatcher:
         """Make the center, unless it was restored, and begin to save it."""
         if self.center is None:
             self._rows.require_complete()
-            self.center = make_center(
-                self._settings, vector, moving_statistics, self._incarnation, self._world, self._rows.tables
+            self.center = self._settings.make_center(
+                vector, moving_statistics, self._incarnation, self._world, self._rows.tables
             )
             self._checkpointer = self._make_checkpointer(self.center)
         sizes, expected = (vector.size, moving_statistics.size), (self.center.size, self.center.moving_statistics.size)
@@ -469,18 +381,17 @@ class Dispatcher:
             self._checkpointer.start()
         return self.center
 
-    def _on_begin_micro_batch(self, peer: Peer, message: BeginMicroBatch) -> Message:
+    def _on_begin_micro_batch(self, peer: Peer, message: messages.BeginMicroBatch) -> Message:
         with self.changed:
-            center, settings = self._require_center(peer), self._settings
+            center = self._require_center(peer)
             self.changed.require_running()
-            scheduler = scheduler_of(settings)
-            began = begin_micro_batch(center, message.stream, message.number, scheduler)
+            began = begin_micro_batch(center, message.stream, message.number, self._settings.make_scheduler())
             if began:
                 self.connections.clear()
                 self.changed.notify_all()
-            return MicroBatchBegun(center.began[0], commits_before(center), began, is_complete(center))
+            return messages.MicroBatchBegun(center.began[0], commits_before(center), began, is_complete(center))
 
-    def _on_observe(self, peer: Peer, message: Observe) -> Message:
+    def _on_observe(self, peer: Peer, message: messages.Observe) -> Message:
         # `min` returns its first argument if the second one is NaN.
         deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)
         with self.changed:
@@ -491,14 +402,14 @@ class Dispatcher:
                     break
             return self.changed.fault or self._status()
 
-    def _status(self) -> Status:
+    def _status(self) -> messages.Status:
         center, saved = self.center, self._checkpointer and self._checkpointer.saved
         if center is None:
-            return Status(0, 0, 0, 0, 0, math.nan, math.nan)
+            return messages.Status(0, 0, 0, 0, 0, math.nan, math.nan)
         leases = center.leases.values()
         # Partitions without rows do not count for the mean number of epochs.
         empty = sum(lease.finished and not lease.sequence for lease in leases)
-        return Status(
+        return messages.Status(
             clock=center.clock,
             joined=len(leases),
             finished=sum(lease.finished for lease in leases),
@@ -511,14 +422,14 @@ class Dispatcher:
             saved_seconds=self._world.monotonic() - saved[1] if saved else math.nan,
         )
 
-    def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
+    def _on_inspect(self, peer: Peer, message: messages.Inspect) -> Message:
         with self.changed:
             center = self._require_center(peer)
             moved = rows_to_inspect(center.tables, message)
             released = center.inspect(moved)
         return replace(self._reply_with_center(peer, center, released, whole=True), moved=moved)
 
-    def _on_set_values(self, peer: Peer, message: SetValues) -> Message:
+    def _on_set_values(self, peer: Peer, message: messages.SetValues) -> Message:
         with self.changed:
             center = self._require_center(peer)
             self.changed.require_running()
@@ -527,13 +438,15 @@ class Dispatcher:
             self._wait_until_saved(peer)  # else a restarted server would continue without them
         return answer
 
-    def _on_drain(self, peer: Peer, message: Drain) -> Message:
+    def _on_drain(self, peer: Peer, message: messages.Drain) -> Message:
         with self.changed:
             center = self._require_center(peer)
             commits, _, history = center.log.read(message.start, message.count)
-            return Records(len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history)
+            return messages.Records(
+                len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history
+            )
 
-    def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
+    def _on_list_workers(self, peer: Peer, message: messages.ListWorkers) -> Message:
         with self.changed:
             leases, now = self._require_center(peer).leases, self._world.time()
             asking = {worker for worker, holder in self.connections.items() if holder.asking}
@@ -542,16 +455,16 @@ class Dispatcher:
                 for worker, lease in leases.items()
                 if not lease.finished and lease.attempt != NO_ATTEMPT
             ]
-            return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
+            return messages.WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
 
-    def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
+    def _on_end_early(self, peer: Peer, message: messages.EndEarly) -> Message:
         with self.changed:
             self._require_center(peer).end_early(message.reason)
             self.changed.notify_all()
         return self._acknowledge()
 
-    def _on_abort(self, peer: Peer, message: Abort) -> Message:
-        self.changed.fail(fault_of(JobStoppedError(message.reason)))
+    def _on_abort(self, peer: Peer, message: messages.Abort) -> Message:
+        self.changed.fail(messages.fault_of(JobStoppedError(message.reason)))
         return self._acknowledge()
 
     def _seconds_silent(self, worker: int) -> float:
@@ -563,13 +476,13 @@ class Dispatcher:
 
     def _acknowledge(
         self, worker: int = -1, sequence: int = 0, *, skipped: bool = False, refused: bool = False, window: int = 0
-    ) -> Ack:
+    ) -> messages.Ack:
         """Return the acknowledgement of a worker's commit, or of a message without a sequence number."""
         center = self.center
         if center is None:
-            return Ack(0, 0, 0, 0)
+            return messages.Ack(0, 0, 0, 0)
         stopping, durable = center.asks_workers_to_leave, self._durable(worker, sequence)
-        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused, window)
+        return messages.Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused, window)
 
     def _wait_for_publish(self, peer: Peer) -> None:
         with self.changed:
@@ -624,7 +537,9 @@ class Dispatcher:
         self._require_holder(peer, center, message.worker, message.attempt)
         return center.leases[message.worker]
 
-    def _reply_with_center(self, peer: Peer, center: Center, released: Released, *, whole: bool = False) -> CenterReply:
+    def _reply_with_center(
+        self, peer: Peer, center: Center, released: Released, *, whole: bool = False
+    ) -> messages.CenterReply:
         """Return the reply; the caller does not hold the lock. ``whole``: with the driver's values in any case."""
         peer.vectors.hold_until_sent(released.buffer)
         version, values = center.values.current
@@ -634,7 +549,7 @@ class Dispatcher:
         else:
             peer.vectors.version_sent = version
         worker = -1 if peer.lease is None else peer.lease[0]
-        return CenterReply(
+        return messages.CenterReply(
             incarnation=center.incarnation,
             clock=released.clock,
             sequence=released.sequence,
@@ -662,7 +577,7 @@ class Dispatcher:
         if self._snapshots.lost_to_own_job:
             self.changed.report_corruption(error.message)
         else:
-            self.changed.fail(fault_of(error))
+            self.changed.fail(messages.fault_of(error))
 
     def _note_commit(self, center: Center) -> None:
         if self._checkpointer is not None:

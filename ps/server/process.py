@@ -36,7 +36,6 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.framing import KEY_BYTES
-from distkeras.ps.server.dispatcher import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address, Certificate, make_certificate, server_context
@@ -210,7 +209,7 @@ def build_server(
         incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.state.header["incarnation"])
         if saved is not None:
             arrays = saved.state.arrays
-            center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world)
+            center = settings.make_center(arrays["center"], arrays["moving_statistics"], incarnation, world)
             own = snapshots.own(saved)
             exact = snapshots.restore(
                 center, saved, same_attempts=own or mode.same_attempts, epochs=None if own else mode.epochs

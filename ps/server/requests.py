@@ -12,28 +12,16 @@ from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.tables import PartialTable, Table, make_table
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.events import report
+from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.loop import NO_BYTES
-from distkeras.ps.protocol.messages import (
-    Ack,
-    Announce,
-    FetchOptimizer,
-    Inspect,
-    InspectRows,
-    KeepOptimizer,
-    KeptOptimizer,
-    Message,
-    OptimizerTaken,
-    PublishRows,
-    RowsPublished,
-    TableRows,
-)
+from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, block_rows
 from distkeras.ps.server.job_state import JobCondition, Peer
 from distkeras.ps.world.world import World
 
 log = logging.getLogger(__name__)
 
-Request = KeepOptimizer | FetchOptimizer | OptimizerTaken | Announce
+Request = messages.KeepOptimizer | messages.FetchOptimizer | messages.OptimizerTaken | messages.Announce
 
 
 class OptimizerRequests:
@@ -51,14 +39,14 @@ class OptimizerRequests:
         changed: JobCondition,
         states: StateMemory,
         require_lease: Callable[[Peer, Request], PartitionLease],
-        acknowledge: Callable[[], Ack],
+        acknowledge: Callable[[], messages.Ack],
         world: World,
         ahead: bool = False,
     ) -> None:
         self._changed, self.states, self._now, self._ahead = changed, states, world.time, ahead
         self._require_lease, self._acknowledge = require_lease, acknowledge
 
-    def keep(self, peer: Peer, message: KeepOptimizer) -> Message:
+    def keep(self, peer: Peer, message: messages.KeepOptimizer) -> Message:
         """Keep the state; report and discard it if it is damaged or too large."""
         worker, attempt, problem = message.worker, message.attempt, ""
         if message.damaged:
@@ -79,16 +67,18 @@ class OptimizerRequests:
             raise
         return self._acknowledge()
 
-    def fetch(self, peer: Peer, message: FetchOptimizer) -> Message:
+    def fetch(self, peer: Peer, message: messages.FetchOptimizer) -> Message:
         """Return the state that is kept for the partition."""
         with self._changed:
             kept = self._require_lease(peer, message).optimizer
         if kept is None:
-            return KeptOptimizer("", NO_BYTES, 0, attempt=NO_ATTEMPT, sequence=0)
+            return messages.KeptOptimizer("", NO_BYTES, 0, attempt=NO_ATTEMPT, sequence=0)
         state = kept.state
-        return KeptOptimizer(state.layout, state.content, state.checksum, attempt=kept.attempt, sequence=kept.sequence)
+        return messages.KeptOptimizer(
+            state.layout, state.content, state.checksum, attempt=kept.attempt, sequence=kept.sequence
+        )
 
-    def taken(self, peer: Peer, message: OptimizerTaken) -> Message:
+    def taken(self, peer: Peer, message: messages.OptimizerTaken) -> Message:
         """Log whether the worker has loaded the state that it was sent."""
         worker, attempt = message.worker, message.attempt
         with self._changed:
@@ -128,13 +118,13 @@ class TableRequests:
                     f"Received: {published}"
                 )
 
-    def publish(self, center: Center | None, message: PublishRows) -> Message:
+    def publish(self, center: Center | None, message: messages.PublishRows) -> Message:
         """Store the rows, unless a published or restored ``center`` already has them."""
         table = self._table(message.table)
         shape, end = table.shape, message.start + message.rows.size // table.shape.width
         with self._changed:
             if center is not None:
-                return RowsPublished(shape.rows)
+                return messages.RowsPublished(shape.rows)
             filled = self._published[message.table]
             whole = message.rows.size % shape.width == 0
             if not whole or not 0 <= message.start <= filled or not message.start < end <= shape.rows:
@@ -147,9 +137,9 @@ class TableRequests:
             else:
                 table.array[message.start : end] = message.rows.reshape(-1, shape.width)
             self._published[message.table] = max(filled, end)
-            return RowsPublished(end)
+            return messages.RowsPublished(end)
 
-    def inspect(self, require_center: Callable[[], Center], message: InspectRows) -> Message:
+    def inspect(self, require_center: Callable[[], Center], message: messages.InspectRows) -> Message:
         """Return a copy of the present rows."""
         shape, count = self._table(message.table).shape, message.count
         end = message.start + count
@@ -163,7 +153,7 @@ class TableRequests:
             table = center.tables[message.table]
             places = slice(message.start, min(end, table.count))
             rows, ids = table.array[places].reshape(-1).copy(), table.ids_of(places)
-            return TableRows(center.clock, rows, NO_IDS if ids is None else ids.copy())
+            return messages.TableRows(center.clock, rows, NO_IDS if ids is None else ids.copy())
 
     def _table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):
@@ -173,7 +163,7 @@ class TableRequests:
         return self.tables[number]
 
 
-def rows_to_inspect(tables: Sequence[Table], message: Inspect) -> tuple[Ids, ...]:
+def rows_to_inspect(tables: Sequence[Table], message: messages.Inspect) -> tuple[Ids, ...]:
     """Return the rows that a driver is sent with the center, table by table; an empty tuple if it requests none."""
     if message.moved_after < 0 and not message.wants:
         return ()
@@ -195,7 +185,7 @@ def rows_to_inspect(tables: Sequence[Table], message: Inspect) -> tuple[Ids, ...
     )
 
 
-def _put(table: PartialTable, message: PublishRows) -> None:
+def _put(table: PartialTable, message: messages.PublishRows) -> None:
     """Store touched rows; raise a RemoteProtocolError if one is out of range or occurs twice."""
     ids, rows = message.ids, message.rows.reshape(-1, table.shape.width)
     if len(ids) != len(rows) or ids.min() < 0 or ids.max() >= table.shape.rows:

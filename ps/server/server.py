@@ -117,7 +117,7 @@ class Session:
 
     def _serve_one(self) -> bool:
         """Answer one request; return False if the connection must end after it."""
-        self.channel.connection.set_limits(self._dispatcher.limits())
+        self.channel.connection.set_limits(self._dispatcher.limits)
         message = self.channel.receive(self._deadlines.silence, f"a request of {self.name}")
         if isinstance(message, EndOfStream):
             return False

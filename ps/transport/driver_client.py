@@ -6,30 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.layout import Layout, encode
 from distkeras.ps.protocol.loop import NO_BYTES, NO_FLOATS
-from distkeras.ps.protocol.messages import (
-    Abort,
-    Ack,
-    BeginMicroBatch,
-    CenterReply,
-    Drain,
-    EndEarly,
-    Goodbye,
-    Inspect,
-    InspectRows,
-    ListWorkers,
-    MicroBatchBegun,
-    Observe,
-    Publish,
-    PublishRows,
-    Records,
-    RowsPublished,
-    SetValues,
-    Status,
-    TableRows,
-    WorkerTable,
-)
 from distkeras.ps.protocol.tables import Ids, TableShape, block_bytes, block_rows
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Client
@@ -40,14 +19,14 @@ def publication(
     moving_statistics: np.ndarray = NO_FLOATS,
     model: bytes = b"",
     layouts: Sequence[Layout] = (),
-) -> Publish:
+) -> messages.Publish:
     """Return the message with the initial center (float32), the moving statistics and the model file.
 
     With the ``layouts`` of center and statistics, errors name the array that contains a NaN.
     """
     blobs = (model, encode(layouts) if layouts else b"")
     arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
-    return Publish(center, moving_statistics, *arrays)
+    return messages.Publish(center, moving_statistics, *arrays)
 
 
 class DriverClient(Client):
@@ -63,7 +42,7 @@ class DriverClient(Client):
     ) -> None:
         """Send the rows of the ``tables`` (float32 ``(rows, width)``), then a `publication`; idempotent."""
         self.publish_rows(tables)
-        self.request(publication(center, moving_statistics, model, layouts), Ack)
+        self.request(publication(center, moving_statistics, model, layouts), messages.Ack)
 
     def publish_rows(self, tables: Sequence[tuple[TableShape, np.ndarray]]) -> None:
         """Send the initial rows of all tables, float32 ``(rows, width)``, unless the server has restored them."""
@@ -71,19 +50,19 @@ class DriverClient(Client):
             start, step = 0, block_rows(shape)
             while start < shape.rows:
                 rows = np.ascontiguousarray(array[start : start + step], np.float32).reshape(-1)
-                start = self.request(PublishRows(number, start, rows), RowsPublished).rows
+                start = self.request(messages.PublishRows(number, start, rows), messages.RowsPublished).rows
 
-    def observe(self, clock: int, patience: float) -> Status:
+    def observe(self, clock: int, patience: float) -> messages.Status:
         """Wait until more than ``clock`` commits are applied, or for ``patience`` seconds; return the status."""
-        return self.request(Observe(clock, patience), Status, patience + self.deadlines.frame)
+        return self.request(messages.Observe(clock, patience), messages.Status, patience + self.deadlines.frame)
 
-    def ping(self) -> Status:
+    def ping(self) -> messages.Status:
         """Return the server's status at once."""
-        return self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
+        return self.request(messages.Observe(-1, 0.0), messages.Status, self.deadlines.handshake)
 
-    def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> CenterReply:
+    def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> messages.CenterReply:
         """Return the present center, with the rows that `messages.Inspect` requests."""
-        return self.request(Inspect(moved_after, wants), CenterReply)
+        return self.request(messages.Inspect(moved_after, wants), messages.CenterReply)
 
     def set_values(self, rows: np.ndarray) -> int:
         """Set numbers for all workers, float64 ``(numbers, 2)`` of place and value; see `messages.SetValues`.
@@ -91,9 +70,11 @@ class DriverClient(Client):
         Returns:
             The clock of the first commit after the change.
         """
-        return self.request(SetValues(np.ascontiguousarray(rows, np.float64)), Ack).clock
+        return self.request(messages.SetValues(np.ascontiguousarray(rows, np.float64)), messages.Ack).clock
 
-    def whole_center(self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()) -> tuple[CenterReply, Vector]:
+    def whole_center(
+        self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()
+    ) -> tuple[messages.CenterReply, Vector]:
         """Return the present center, and a vector of its elements and those of ``tables``, all of the same clock.
 
         The tables are read in blocks, while workers commit. Rows that move meanwhile are read again with the center.
@@ -138,7 +119,7 @@ class DriverClient(Client):
             for first in range(0, len(ids), step):
                 part = ids[first : first + step]
                 flat = np.ascontiguousarray(rows[first : first + step], np.float32).reshape(-1)
-                published = self.request(PublishRows(number, start, flat, part), RowsPublished).rows
+                published = self.request(messages.PublishRows(number, start, flat, part), messages.RowsPublished).rows
                 start += len(part)
                 if published > start:  # the server has restored the table
                     return
@@ -154,37 +135,41 @@ class DriverClient(Client):
             if len(answer.ids) < request.count:
                 return
 
-    def _blocks(self, number: int, shape: TableShape) -> Iterator[tuple[InspectRows, TableRows]]:
+    def _blocks(self, number: int, shape: TableShape) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
         """Yield the request for each block of table ``number``, and its answer."""
         step = block_rows(shape)
-        requests = (InspectRows(number, start, min(step, shape.rows - start)) for start in range(0, shape.rows, step))
+        requests = (
+            messages.InspectRows(number, start, min(step, shape.rows - start)) for start in range(0, shape.rows, step)
+        )
         return self.read_blocks(requests, block_bytes(shape))
 
-    def read_blocks(self, messages: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
-        """Yield each of ``messages``, in order, with its answer of at most ``nbytes`` bytes."""
-        for message in messages:
-            yield message, self.request(message, TableRows)
+    def read_blocks(
+        self, requests: Iterable[messages.InspectRows], nbytes: int
+    ) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
+        """Yield each of ``requests``, in order, with its answer of at most ``nbytes`` bytes."""
+        for message in requests:
+            yield message, self.request(message, messages.TableRows)
 
-    def begin_micro_batch(self, stream: str, number: int) -> MicroBatchBegun:
+    def begin_micro_batch(self, stream: str, number: int) -> messages.MicroBatchBegun:
         """Begin a micro-batch; idempotent; raise DifferentJobError if another one must come next."""
-        return self.request(BeginMicroBatch(stream, number), MicroBatchBegun)
+        return self.request(messages.BeginMicroBatch(stream, number), messages.MicroBatchBegun)
 
-    def drain(self, start: int = 0, count: int = 4096) -> Records:
+    def drain(self, start: int = 0, count: int = 4096) -> messages.Records:
         """Return commit records from number ``start`` on, with their history."""
-        return self.request(Drain(start, count), Records)
+        return self.request(messages.Drain(start, count), messages.Records)
 
     def finish(self, reason: str) -> None:
         """End the job early and successfully: every worker commits its window, and leaves."""
-        self.request(EndEarly(reason), Ack, self.deadlines.handshake)
+        self.request(messages.EndEarly(reason), messages.Ack, self.deadlines.handshake)
 
     def list_workers(self) -> np.ndarray:
         """Return float64 rows of worker, attempt, last commit, and seconds since: see `messages.WorkerTable`."""
-        return self.request(ListWorkers(), WorkerTable, self.deadlines.frame).rows
+        return self.request(messages.ListWorkers(), messages.WorkerTable, self.deadlines.frame).rows
 
     def stop(self, reason: str) -> None:
         """End the job: every worker's next request fails."""
-        self.request(Abort(reason), Ack, self.deadlines.handshake)
+        self.request(messages.Abort(reason), messages.Ack, self.deadlines.handshake)
 
     def goodbye(self) -> None:
         """End the server; this must be the last request."""
-        self.request(Goodbye(), Ack, self.deadlines.handshake)
+        self.request(messages.Goodbye(), messages.Ack, self.deadlines.handshake)

@@ -17,32 +17,10 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
+from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.loop import CommitRecord, OptimizerState, Reply
-from distkeras.ps.protocol.messages import (
-    Ack,
-    Announce,
-    CenterReply,
-    Commit,
-    FetchModel,
-    FetchOptimizer,
-    Heartbeat,
-    Hello,
-    KeepOptimizer,
-    KeptOptimizer,
-    Leave,
-    Members,
-    Message,
-    ModelFile,
-    Occupancy,
-    OptimizerTaken,
-    Probe,
-    Pull,
-    Waiting,
-    Welcome,
-    fault_of,
-)
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes, row_elements
 from distkeras.ps.rules.base import Vector
@@ -59,7 +37,7 @@ _SHARED_BYTES_MAX = 256 << 20
 #: How many heartbeats are sent during a lease, so that some of them may be late.
 HEARTBEATS_PER_LEASE = 4
 #: What answers a commit.
-COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
+COMMITTED: tuple[type[messages.CenterReply | messages.Ack], ...] = (messages.CenterReply, messages.Ack)
 
 
 class Heartbeats:
@@ -102,8 +80,8 @@ class Heartbeats:
         if self._stopped.is_set():
             return True
         try:
-            self._channel.send(Heartbeat())
-            return isinstance(self._channel.receive(self._timeout, "the server's answer to a Heartbeat"), Ack)
+            self._channel.send(messages.Heartbeat())
+            return isinstance(self._channel.receive(self._timeout, "the server's answer to a Heartbeat"), messages.Ack)
         except (DistkerasError, OSError):
             return False
 
@@ -188,7 +166,7 @@ class RestartFromCenter(Exception):
     commit was skipped for a NaN or infinity.
     """
 
-    def __init__(self, welcome: Welcome) -> None:
+    def __init__(self, welcome: messages.Welcome) -> None:
         super().__init__(welcome)
         self.welcome = welcome
 
@@ -219,7 +197,7 @@ class CommitGroup(Protocol):
     def require_place(self, client: WorkerClient) -> None:
         """Connect to the worker that sends the group's commits, unless it is this one."""
 
-    def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
+    def send(self, client: WorkerClient, commit: messages.Commit) -> messages.CenterReply | messages.Ack:
         """Send a commit in the group's, and return the reply."""
 
     def leave(self) -> None:
@@ -272,7 +250,7 @@ class WorkerClient(Client):
         self.worker, self.attempt, self.size = worker, attempt, size
         self.incarnation = self.sequence = 0
         self.stopping = False
-        self._hello = Hello(
+        self._hello = messages.Hello(
             worker,
             attempt,
             size,
@@ -316,11 +294,11 @@ class WorkerClient(Client):
         return self._slots is not None
 
     @property
-    def hello(self) -> Hello:
+    def hello(self) -> messages.Hello:
         """The message with which this worker joined."""
         return self._hello
 
-    def memory_of_replies(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+    def memory_of_replies(self, kind: type[messages.Message], dtype: np.dtype, size: int) -> np.ndarray:
         """Return memory for an array of an arriving message."""
         return self._allocate(kind, dtype, size)
 
@@ -335,8 +313,8 @@ class WorkerClient(Client):
         self._payloads.in_use = previous
         return spare
 
-    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        if kind is CenterReply:
+    def _allocate(self, kind: type[messages.Message], dtype: np.dtype, size: int) -> np.ndarray:
+        if kind is messages.CenterReply:
             if dtype == np.float32 and size == self.size and self._reuses_centers:
                 return self._spare_center()
             if dtype == np.uint8 and size == self._format.nbytes:
@@ -355,7 +333,7 @@ class WorkerClient(Client):
         """
         return self._payloads.spare(lambda: tuple(np.empty(self._payload_size, np.float32) for _ in range(parts)))
 
-    def join(self) -> Welcome:
+    def join(self) -> messages.Welcome:
         """Request the partition's lease, and wait while another attempt that is alive holds it.
 
         Returns:
@@ -363,23 +341,23 @@ class WorkerClient(Client):
         """
         return self._reconnecting(self._join, rejoin=False)
 
-    def rejoin(self) -> Welcome:
+    def rejoin(self) -> messages.Welcome:
         """Join again over a new connection, after this worker has lost its lease."""
         self.close()
         self.incarnation = 0
         return self.join()
 
-    def _join(self) -> Welcome:
+    def _join(self) -> messages.Welcome:
         if self._group is not None:
             self._group.leave()
         timeout = self.deadlines.publish + self.reply_timeout
-        answer: Message = Waiting()
+        answer: messages.Message = messages.Waiting()
         self._hello = replace(self._hello, connection=self._hello.connection + 1)
         self._use(None)
         memory, slots = self._offer()
-        while isinstance(answer, Waiting):
-            answer = self.request(self._hello, (Welcome, Waiting), timeout)
-        assert isinstance(answer, Welcome)
+        while isinstance(answer, messages.Waiting):
+            answer = self.request(self._hello, (messages.Welcome, messages.Waiting), timeout)
+        assert isinstance(answer, messages.Welcome)
         if memory is not None:
             memory.hide()
         self._use(slots if answer.shares else None)
@@ -442,7 +420,9 @@ class WorkerClient(Client):
         """Report to the server that the partition's data has ended."""
         if self._group is not None:
             self._group.leave()
-        self._reconnecting(lambda: self.request(Leave(self.worker, self.attempt, self.incarnation), Ack))
+        self._reconnecting(
+            lambda: self.request(messages.Leave(self.worker, self.attempt, self.incarnation), messages.Ack)
+        )
 
     def pull(self, wants: tuple[Ids, ...] = ()) -> Reply:
         """Return the center, and the rows ``wants`` of each table."""
@@ -460,7 +440,7 @@ class WorkerClient(Client):
         slots, packed = self._slots, tuple[np.ndarray, ...]()
         if self._format.nbytes:  # once, because encoding changes the residuals; a repeated commit has the same bytes
             packed = self._format.encode(record.parts, () if slots is None else slots.packed_payload())
-        commit = Commit.of(
+        commit = messages.Commit.of(
             record,
             worker=self.worker,
             attempt=self.attempt,
@@ -471,18 +451,20 @@ class WorkerClient(Client):
             packed=packed,
         )
 
-        def once() -> CenterReply | Ack:
+        def once() -> messages.CenterReply | messages.Ack:
             # After a reconnect: if the commit was applied, only the reply was lost, and the center is pulled instead.
             applied = self.sequence == sequence
             if applied and (self._skipped or self._refused or not record.wants_center):
-                return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping, self._refused)
+                return messages.Ack(
+                    self.incarnation, 0, sequence, sequence, self._skipped, self.stopping, self._refused
+                )
             if applied:
                 return self._pull(record.wants)
             return self.request(commit, COMMITTED) if self._group is None else self._group.send(self, commit)
 
         reply = self._timed(lambda: self._reconnecting(once))
         self.sequence = sequence
-        if isinstance(reply, CenterReply):
+        if isinstance(reply, messages.CenterReply):
             return self._delivered(reply)
         self.stopping = self.stopping or reply.stopping
         if reply.skipped:
@@ -530,14 +512,14 @@ class WorkerClient(Client):
         """Discard the quantization residuals, because their steps were discarded."""
         self._format.forget_residuals()
 
-    def _pull(self, wants: tuple[Ids, ...]) -> CenterReply:
+    def _pull(self, wants: tuple[Ids, ...]) -> messages.CenterReply:
         if not self.incarnation:
             self.join()
         if self._group is not None:
             self._group.require_place(self)
-        return self.request(Pull(self.worker, self.attempt, self.incarnation, wants), CenterReply)
+        return self.request(messages.Pull(self.worker, self.attempt, self.incarnation, wants), messages.CenterReply)
 
-    def _delivered(self, reply: CenterReply) -> Reply:
+    def _delivered(self, reply: messages.CenterReply) -> Reply:
         """Return ``reply`` with its center decoded."""
         center = reply.center
         if reply.packed.size:
@@ -564,23 +546,25 @@ class WorkerClient(Client):
 
     def occupied(self) -> bool:
         """Return whether the server is applying commits of other workers now."""
-        return self._reconnecting(lambda: self.request(Probe(), Occupancy)).occupied
+        return self._reconnecting(lambda: self.request(messages.Probe(), messages.Occupancy)).occupied
 
     def fetch_model(self) -> bytes:
         """Return the model file that the driver published."""
         leased, timeout = self.channel, self.deadlines.publish + self.deadlines.frame
-        answer = self._reconnecting(lambda: self.request(FetchModel(), ModelFile, timeout), rejoin=False)
+        answer = self._reconnecting(
+            lambda: self.request(messages.FetchModel(), messages.ModelFile, timeout), rejoin=False
+        )
         if self.channel is not leased:
             self.close()  # no lease is held over the new connection
         return answer.model.tobytes()
 
-    def announce(self, host: str, port: int, node: str, batches: int) -> Members:
+    def announce(self, host: str, port: int, node: str, batches: int) -> messages.Members:
         """Announce that others reach this worker at ``host`` and ``port``; return the members once all are ready."""
         timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout
 
-        def once() -> Members:
-            message = Announce(self.worker, self.attempt, self.incarnation, host, port, node, batches)
-            return self.request(message, Members, timeout)
+        def once() -> messages.Members:
+            message = messages.Announce(self.worker, self.attempt, self.incarnation, host, port, node, batches)
+            return self.request(message, messages.Members, timeout)
 
         return self._reconnecting(once)
 
@@ -596,9 +580,9 @@ class WorkerClient(Client):
                 log.warning(text, state.content.nbytes, self._most_state_bytes, self.size)
             return
 
-        def once() -> Ack:
+        def once() -> messages.Ack:
             return self.request(
-                KeepOptimizer(
+                messages.KeepOptimizer(
                     state.layout,
                     state.content,
                     state.checksum,
@@ -607,7 +591,7 @@ class WorkerClient(Client):
                     incarnation=self.incarnation,
                     sequence=self.sequence + ahead,
                 ),
-                Ack,
+                messages.Ack,
             )
 
         self._reconnecting(once)
@@ -615,8 +599,10 @@ class WorkerClient(Client):
     def fetch_optimizer(self) -> OptimizerState | None:
         """Return the optimizer state that the server keeps for this partition; None if there is none."""
 
-        def once() -> KeptOptimizer:
-            return self.request(FetchOptimizer(self.worker, self.attempt, self.incarnation), KeptOptimizer)
+        def once() -> messages.KeptOptimizer:
+            return self.request(
+                messages.FetchOptimizer(self.worker, self.attempt, self.incarnation), messages.KeptOptimizer
+            )
 
         answer = self._reconnecting(once)
         self._fetched = answer.sequence
@@ -625,16 +611,16 @@ class WorkerClient(Client):
     def report_optimizer(self, problem: str) -> None:
         """Report that the fetched state was loaded, or, if ``problem`` is not empty, why it was not."""
 
-        def once() -> Ack:
-            taken = OptimizerTaken(self.worker, self.attempt, self.incarnation, self._fetched, problem)
-            return self.request(taken, Ack)
+        def once() -> messages.Ack:
+            taken = messages.OptimizerTaken(self.worker, self.attempt, self.incarnation, self._fetched, problem)
+            return self.request(taken, messages.Ack)
 
         self._reconnecting(once)
 
     def report(self, error: DistkerasError) -> None:
         """End the job with ``error``, unless the server is unreachable."""
         try:
-            self.request(fault_of(error), Ack, self.deadlines.handshake)
+            self.request(messages.fault_of(error), messages.Ack, self.deadlines.handshake)
         except _UNREACHED:
             self.close()
 

@@ -24,58 +24,36 @@ from distkeras.ps.world.streams import Listener, Stream, TcpListener, connect
 class Lock(AbstractContextManager[bool], Protocol):
     """Like `threading.Lock`."""
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire it; return False if that is not possible at once, or within ``timeout`` seconds."""
-
-    def release(self) -> None:
-        """Release it."""
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
 
 
 class Condition(AbstractContextManager[bool], Protocol):
     """Like `threading.Condition`."""
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until notified, for ``timeout`` seconds at most; the caller holds the lock."""
-
-    def notify_all(self) -> None:
-        """Wake all waiting threads; the caller holds the lock."""
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
 
 
 class Flag(Protocol):
     """Like `threading.Event`."""
 
-    def is_set(self) -> bool:
-        """Return whether it was set."""
-
-    def set(self) -> None:
-        """Set it, and wake all waiting threads."""
-
-    def clear(self) -> None:
-        """Reset it."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for ``timeout`` seconds at most; return whether it is."""
+    def is_set(self) -> bool: ...
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 class Thread(Protocol):
-    """Like `threading.Thread`."""
+    """Like `threading.Thread`; `start` raises a RuntimeError if the system cannot start another thread."""
 
     @property
-    def name(self) -> str:
-        """The name, for logs and errors."""
-
+    def name(self) -> str: ...
     @property
-    def ident(self) -> int | None:
-        """The thread's number; None before it is started."""
-
-    def start(self) -> None:
-        """Start it; raise a RuntimeError if the system cannot start another thread."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, for ``timeout`` seconds at most."""
-
-    def is_alive(self) -> bool:
-        """Return whether it was started and has not ended."""
+    def ident(self) -> int | None: ...
+    def start(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
 
 
 class World:
@@ -91,11 +69,9 @@ class World:
     token = staticmethod(secrets.token_bytes)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for that many seconds."""
         time.sleep(seconds)
 
     def lock(self) -> Lock:
-        """Return a new lock."""
         return threading.Lock()
 
     def reentrant_lock(self) -> Lock:
@@ -107,7 +83,6 @@ class World:
         return threading.Condition(lock)  # type: ignore[arg-type]  # one of this world's
 
     def event(self) -> Flag:
-        """Return a flag that is not set."""
         return threading.Event()
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
@@ -115,15 +90,12 @@ class World:
         return threading.Thread(target=target, name=name, daemon=True)
 
     def connect(self, address: tuple[str, int], timeout: float) -> Stream:
-        """Return a connection to the listener at ``address``: see `streams.connect`."""
         return connect(address, timeout)
 
     def listen(self, host: str, port: int) -> Listener:
-        """Return a listener at ``host`` and ``port``: see `TcpListener`."""
         return TcpListener(host, port)
 
     def files(self, uri: str, *, create: bool = True) -> Files:
-        """Return the files in the directory ``uri``: see `open_files`."""
         return open_files(uri, create=create)
 
     def scratch(self, size: int) -> memoryview:
@@ -139,7 +111,6 @@ class World:
         return map_shared(place, size)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Return a new process: see `ChildProcess`."""
         return ChildProcess(command, environment)
 
 

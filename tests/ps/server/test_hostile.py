@@ -247,7 +247,7 @@ class TestAuthenticatedPeers:
     def test_a_frame_larger_than_the_job_could_need_is_refused_before_it_is_received(
         self, running: Running, honest: HonestWorker
     ) -> None:
-        limit = running.server.dispatcher.limits().body
+        limit = running.server.dispatcher.limits.body
         assert limit < 4 * SIZE + (17 << 20)
         fields = struct.Struct(">qqqqqqqqqdddqq")
         with AuthenticatedPeer(running.server.address) as peer:
