@@ -68,6 +68,12 @@ _LEASE_WAIT_SECONDS = 10.0
 class Dispatcher:
     """Answers every authenticated peer.
 
+    A peer can make the server allocate one frame (`limits`) and one reply at a time, and the records of its applied
+    commits, up to 16 MiB each. With a wire format other than float32, the server also allocates the vectors of the
+    commit and, between two requests, a packed commit and a packed reply; with int8 also a copy of the peer's vector. A
+    peer that is not authenticated costs a thread, and less than a kilobyte. In addition, each partition has at most one
+    kept optimizer state (with peers: two), and one that is arriving.
+
     Args:
         incarnation: this server's number, which rises with each restart.
         snapshots: where the center is saved; None: the job ends with this process.
@@ -97,12 +103,7 @@ class Dispatcher:
             self._checkpointer = self._make_checkpointer(self.center, saved)
         #: The digest of the driver's publication, and the model file; empty before the publication.
         self._published, self._model = b"", np.empty(0, np.uint8)
-        #: The bounds on a frame: the exact need once the center is published. A peer can make the server allocate one
-        #: such frame and one reply at a time, and the records of its applied commits, up to 16 MiB each. With
-        #: a wire format other than float32, the server also allocates the vectors of the commit and, between two
-        #: requests, a packed commit and a packed reply; with int8 also a copy of the peer's vector. A peer that is not
-        #: authenticated costs a thread, and less than a kilobyte. In addition, each partition has at most one kept
-        #: optimizer state (with peers: two), and one that is arriving.
+        #: The bounds on a frame: the exact need once the center is published.
         self.limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Reads need no lock, so `Probe` does not wait for commits.
