@@ -103,7 +103,6 @@ class Dispatcher:
             self._checkpointer = self._make_checkpointer(self.center, saved)
         #: The digest of the driver's publication, and the model file; empty before the publication.
         self._published, self._model = b"", np.empty(0, np.uint8)
-        #: The bounds on a frame: the exact need once the center is published.
         self.limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self.connections = LeaseConnections()
         #: Peers whose commit is received and not yet applied. Reads need no lock, so `Probe` does not wait for commits.
