@@ -7,9 +7,9 @@
     -if lease is None or lease.attempt != attempt:
     +if lease is None:
 
-The lines ``file`` and ``tests`` apply to the faults after them. A line that begins with ``=`` says why the replacement
-changes no behavior. `python tests/mutants` runs the tests with each fault, and `python tests/simulation --planted NAME`
-simulates jobs with it.
+The lines ``file`` and ``tests`` apply to the faults after them; faults without tests are for the simulation alone. A
+line that begins with ``=`` says why the replacement changes no behavior. `python tests/mutants` runs the tests with
+each fault, and `python tests/simulation --planted NAME` simulates jobs with it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ def faults_in(text: str) -> Iterator[Mutant]:
             tests = tuple(value.split()) if kind == "tests" else tests
 
 
-MUTANTS = tuple(
+FAULTS = tuple(
     fault
     for path in sorted(Path(__file__).with_name("faults").glob("*.txt"))
     for fault in faults_in(path.read_text(encoding="utf-8"))
 )
+#: The faults that tests find; the simulation of whole jobs finds the others.
+MUTANTS = tuple(fault for fault in FAULTS if fault.tests)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from simulation.command import find_planted, main
-from simulation.mutations import MUTATIONS, planted
+from simulation.mutations import planted
 from simulation.plan import KINDS, Fault, Plan, draw
+from simulation.planting import simulated
 from simulation.scheduler import Finding, Killed, Process, Scheduler
 from simulation.shrink import shrink
 from simulation.simulation import simulate
@@ -113,25 +114,6 @@ RIVALRIES = {
         disk=0.1,
         faults=(Fault("second driver", 3, "w0", 5.754501479552088), Fault("impostor", 1, "w0", 9.305969332864422)),
     ),
-    "what-is-gone-on-from-counts": Plan(
-        3012195,
-        workers=3,
-        batches=(1, 1, 2),
-        hyper_parameters={"window": 1},
-        compute=0.01,
-        every=5,
-        latency=0.1,
-        fragmenting=0.1,
-        capacity=64,
-        yielding=0.05,
-        disk=0.1,
-        stray=True,
-        faults=(
-            Fault("second driver", 21, amount=0.8404383410272667, place=1),
-            Fault("second driver", 18, "driver", 0.625947284844),
-            Fault("second driver", 20, amount=1.0, place=1),
-        ),
-    ),
 }
 
 
@@ -158,7 +140,7 @@ NARROW = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - SOON.keys() - SPECIAL_PLANS))
+@pytest.mark.parametrize("name", sorted({*simulated()} - SOON.keys() - SPECIAL_PLANS))
 def test_faults_that_need_a_special_plan_are_found(name: str) -> None:
     assert find_planted(name, 0, 10_000, NARROW.get(name, tuple(KINDS)))
 

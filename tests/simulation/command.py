@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from simulation.mutations import MUTATIONS, planted
 from simulation.plan import KINDS, Plan, draw
-from simulation.planting import REPLACEMENTS
+from simulation.planting import REPLACEMENTS, simulated
 from simulation.shrink import shrink
 from simulation.simulation import Outcome, simulate
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     kinds = tuple(arguments.kinds)
     if arguments.planted is not None:
-        names = arguments.planted or list(MUTATIONS)
+        names = arguments.planted or simulated()
         return int(not all([find_planted(name, arguments.seed, arguments.schedules, kinds) for name in names]))
     if arguments.story:
         plan = draw(arguments.seed, kinds=kinds)

@@ -6,14 +6,10 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
-from distkeras.ps.checkpoint import state, store
-from distkeras.ps.checkpoint.checkpointer import Checkpointer
-from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
+from distkeras.ps.checkpoint import store
+from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
-from distkeras.ps.checkpoint.store import DamagedError
-from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
+from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError
 from distkeras.ps.server import process
 from distkeras.ps.server.dispatcher import Dispatcher
 from simulation.disk import VirtualFiles
@@ -53,67 +49,15 @@ def _nothing_is_synced() -> list[Patch]:
 
 
 @mutation
-def _one_exception_ends_the_checkpointer() -> list[Patch]:
-    """An unexpected exception ends the checkpointer's thread."""
-
-    def tried(self: Checkpointer, closing: bool, idle: bool) -> bool:
-        try:
-            self._save(closing)
-        except SnapshotError as error:
-            self.failure = error
-            return False
-        return True
-
-    return [(Checkpointer, "_try_turn", tried)]
-
-
-@mutation
 def _a_claim_is_tried_once() -> list[Patch]:
     """A server that finds a full disk for its claim gives up."""
     return [(SnapshotDirectory, "_retry_unreachable", lambda self, call, patience=0.0: call())]
 
 
 @mutation
-def _the_checkpointer_gives_up() -> list[Patch]:
-    """After a snapshot that failed, no other one is tried."""
-    save = Checkpointer._save  # noqa: SLF001 - a fault within
-
-    def once(self: Checkpointer, closing: bool) -> bool:
-        return self.failure is not None or save(self, closing)
-
-    return [(Checkpointer, "_save", once)]
-
-
-@mutation
-def _a_damaged_log_costs_the_snapshot() -> list[Patch]:
-    """One flipped bit in the records makes a snapshot unusable."""
-    read = SnapshotDirectory._read  # noqa: SLF001 - a fault within
-
-    def demanding(self: SnapshotDirectory, name: str) -> Any:
-        try:
-            return read(self, name)
-        except DamagedError as error:
-            if name.startswith("log"):
-                raise SnapshotError(error.message) from error
-            raise
-
-    return [(SnapshotDirectory, "_read", demanding)]
-
-
-@mutation
 def _damage_is_not_noticed() -> list[Patch]:
     """The server continues from a file that the disk has damaged."""
     return [(store, "zlib", SimpleNamespace(crc32=lambda data, before=0: 0))]
-
-
-@mutation
-def _a_file_that_is_no_snapshot_is_read() -> list[Patch]:
-    """Every file in the directory of the snapshots is read as a snapshot."""
-
-    def names(self: SnapshotDirectory) -> list[Any]:
-        return [parsed(text) for text in self._store.names()]
-
-    return [(SnapshotDirectory, "_names", names)]
 
 
 @mutation
@@ -129,18 +73,6 @@ def _a_first_server_is_started_once() -> list[Patch]:
 
 
 @mutation
-def _other_partitions_go_on_where_these_were() -> list[Patch]:
-    """A job that continues with another number of workers skips rows that its new partitions seem to have trained."""
-
-    def begin(center: Center, epoch: int) -> None:
-        for worker in range(center.workers):
-            lease = center.leases.add(worker, NO_ATTEMPT)
-            lease.epoch, lease.batch, lease.state = epoch, 1, LeaseState.FREE
-
-    return [(state, "_begin_epoch", begin)]
-
-
-@mutation
 def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
     """It claims the snapshots even if another job has taken them over in the meantime."""
     write = Ownership.write
@@ -149,18 +81,6 @@ def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
         write(self, [*names, Name("owner", Claim(after, ""))])
 
     return [(Ownership, "write", again)]
-
-
-@mutation
-def _what_is_gone_on_from_counts() -> list[Patch]:
-    """The commits of a restored snapshot count as durable even if the server that saved it was not the owner."""
-    begin = Checkpointer.__init__
-
-    def all_durable(self: Checkpointer, checkpoint: Any, directory: Any, center: Center, *arguments: Any) -> None:
-        begin(self, checkpoint, directory, center, *arguments)
-        self.durable = {worker: lease.sequence for worker, lease in center.leases.items()}
-
-    return [(Checkpointer, "__init__", all_durable)]
 
 
 @mutation

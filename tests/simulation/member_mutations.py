@@ -1,4 +1,4 @@
-"""Faults planted in what members exchange, and when."""
+"""Faults planted in what members and groups exchange, and in memory that is shared."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.center.center import Center
-from distkeras.ps.errors import MemberLostError
-from distkeras.ps.protocol.messages import PeerVector
+from distkeras.ps.errors import MemberLostError, RelayLostError
+from distkeras.ps.protocol.messages import CenterReply, Commit, Message, PeerVector, Pull
+from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.rules.base import total_of
 from distkeras.ps.rules.daso import Turns, merge
-from distkeras.ps.server.rendezvous import Rendezvous
 from distkeras.ps.transport import members
 from distkeras.ps.transport.members import MemberLinks, Purpose
+from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.worker import daso
-from distkeras.ps.worker.daso import MemberReplica
 from simulation.planting import Patch, mutation, nothing
 
 
@@ -85,28 +84,139 @@ def _a_plateau_is_each_members_own() -> list[Patch]:
 
 
 @mutation
-def _commits_of_members_count_one_by_one() -> list[Patch]:
-    """A round may count for some members and not for the others."""
-
-    def at_once(self: Rendezvous, peer: Any, center: Center, commit: Any, parts: Any, arrived: float) -> bool:
-        return center.commit(commit, parts, arrived)
-
-    return [(Rendezvous, "commit", at_once)]
-
-
-@mutation
-def _a_momentum_begins_again() -> list[Patch]:
-    """After a loss, a member continues with its parameters alone."""
-    restore = MemberReplica._restore  # noqa: SLF001 - a fault within
-
-    def forgetting(self: MemberReplica, state: Any) -> None:
-        restore(self, state)
-        self._velocity[:] = 0.0
-
-    return [(MemberReplica, "_restore", forgetting)]
-
-
-@mutation
 def _turns_begin_again() -> list[Patch]:
     """After a loss, the first group has its turn, and the pending exchange is lost."""
     return [(Turns, "restore", nothing)]
+
+
+@mutation
+def _a_lost_relay_has_done_its_work() -> list[Patch]:
+    """A worker whose relay is lost assumes that its movement was applied."""
+    hand = RelayGroup._send_commit  # noqa: SLF001 - a fault within
+
+    def trusting(self: RelayGroup, client: Any, commit: Commit, link: Any) -> CenterReply:
+        try:
+            return hand(self, client, commit, link)
+        except RelayLostError:
+            self.leave()
+            reply: CenterReply = client.request(Pull(client.worker, client.attempt, client.incarnation), CenterReply)
+            return reply
+
+    return [(RelayGroup, "_send_commit", trusting)]
+
+
+@mutation
+def _a_reply_is_sent_before_its_slot_is_written() -> list[Patch]:
+    """A frame states where the center is, but the center is written a little later."""
+    slot_of = SharedSlots.slot_of
+
+    def early(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        if not self.server or name != "center":
+            return slot_of(self, kind, name, array)
+        late = vars(self).setdefault("mutant", [])
+        if late:
+            slot, center = late.pop()
+            self._vectors[slot][: center.size] = center
+        slot = slot_of(self, kind, name, array)
+        if slot is not None:
+            late.append((slot, array.copy()))
+            self._vectors[slot].fill(0.0)
+        return slot
+
+    return [(SharedSlots, "slot_of", early)]
+
+
+@mutation
+def _replies_take_no_turns() -> list[Patch]:
+    """A center overwrites the one that the worker still reads."""
+    slot_of = SharedSlots.slot_of
+
+    def same(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        self._turn = 0
+        return slot_of(self, kind, name, array)
+
+    return [(SharedSlots, "slot_of", same)]
+
+
+@mutation
+def _payloads_take_no_turns() -> list[Patch]:
+    """A payload overwrites one that its server may still have to read."""
+    payload = SharedSlots.payload
+    first: dict[SharedSlots, Any] = {}
+
+    def same(self: SharedSlots, turn: int) -> Any:
+        return first.setdefault(self, payload(self, 0)) if turn else tuple(payload(self, 0))
+
+    return [(SharedSlots, "payload", same)]
+
+
+@mutation
+def _a_payload_is_the_one_before() -> list[Patch]:
+    """A server finds the worker's previous payload in a slot."""
+    read = SharedSlots.read
+
+    def late(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
+        found = read(self, slot, dtype, size)
+        if not self.server:
+            return found
+        before = vars(self).setdefault("mutant", {})
+        array, before[slot, dtype, size] = before.get((slot, dtype, size), found), found.copy()
+        return np.asarray(array)
+
+    return [(SharedSlots, "read", late)]
+
+
+@mutation
+def _vectors_of_members_take_no_turns() -> list[Patch]:
+    """A member overwrites a vector that the other member may still have to read."""
+    slot_of = SharedSlots.slot_of
+
+    def same(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        self._turn = 0 if kind is PeerVector else self._turn
+        return slot_of(self, kind, name, array)
+
+    return [(SharedSlots, "slot_of", same)]
+
+
+@mutation
+def _a_member_is_sent_half_a_vector() -> list[Patch]:
+    """A frame names a slot that is only written in part."""
+    slot_of = SharedSlots.slot_of
+
+    def half(self: SharedSlots, kind: type[Message], name: str, array: np.ndarray) -> int | None:
+        slot = slot_of(self, kind, name, array)
+        if kind is PeerVector and slot is not None:
+            self._vectors[slot][array.size // 2 :] = 0.0
+        return slot
+
+    return [(SharedSlots, "slot_of", half)]
+
+
+@mutation
+def _rows_of_a_reply_are_those_of_the_window_before() -> list[Patch]:
+    """A worker finds the rows of the server's previous reply in a slot."""
+    read = SharedSlots.read
+
+    def late(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
+        found = read(self, slot, dtype, size)
+        if self.server or not slot % self._sizes.per_area:
+            return found
+        before = vars(self).setdefault("mutant", {})
+        rows, before[slot] = before.get(slot, found), self._vectors[slot].copy()
+        return np.asarray(rows[:size])
+
+    return [(SharedSlots, "read", late)]
+
+
+@mutation
+def _rows_are_looked_for_at_the_end_of_their_slot() -> list[Patch]:
+    """A server reads rows that an earlier and longer commit has left at the end of a slot."""
+    read = SharedSlots.read
+
+    def end(self: SharedSlots, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
+        if not self.server or not slot % self._sizes.per_area or dtype != np.float32:
+            return read(self, slot, dtype, size)
+        vector = self._vectors[slot]
+        return vector[vector.size - size :]
+
+    return [(SharedSlots, "read", end)]

@@ -8,7 +8,7 @@ from typing import Any
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
-from distkeras.ps.protocol.framing import Reader, Seal
+from distkeras.ps.protocol.framing import Seal
 from distkeras.ps.server import dispatcher, job_state
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.job_state import LeaseConnections
@@ -20,14 +20,9 @@ from distkeras.training.supervisor import Supervisor
 from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     disk_mutations,
     member_mutations,
-    relay_mutations,
-    rule_mutations,
-    slot_mutations,
-    speed_mutations,
     state_mutations,
     stream_mutations,
     table_mutations,
-    value_mutations,
 )
 from simulation.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulation.world import VirtualChild
@@ -93,20 +88,6 @@ def _incarnation_is_ignored_at_both_ends() -> list[Patch]:
 
 
 @mutation
-def _an_old_sessions_end_disconnects_its_successor() -> list[Patch]:
-    """The end of a connection disconnects its worker, which may already have another connection."""
-
-    def disconnected(self: Dispatcher, peer: Any) -> None:
-        if peer.lease is not None:
-            with self.changed:
-                if self.center is not None:
-                    self.center.leases.disconnected(*peer.lease)
-                self.changed.notify_all()
-
-    return [(Dispatcher, "disconnected", disconnected)]
-
-
-@mutation
 def _no_heartbeats() -> list[Patch]:
     """A worker sends nothing while it computes, so an earlier attempt may take its partition back."""
     return [(WorkerClient, "_start_heartbeats", nothing)]
@@ -132,21 +113,6 @@ def _publishing_is_not_tried_again() -> list[Patch]:
         return self
 
     return [(Supervisor, "__enter__", enter)]
-
-
-@mutation
-def _a_header_waits_for_what_may_follow() -> list[Patch]:
-    """The rest of a header is read together with following bytes, which may never arrive."""
-    received = Reader.received
-
-    def greedy(self: Reader, count: int) -> Any:
-        event = received(self, count)
-        spaces = self.spaces()
-        if event is None and self._stage == self._parse_header and len(spaces) == 1:
-            spaces.append(self._ahead)
-        return event
-
-    return [(Reader, "received", greedy)]
 
 
 @mutation

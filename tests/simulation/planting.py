@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mutants.catalog import MUTANTS, Mutant
+from mutants.catalog import FAULTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A replacement: an object, the name of its attribute, and the replaced value.
@@ -20,7 +20,12 @@ Patch = tuple[Any, str, Any]
 
 MUTATIONS: dict[str, Callable[[], list[Patch]]] = {}
 #: The faults of `mutants.catalog`, by name.
-REPLACEMENTS = {fault.name: fault for fault in MUTANTS}
+REPLACEMENTS = {fault.name: fault for fault in FAULTS}
+
+
+def simulated() -> list[str]:
+    """Return the names of the faults that the simulation finds, and no test."""
+    return [*MUTATIONS, *(fault.name for fault in FAULTS if not fault.tests)]
 
 
 def mutation(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:

@@ -1,8 +1,9 @@
-"""Faults planted in the state of a center, in what a snapshot restores, and in the rounding of wire formats."""
+"""Faults planted in the state of a center, in what rules and drivers put there, and in what a snapshot restores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,31 +11,24 @@ import numpy as np
 
 from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.driver_values import DriverValues
 from distkeras.ps.center.leases import KeptState, PartitionLease
-from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
-from distkeras.ps.checkpoint import checkpointer, ownership, snapshots, state
+from distkeras.ps.center.schedulers import BoundedStaleness
+from distkeras.ps.checkpoint import checkpointer, ownership, state
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
+from distkeras.ps.rules.federated import FADAS, FedBuff
 from distkeras.ps.rules.gradient import DanaZero
 from distkeras.ps.server.announced import Standby
-from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
+from distkeras.ps.worker import loop
+from distkeras.ps.worker.optimizer_keeper import SaveInterval
 from distkeras.training.cluster_server import ClusterServer
 from distkeras.training.supervisor import Supervisor
 from simulation.planting import Patch, mutation, nothing
-
-
-@mutation
-def _iterations_are_not_restored() -> list[Patch]:
-    """After a restart, bounded staleness assumes that all workers have made equal progress."""
-
-    def restore(self: BoundedStaleness, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
-        Scheduler.restore(self, {}, seen=seen, active=active)
-
-    return [(BoundedStaleness, "restore", restore)]
 
 
 @mutation
@@ -49,34 +43,9 @@ def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
 
 
 @mutation
-def _drafts_of_newer_owners_are_removed() -> list[Patch]:
-    """A server that starts to save removes all incomplete files, including another server's snapshot."""
-
-    def sweep(self: SnapshotDirectory) -> None:
-        drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
-        self._store.delete_drafts(draft for draft, name in drafts if name and name.claim != self.claim)
-
-    return [(SnapshotDirectory, "sweep", sweep)]
-
-
-@mutation
 def _residuals_outlive_their_steps() -> list[Patch]:
     """With int8, a restarted worker adds the residuals of its discarded steps."""
     return [(WorkerClient, "forget_residuals", nothing)]
-
-
-@mutation
-def _residuals_are_not_kept() -> list[Patch]:
-    """The residuals of a commit in int8 are lost."""
-    encode = WorkerFormat.encode
-
-    def forgetful(
-        self: WorkerFormat, parts: tuple[np.ndarray, ...], memory: tuple[np.ndarray, ...] = ()
-    ) -> tuple[np.ndarray, ...]:
-        self.forget_residuals()
-        return encode(self, parts, memory)
-
-    return [(WorkerFormat, "encode", forgetful)]
 
 
 @mutation
@@ -94,29 +63,6 @@ def _changes_are_of_what_was_meant() -> list[Patch]:
 def _a_window_begins_when_its_worker_joins() -> list[Patch]:
     """For a rule that pulls before it commits, every commit is as stale as the job is old."""
     return [(PartitionLease, "begin_window", nothing)]
-
-
-@mutation
-def _an_overlapped_commit_counts_from_the_latest_reply() -> list[Patch]:
-    """Rules that divide by staleness divide by too small a number."""
-
-    def staleness(self: PartitionLease, commit: Any, clock: int) -> int:
-        assert self.released is not None
-        return clock - self.released
-
-    return [(PartitionLease, "staleness", staleness)]
-
-
-@mutation
-def _the_gap_is_to_the_center_before_the_last() -> list[Patch]:
-    """The center for a worker's gap is recorded when the worker commits, instead of when it is sent."""
-    keep = PartitionLease.keep_sent
-
-    def once(self: PartitionLease, version: Any, *, within_window: bool) -> None:
-        if self.sent is None:
-            keep(self, version, within_window=within_window)
-
-    return [(PartitionLease, "keep_sent", once)]
 
 
 @mutation
@@ -157,30 +103,6 @@ def _an_unfinished_round_is_not_restored() -> list[Patch]:
     return [(checkpointer, "capture", _capture_with(lambda name: name == "round"))]
 
 
-@mutation
-def _other_workers_begin_without_the_unfinished_round() -> list[Patch]:
-    """After a resume with another number of workers, earlier contributions to a round are lost."""
-    begin = Center.replace_workers
-
-    def forgetful(self: Center, contributions: int, workers: int) -> None:
-        self.round.total = None
-        begin(self, contributions, workers)
-
-    return [(Center, "replace_workers", forgetful)]
-
-
-@mutation
-def _other_workers_begin_with_the_first_rate() -> list[Patch]:
-    """After a resume with another number of workers, the first round has the schedule's first learning rate."""
-    begin = Center.replace_workers
-
-    def forgetful(self: Center, contributions: int, workers: int) -> None:
-        begin(self, contributions, workers)
-        self.round.began = 0
-
-    return [(Center, "replace_workers", forgetful)]
-
-
 def _capture_with(zeroed: Any) -> Any:
     """Return `state.capture` with zeros in place of some arrays."""
     capture = state.capture
@@ -197,21 +119,6 @@ def _capture_with(zeroed: Any) -> Any:
 def _who_leaves_keeps_its_momentum() -> list[Patch]:
     """The parameters sent to others are moved by the momentum of a worker that has left."""
     return [(DanaZero, "leave", nothing)]
-
-
-@mutation
-def _one_more_than_the_bound() -> list[Patch]:
-    """Stale synchronous training allows one iteration more than its bound."""
-    ready = BoundedStaleness.ready
-
-    def lenient(self: BoundedStaleness, worker: int) -> bool:
-        self.bound += 1
-        try:
-            return ready(self, worker)
-        finally:
-            self.bound -= 1
-
-    return [(BoundedStaleness, "ready", lenient)]
 
 
 @mutation
@@ -243,29 +150,6 @@ def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
         return save(self, rows, files, replaced=replaced)
 
     return [(SnapshotDirectory, "save_log", short)]
-
-
-@mutation
-def _a_restart_forgets_the_epochs() -> list[Patch]:
-    """A server that dies before it has saved a snapshot of a longer job continues with the shorter one."""
-    again = StartRequest.again
-
-    def forgetful(self: StartRequest, epoch: int, after: int, port: int | None = None) -> StartRequest:
-        request = again(self, epoch, after, port)
-        return replace(request, mode=replace(request.mode, epochs=None))
-
-    return [(StartRequest, "again", forgetful)]
-
-
-@mutation
-def _partitions_that_have_ended_stay_so() -> list[Patch]:
-    """In a job that is resumed with more epochs, partitions that had ended have none."""
-    restore = state.restore
-
-    def forgetful(center: Center, state: Any, *, same_attempts: bool, epochs: int | None = None) -> bool:
-        return restore(center, state, same_attempts=same_attempts)
-
-    return [(snapshots, "restore", forgetful)]
 
 
 @mutation
@@ -331,34 +215,9 @@ def _a_successor_is_given_another_partitions_state() -> list[Patch]:
 
 
 @mutation
-def _the_first_state_is_kept() -> list[Patch]:
-    """A successor receives the state of the oldest attempt."""
-    keep = PartitionLease.keep_optimizer
-
-    def once(self: PartitionLease, message: Any, now: float) -> None:
-        if self.optimizer is None:
-            keep(self, message, now)
-
-    return [(PartitionLease, "keep_optimizer", once)]
-
-
-@mutation
 def _a_state_is_sent_once() -> list[Patch]:
     """Workers send their first state, and no later one."""
     return [(SaveInterval, "due", lambda self: not self._took and self.now() >= self._due)]
-
-
-@mutation
-def _a_state_is_that_of_a_later_commit() -> list[Patch]:
-    """With overlap, a state is read when the commit is answered, so that it has steps that do not count yet."""
-    send = OptimizerKeeper.send
-
-    def late(self: OptimizerKeeper) -> Any:
-        if self._captured is not None:
-            self._captured = self._replica.read_optimizer()
-        return send(self)
-
-    return [(OptimizerKeeper, "send", late)]
 
 
 @mutation
@@ -370,3 +229,132 @@ def _the_last_snapshot_names_older_states() -> list[Patch]:
         return save(self, states, now=False)
 
     return [(OptimizerFiles, "save", later), (OptimizerFiles, "behind", lambda self, states: False)]
+
+
+@mutation
+def _buffers_are_not_drained() -> list[Patch]:
+    """Movements in a buffer that is not full are lost."""
+    return [(Center, "_drain", nothing)]
+
+
+@mutation
+def _buffers_are_drained_twice() -> list[Patch]:
+    """The contents of a buffer remain in it after it was drained."""
+    drain = Center._drain  # noqa: SLF001 - a fault within
+
+    def twice(self: Center, workers: int) -> None:
+        held = [vector.copy() for vector in self.model], dict(self.counters)
+        drain(self, workers)
+        vectors, self.counters = held
+        for vector, before in zip(self.model, vectors, strict=True):
+            vector[...] = before
+        drain(self, workers)
+
+    return [(Center, "_drain", twice)]
+
+
+@mutation
+def _a_drained_buffer_is_divided_by_what_it_holds() -> list[Patch]:
+    """The movements in a drained buffer weigh more than all others."""
+
+    def divided(begin: Any) -> Any:
+        def begin_drain(self: Any, workers: int, counters: dict[str, int]) -> Any:
+            count = counters.get("count", 0)
+            scalars = begin(self, workers, counters)
+            return scalars and (1 / count, *scalars[1:])
+
+        return begin_drain
+
+    return [(kind, "begin_drain", divided(kind.begin_drain)) for kind in (FedBuff, FADAS)]
+
+
+@mutation
+def _a_buffer_is_drained_for_the_workers_that_come() -> list[Patch]:
+    """If the number of workers changes, movements of the former workers are weighted by the new number."""
+    begin = Center.replace_workers
+    return [(Center, "replace_workers", lambda self, count, _: begin(self, count, self.workers))]
+
+
+@mutation
+def _a_refused_worker_need_not_pull() -> list[Patch]:
+    """The payload that was refused may be sent again as the next commit."""
+
+    def refuse(self: PartitionLease, commit: Any, now: float) -> None:
+        self.sequence, self.active_at, self.skipped = commit.sequence, now, False
+        self.refusals += 1
+
+    return [(PartitionLease, "refuse", refuse)]
+
+
+@mutation
+def _residuals_of_a_refused_commit_are_lost() -> list[Patch]:
+    """With int8, the residuals in a refused payload are lost."""
+    return [(WorkerFormat, "restore_residuals", nothing)]
+
+
+@mutation
+def _refusals_are_not_restored() -> list[Patch]:
+    """After a restart, a window may be refused more often than the rule allows."""
+    kept = tuple(name for name in state._KEPT if name != "refusals")  # noqa: SLF001 - a fault within
+    return [(state, "_KEPT", kept)]
+
+
+@mutation
+def _windows_follow_the_slowest() -> list[Patch]:
+    """The slowest worker has the longest window."""
+
+    def upside_down(longest: int, speed: float | None, speeds: Iterable[float | None]) -> int:
+        if speed is None:
+            return longest
+        return max(1, math.floor(longest * min(other for other in speeds if other is not None) / speed))
+
+    return [(center_module, "window_by_speed", upside_down)]
+
+
+@mutation
+def _a_speed_is_measured_from_the_first_center() -> list[Patch]:
+    """Each window of a worker seems to take longer than the previous one."""
+    release = PartitionLease.release
+    return [(PartitionLease, "release", lambda self, clock, at: release(self, clock, self.released_at or at))]
+
+
+@mutation
+def _a_speed_counts_from_the_commit_before() -> list[Patch]:
+    """A measurement begins with the previous commit instead of its answer, so that waits for others count."""
+    release, measure = PartitionLease.release, PartitionLease.measure
+
+    def measured(self: PartitionLease, steps: int, arrived: float) -> None:
+        measure(self, steps, arrived)
+        vars(self)["arrived"] = arrived
+
+    def released(self: PartitionLease, clock: int, at: float) -> None:
+        release(self, clock, vars(self).get("arrived", at))
+
+    return [(PartitionLease, "measure", measured), (PartitionLease, "release", released)]
+
+
+@mutation
+def _workers_keep_the_longest_window() -> list[Patch]:
+    """A worker ignores the next window that a reply names."""
+    return [(loop._Worker, "_take_window", nothing)]  # noqa: SLF001 - a fault within
+
+
+@mutation
+def _values_are_not_restored() -> list[Patch]:
+    """A restarted server has nothing of what the driver has set."""
+    return [(DriverValues, "restore", nothing)]
+
+
+@mutation
+def _values_are_acknowledged_before_they_are_saved() -> list[Patch]:
+    """A server acknowledges what the driver sets, and saves it with a later commit."""
+    answer = Dispatcher._on_set_values  # noqa: SLF001 - a fault within
+
+    def early(self: Any, peer: Any, message: Any) -> Any:
+        self._wait_until_saved = nothing
+        try:
+            return answer(self, peer, message)
+        finally:
+            del self._wait_until_saved
+
+    return [(Dispatcher, "_on_set_values", early)]

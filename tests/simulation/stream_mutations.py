@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from distkeras.ps.center import micro_batches
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import MicroBatch
 from distkeras.ps.center.micro_batches import begin_micro_batch, number_of
-from distkeras.ps.checkpoint import checkpointer, state
 from distkeras.ps.server import dispatcher
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
 from distkeras.training import task
 from simulation.driver import Executors
 from simulation.planting import Patch, mutation, nothing
-
-
-@mutation
-def _a_snapshot_forgets_its_micro_batch() -> list[Patch]:
-    """A restarted server has the center of its snapshot, but not the position of the stream."""
-    capture = state.capture
-
-    def forgetful(center: Center) -> state.State:
-        state = capture(center)
-        return replace(state, header={name: value for name, value in state.header.items() if name != "micro_batch"})
-
-    return [(checkpointer, "capture", forgetful)]
-
-
-@mutation
-def _a_snapshot_has_the_micro_batch_before() -> list[Patch]:
-    """A restarted server trains the micro-batch that its snapshot covers again."""
-    capture = state.capture
-
-    def behind(center: Center) -> state.State:
-        state = capture(center)
-        if "micro_batch" not in state.header:
-            return state
-        stream, number, skipped = state.header["micro_batch"]
-        return replace(state, header=state.header | {"micro_batch": [stream, number - 1, skipped]})
-
-    return [(checkpointer, "capture", behind)]
 
 
 @mutation
@@ -56,21 +27,6 @@ def _what_is_covered_begins_again() -> list[Patch]:
         return begin_micro_batch(center, stream, number, scheduler)
 
     return [(dispatcher, "begin_micro_batch", again)]
-
-
-@mutation
-def _a_micro_batch_begins_where_the_one_before_ended() -> list[Patch]:
-    """The partitions of a micro-batch start after as many rows as the previous one had."""
-
-    def behind(center: Center, *arguments: Any) -> bool:
-        at = {worker: (lease.epoch, lease.batch, lease.checksum) for worker, lease in center.leases.items()}
-        began = begin_micro_batch(center, *arguments)
-        for worker, place in at.items() if began else ():
-            lease = center.leases[worker]
-            lease.epoch, lease.batch, lease.checksum = place
-        return began
-
-    return [(dispatcher, "begin_micro_batch", behind)]
 
 
 @mutation
@@ -108,19 +64,6 @@ def _records_of_earlier_micro_batches_are_drained() -> list[Patch]:
 
 
 @mutation
-def _what_was_skipped_before_counts_as_present() -> list[Patch]:
-    """The records of a micro-batch start too early, by the number of commits that were skipped before."""
-
-    def forgetful(center: Center, *arguments: Any) -> bool:
-        began = begin_micro_batch(center, *arguments)
-        if center.micro_batch is not None:
-            center.micro_batch = center.micro_batch._replace(skipped=0)
-        return began
-
-    return [(dispatcher, "begin_micro_batch", forgetful)]
-
-
-@mutation
 def _other_rows_are_taken_for_the_same() -> list[Patch]:
     """A covered micro-batch may be sent again with other rows."""
     return [(task, "require_same_rows", nothing)]
@@ -130,26 +73,3 @@ def _other_rows_are_taken_for_the_same() -> list[Patch]:
 def _the_state_of_an_earlier_micro_batch_is_reused() -> list[Patch]:
     """The optimizer of a partition continues with a state that lacks the last steps of the previous micro-batch."""
     return [(OptimizerKeeper, "end", lambda self: iter(()))]
-
-
-@mutation
-def _a_pace_goes_on_over_micro_batches() -> list[Patch]:
-    """The scheduler keeps its counts for the next micro-batch: which workers have ended, and their progress."""
-
-    def kept(center: Center, stream: str, number: int, scheduler: Any) -> bool:
-        return begin_micro_batch(center, stream, number, center.scheduler)
-
-    return [(dispatcher, "begin_micro_batch", kept)]
-
-
-@mutation
-def _what_a_rule_has_for_a_partition_is_lost() -> list[Patch]:
-    """A partition starts the next micro-batch without the momentum with which it ended the previous one."""
-
-    def lost(center: Center, *arguments: Any) -> bool:
-        began = begin_micro_batch(center, *arguments)
-        for lease in center.leases.values() if began else ():
-            lease.vectors = center.leases.make_vectors()
-        return began
-
-    return [(dispatcher, "begin_micro_batch", lost)]

@@ -98,17 +98,6 @@ def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
 
 
 @mutation
-def _rows_of_a_second_table_are_not_applied() -> list[Patch]:
-    """The commits of rows change only the first table."""
-    apply = Table.apply
-
-    def first_only(self: Table, ids: Any, moved: Any, kernel: Any, clock: int) -> float | None:
-        return apply(self, ids, moved, kernel, clock) if self.shape.name == "own" else None
-
-    return [(Table, "apply", first_only)]
-
-
-@mutation
 def _what_moves_while_tables_are_read_is_missing() -> list[Patch]:
     """The blocks of a table that were read before a commit have another clock than the center."""
     return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]

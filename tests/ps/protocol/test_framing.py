@@ -88,7 +88,7 @@ def test_one_read_may_fill_several_arrays(step: int) -> None:
     assert set(events) <= {None}
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(any_message(), st.lists(st.integers(1, 400), min_size=1, max_size=5))
 def test_a_read_may_end_anywhere(message: Message, sizes: list[int]) -> None:
     reader = Reader(ROOMY)
@@ -114,7 +114,7 @@ def test_a_reader_keeps_no_reference_to_a_message() -> None:
     assert part() is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(any_message(), min_size=1, max_size=3), st.sampled_from([None, 1, 7]))
 def test_messages_survive_a_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None:
     reader = Reader(ROOMY)
@@ -133,7 +133,7 @@ def test_a_whole_frame_is_decoded_and_a_truncated_one_is_refused(message: Messag
             decode(other)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=200))
 def test_garbage_gives_a_protocol_error_or_waits_for_more(data: bytes) -> None:
     reader = Reader(Limits(body=1000))
@@ -141,7 +141,7 @@ def test_garbage_gives_a_protocol_error_or_waits_for_more(data: bytes) -> None:
         feed(reader, data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(any_message(), st.data())
 def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Message, data: st.DataObject) -> None:
     frame = bytearray(joined(encode(message)))
@@ -152,7 +152,7 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
         feed(reader, bytes(frame))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(any_message(), st.data())
 def test_the_cache_of_checked_tables_changes_no_result(message: Message, data: st.DataObject) -> None:
     """After a sound table, one that differs in its counts, bytes or body has the result that it has without a cache."""

@@ -122,13 +122,13 @@ STEPS = st.sampled_from([10**6, 1, 3, 17])
 
 @pytest.mark.parametrize("known", [False, True], ids=["stranger", "peer"])
 @pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(data=INPUTS, step=STEPS)
 def test_garbage_is_refused(server: bool, known: bool, data: bytes, step: int) -> None:
     EndUnderTest(server=server, known=known).feed(data, step)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 123), st.integers(1, 255)), min_size=1, max_size=3))
 def test_a_damaged_answer_does_not_authenticate_a_client(damages: list[tuple[int, int]]) -> None:
     server, client = (Connection(server=role, key=KEY) for role in (True, False))

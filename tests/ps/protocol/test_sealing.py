@@ -65,7 +65,7 @@ def test_frames_arrive_as_they_were_sent(message: Message) -> None:
 COVERED = [Ack(1, 2, 3, 4), Pull(0, 1, 1), Fault(0, "text"), some_commit(np.ones(5, np.float32), history=HISTORY)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from(COVERED), st.data())
 def test_a_frame_with_a_changed_byte_is_not_accepted(message: Message, data: st.DataObject) -> None:
     client, server = pair()

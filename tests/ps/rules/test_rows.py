@@ -55,7 +55,7 @@ NUMBERS = st.floats(-1e6, 1e6, width=32)
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_payload_of_zero_does_not_change_an_element(name: str, data: st.DataObject) -> None:
     rule = data.draw(drawn_rule(name))
@@ -84,7 +84,7 @@ def test_a_payload_of_zero_does_not_change_an_element(name: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_an_element_that_has_not_moved_has_a_payload_of_zero(name: str, data: st.DataObject) -> None:
     rule = data.draw(drawn_rule(name))
@@ -140,7 +140,7 @@ def drawn_batches(
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_an_exchange_by_rows_equals_the_dense_one_to_the_bit(name: str, data: st.DataObject) -> None:
     rule, model, batches = data.draw(table_jobs(name))
