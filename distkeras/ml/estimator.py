@@ -31,6 +31,7 @@ from distkeras.settings import rule_of
 from distkeras.shown import Shown
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
+from distkeras.training.run import KEPT_BY_TRAINER
 from distkeras.training.validation import ROWS_MAX, ValidationCurve, require_alone, split
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.params import on_dataframe
@@ -242,7 +243,11 @@ class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable, Est
         callbacks = [copy.copy(callback) for callback in with_keras_callbacks(self.value("callbacks"), held_out)]
         resume = self.value("resume")
         with folder_of_fit(self.uid, self.value("checkpoint"), resume) as checkpoint:
-            trained = trainer.train(training, callbacks=[*callbacks, *curves], checkpoint=checkpoint, resume=resume)
+            try:
+                trained = trainer.train(training, callbacks=[*callbacks, *curves], checkpoint=checkpoint, resume=resume)
+            except KeyboardInterrupt as error:
+                kept = "A fit keeps its weights only in a `checkpoint`"
+                raise KeyboardInterrupt(str(error).replace(KEPT_BY_TRAINER, kept)) from None
         with _BUILDING:
             fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
         points = [point for curve in curves for point in curve.points]

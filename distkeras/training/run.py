@@ -51,6 +51,8 @@ _POLL_SECONDS = 1.0
 _STATUS_SECONDS = 0.1
 #: A job whose center has moved less than this share of what its workers did is reported: most of it is lost.
 _SMALL_SHARE = 0.4
+#: Where the weights of an interrupted job are.
+KEPT_BY_TRAINER = "The center's weights are in `model` of the trainer"
 #: The layout that the sessions of this process keep.
 _LAYOUT = KeptLayout()
 
@@ -328,7 +330,7 @@ def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: f
             if isinstance(error, KeyboardInterrupt):
                 kept = "Nothing of it is kept"
                 if outcome.model is not None:
-                    kept = "The center's weights are in `model` of the trainer"
+                    kept = KEPT_BY_TRAINER
                 raise KeyboardInterrupt(interruption(outcome, plan.server.checkpoint, kept)) from None
             raise
         center = server.ask(lambda driver: _collect(driver, job, outcome))

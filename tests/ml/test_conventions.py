@@ -23,9 +23,10 @@ from pyspark.ml.tuning import (
 from pyspark.sql import DataFrame, SparkSession
 from support.present import present
 
-from distkeras import KerasEstimator, KerasModel, rules
+from distkeras import KerasEstimator, KerasModel, Trainer, rules
 from distkeras.ml.model import one_row
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.training.run import KEPT_BY_TRAINER
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -139,6 +140,14 @@ class TestSearches:
     def test_a_worker_learning_rate_is_refused_for_a_rule_without_steps_at_the_workers(self, df: DataFrame) -> None:
         with pytest.raises(ConfigurationError, match="`learning_rate`"):
             estimator(rule="asgd", worker_learning_rate=0.1).fit(df)
+
+    def test_an_interrupted_fit_says_what_it_keeps(self, df: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+        def train(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt(f"the job was interrupted. {KEPT_BY_TRAINER}.")
+
+        monkeypatch.setattr(Trainer, "train", train)
+        with pytest.raises(KeyboardInterrupt, match=r"A fit keeps its weights only in a `checkpoint`\.$"):
+            estimator().fit(df)
 
     @pytest.mark.parametrize("rate", [0, -1, float("nan"), "fast"])
     def test_an_invalid_rate_is_refused(self, rate: Any) -> None:
