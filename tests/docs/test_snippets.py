@@ -152,7 +152,7 @@ def test_the_table_with_nulls_and_words_prints_what_the_page_says(tmp_path: Path
     ],
 )
 def test_a_tutorial_prints_what_its_page_says(page: Path, tolerance: float, tmp_path: Path) -> None:
-    """Workers commit in any order, so accuracies and scores differ: most for a text of unknown words. Classes do not."""
+    """Workers commit in any order, so accuracies and scores differ: most for a text of unknown words."""
     number = re.compile(r"\d+\.\d+")
     for one, other in zip(output_of(page, tmp_path), expected_output(page), strict=True):
         assert number.sub("#", one) == number.sub("#", other)

@@ -53,7 +53,8 @@ def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
             found = spark.sparkContext.parallelize(range(2), 2).mapPartitions(probe).collect()
             break
         except Py4JJavaError as error:  # Spark gives a task an idle worker that was killed
-            assert "Stream closed" in str(error)
+            if "Stream closed" not in str(error):
+                raise
     import keras
 
     for worker in found:
