@@ -32,13 +32,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos import leftovers, targets
+from chaos import targets
 from chaos.cluster import SECOND_ATTEMPT, Cluster, stop_session
-from chaos.disk import Disk
 from chaos.drivers import Drivers
 from chaos.groups import groups_job
-from chaos.hosts import Hosts
-from chaos.injector import Injector, Scene
+from chaos.hosts import Before, Disk, Hosts, drafts_left, files_left, left_by_a_job
+from chaos.injector import KINDS, Injector, PlannedFault, Scene, plan
 from chaos.jobs import (
     POINTS,
     WORKERS,
@@ -53,7 +52,6 @@ from chaos.jobs import (
     stream_job,
     table_job,
 )
-from chaos.plan import KINDS, PlannedFault, plan
 from chaos.store import Store
 from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED
 
@@ -169,7 +167,7 @@ class JobRunner:
         return folder
 
     def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path) -> JobResult:
-        left = leftovers.of_a_job(before) + leftovers.drafts(folder, self._scene.store)
+        left = left_by_a_job(before) + drafts_left(folder, self._scene.store)
         self._findings.left += left
         shutil.rmtree(folder, ignore_errors=True)
         return replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
@@ -286,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import keras  # noqa: F401 - its threads then count as there before, and not as left behind
 
     size, findings = (TINY if options.tiny else FULL), Findings()
-    before = leftovers.Before(targets.mark())
+    before = Before(targets.mark())
     scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
@@ -302,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"no host is cut off: {hosts.whole}")
         injector = Injector(faults, scene, say)
         _train(options, size, scratch, injector, scene, findings)
-        findings.left += before.left() + leftovers.files(scratch, "local", "tmp", "work")
+        findings.left += before.left() + files_left(scratch, "local", "tmp", "work")
         findings.broken += [f"left behind: {one}" for one in findings.left]
         print(report(findings, injector, hosts, log))
     return 1 if findings.broken else 0

@@ -1,11 +1,14 @@
-"""An injector of the planned faults into running jobs."""
+"""An injector of planned faults, the plan, and the garbage that strangers send to a port."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import os
+import random
 import signal
+import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -14,14 +17,136 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psutil
 
-from chaos import garbage, targets
-from chaos.disk import Disk
+from chaos import targets
 from chaos.drivers import Drivers
-from chaos.hosts import Hosts
-from chaos.plan import OF_DRIVERS, PlannedFault
+from chaos.hosts import Disk, Hosts
 from chaos.store import Store
+
+#: Each kind of fault with its shortest and longest duration, in seconds.
+KINDS: dict[str, tuple[float, float]] = {
+    "kill worker": (0.0, 0.0),
+    "kill executor": (0.0, 0.0),
+    "kill server": (0.0, 0.0),
+    "stop worker": (1.0, 20.0),
+    "stop executor": (1.0, 15.0),
+    "stop server": (0.5, 5.0),
+    "freeze server": (30.0, 60.0),
+    "fork driver": (1.0, 30.0),
+    "kill driver": (0.0, 0.0),
+    "double driver": (0.0, 0.0),
+    "cut connections": (0.0, 0.0),
+    "cut off host": (2.0, 45.0),
+    "fill disk": (2.0, 12.0),
+    "slow store": (5.0, 20.0),
+    "tear store": (5.0, 20.0),
+    "throw garbage": (0.0, 0.0),
+}
+
+#: Kinds that concern a driver of a job in processes of its own; they wait for such a job.
+OF_DRIVERS = ("kill driver", "double driver")
+
+#: The time of the first fault, and the mean time between two faults, in seconds.
+FIRST, GAP = 3.0, 9.0
+#: The probability that a fault follows immediately on the previous one.
+BURST = 0.2
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    """One fault to inject.
+
+    Args:
+        at: time of the fault, in seconds of disturbed training.
+        kind: one of `KINDS`.
+        lasts: seconds until it is undone; 0 if there is nothing to undo.
+        pick: in [0, 1); selects one of the targets that are alive.
+        seed: seed of all other random choices.
+    """
+
+    at: float
+    kind: str
+    lasts: float
+    pick: float
+    seed: int
+
+
+def plan(seed: int, seconds: float) -> list[PlannedFault]:
+    """Return the faults of ``seconds`` of training, in the order of their times.
+
+    Each round contains all kinds in a new order, so that every period of two rounds has them all. A longer plan of the
+    same seed starts with the shorter one.
+    """
+    rng = np.random.default_rng(seed)
+    faults: list[PlannedFault] = []
+    at = FIRST
+    while True:
+        for number in rng.permutation(len(KINDS)):
+            kind, (shortest, longest) = list(KINDS.items())[number]
+            # Values are drawn for every kind, so that what one kind needs does not change the others.
+            lasts, pick, own = rng.uniform(shortest, longest), rng.random(), int(rng.integers(2**31))
+            burst, gap = rng.random() < BURST, GAP * rng.uniform(0.5, 1.5)
+            if faults and not burst:
+                at += gap
+            if at >= seconds:
+                return faults
+            faults.append(PlannedFault(at, kind, float(lasts), float(pick), own))
+
+
+_VISITORS = 40
+
+
+def throw_garbage(address: tuple[str, int], seed: int) -> int:
+    """Connect many times, send unexpected data, and return the number of established connections.
+
+    Some close at once, some reset, some send data and wait for an answer, and some are silent for a short time.
+    """
+    rng = random.Random(seed)
+    open_ones: list[socket.socket] = []
+    visits = 0
+    for _ in range(_VISITORS):
+        try:
+            sock = socket.create_connection(address, timeout=1.0)
+        except OSError:  # The server is down or busy.
+            continue
+        visits += 1
+        try:
+            sock.settimeout(0.2)
+            sock.sendall(_bytes(rng))
+            if rng.random() < 0.3:
+                sock.recv(4096)
+        except OSError:  # The server has closed the connection, as expected.
+            pass
+        if rng.random() < 0.3:
+            # Closing resets the connection.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if rng.random() < 0.5:
+            open_ones.append(sock)
+        else:
+            sock.close()
+    for sock in open_ones:
+        sock.close()
+    return visits
+
+
+def _bytes(rng: random.Random) -> bytes:
+    match rng.randrange(6):
+        case 0:
+            return b""
+        case 1:
+            return b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        case 2:
+            # These bytes are the start of a TLS handshake.
+            return b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(200)
+        case 3:
+            return b"\xff" * rng.randrange(1, 5000)
+        case 4:
+            return bytes(rng.randrange(1, 5000))
+        case _:
+            return rng.randbytes(rng.randrange(1, 100_000))
+
 
 #: Seconds that a fault waits for a target; between two incarnations of a server there is none.
 _PATIENCE = 20.0
@@ -195,7 +320,7 @@ class Injector:
     def _throw(fault: PlannedFault) -> str | None:
         server = _picked(targets.servers(), fault)
         addresses = targets.addresses(server) if server is not None else []
-        visits = garbage.throw(addresses[0], fault.seed) if addresses else 0
+        visits = throw_garbage(addresses[0], fault.seed) if addresses else 0
         return f"{visits} visitors" if visits else None
 
     def _fork(self, seconds: float) -> str:

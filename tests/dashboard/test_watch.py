@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import patience
-from support.ps.running_server import SIZE, Running
-from support.ps.worker_thread import running_worker
+from support.ps.running_server import SIZE, Running, running_worker
 from support.training.recorded_job import RecordedJob
 
 import distkeras.dashboard.watch as watching

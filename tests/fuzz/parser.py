@@ -1,21 +1,50 @@
-"""The parser under test: it may raise only its two errors and allocate no more than its limits, and must end."""
+"""The parser under test, its handshake, and the tags of invalid frames; it may raise only its two errors."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import resource
+import struct
 from collections import Counter
 
 import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import Connection, EndOfStream, Nonces, Reader, Seal, encode
+from distkeras.ps.protocol.framing import MAGIC, Connection, EndOfStream, Limits, Nonces, Reader, Seal, encode
 from distkeras.ps.protocol.messages import MESSAGES, Message, Proof
-from fuzz.handshake import deliver, first_words, shake_hands
 from fuzz.inputs import Inputs, frame
-from fuzz.limits import HANG, KEY, LIMITS, ROOM, Violation
-from fuzz.sealing import sealed
+
+KEY = bytes(range(32))
+LIMITS = Limits(fields=4096, body=64 * 1024, arrays=16)
+#: Bytes by which a process may grow while it receives inputs.
+ROOM = 64 << 20
+HANG = 60.0  # In seconds.
+
+
+class Violation(AssertionError):
+    """A behavior that no input may cause."""
+
+
+def shake_hands(server: Connection, client: Connection) -> None:
+    """Perform the handshake of two ends that have the same key."""
+    deliver(deliver(deliver(first_words(server), client), server), client)
+
+
+def first_words(connection: Connection) -> bytes:
+    """Return what ``connection`` sends first."""
+    return b"".join(map(bytes, connection.start()))
+
+
+def deliver(data: bytes, connection: Connection) -> bytes:
+    """Deliver ``data`` to ``connection``; return the answers of its handshake."""
+    answers = b""
+    while data:
+        space = connection.spaces()[0]
+        count = min(len(space), len(data))
+        space[:count], data = data[:count], data[count:]
+        answers += b"".join(map(bytes, connection.received(count)[1]))
+    return answers
 
 
 class Target:
@@ -136,3 +165,44 @@ def parse(count: int, seed: int) -> Counter[str]:
         raise Violation(f"the parser's process has grown by {grown} bytes")
     outcomes["bytes of memory more"] = grown
     return outcomes
+
+
+_HEADER = struct.Struct(">4sBBHIQ")
+_ENTRY = struct.Struct(">BQ")
+_DTYPES = ("u1", "<f4", "<f8")
+
+
+def sealed(data: bytes, seal: Seal | None) -> bytes:
+    """Return ``data`` with a tag in each whole frame at its beginning, and with the rest unchanged.
+
+    Args:
+        data: frames without tags, which may be damaged.
+        seal: the sender's seal; None: frames have no tags.
+    """
+    done = b""
+    while seal is not None and (arrays := _arrays(data)) is not None:
+        *_, code, _, fields, body = _HEADER.unpack_from(data)
+        head, end = _HEADER.size + fields, _HEADER.size + fields + body
+        done += data[:head] + seal.tag(MESSAGES[code], data[:head], arrays) + data[head:end]
+        data = data[end:]
+    return done + data
+
+
+def _arrays(data: bytes) -> list[np.ndarray] | None:
+    """Return the arrays of the frame at the beginning of ``data``, or None if there is no whole frame."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, _, code, count, fields, body = _HEADER.unpack_from(data)
+    table, at = _HEADER.size + fields - _ENTRY.size * count, _HEADER.size + fields
+    if magic != MAGIC or code >= len(MESSAGES) or table < _HEADER.size or len(data) < at + body:
+        return None
+    arrays = []
+    for dtype, size in _ENTRY.iter_unpack(data[table:at]):
+        if dtype >= len(_DTYPES) or size > body:
+            return None
+        nbytes = size * np.dtype(_DTYPES[dtype]).itemsize
+        if at + nbytes > len(data):
+            return None
+        arrays.append(np.frombuffer(data, _DTYPES[dtype], size, at))
+        at += nbytes
+    return arrays

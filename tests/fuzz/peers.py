@@ -19,10 +19,8 @@ from distkeras.ps.protocol.messages import Abort, Challenge, Commit, Fault, Hell
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
-from fuzz.handshake import shake_hands
 from fuzz.inputs import Inputs, frame
-from fuzz.limits import HANG, KEY, Violation
-from fuzz.sealing import sealed
+from fuzz.parser import HANG, KEY, Violation, sealed, shake_hands
 
 #: The number of networks, and of hosts in each, from which a server is attacked.
 ADDRESSES = (4, 250)

@@ -18,7 +18,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
-from fuzz.limits import HANG, ROOM, Violation
+from fuzz.parser import HANG, ROOM, Violation
 from fuzz.peers import ADDRESSES, Attacker, HonestWorker
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.ps.mappings import mapped
+from support.ps.clocks import mapped
 
 from distkeras.ps.world.shared_memory import SharedMemory, map_shared
 from distkeras.ps.world.world import REAL

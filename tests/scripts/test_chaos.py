@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from chaos.plan import KINDS, plan
+from chaos.injector import KINDS, plan
 from support.patience import patience
 
 SCRIPT = Path(__file__).parents[1] / "chaos"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fuzz import command, parser, server
 from fuzz.inputs import Inputs
-from fuzz.limits import Violation
+from fuzz.parser import Violation
 
 from distkeras.ps.protocol import framing
 from distkeras.ps.protocol.framing import Connection, Reader

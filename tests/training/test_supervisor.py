@@ -17,7 +17,7 @@ from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.processes import descendants
 from support.ps.clocks import LateWorld
-from support.ps.sockets import socket_of
+from support.ps.running_server import socket_of
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, ServerLostError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.ps.center_commits import center_of, commit_of, joined, send
+from support.ps.virtual_centers import center_of, commit_of, joined, send
 
 from distkeras.ps.protocol.messages import Announce, Members
 from distkeras.ps.rules import make

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.present import present
-from support.ps.center_commits import center_of, commit_of, joined, send
 from support.ps.toy_model import ToyJob
+from support.ps.virtual_centers import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import CommitLog

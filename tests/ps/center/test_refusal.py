@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support.ps.center_commits import center_of, commit_of, joined, send
 from support.ps.frames import some_commit
+from support.ps.virtual_centers import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.checks import check_shapes, not_finite

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.ps.center_commits import center_of, commit_of, joined, send
+from support.ps.virtual_centers import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import LeaseLostError, LedgerError, RelayLostError, RemoteProtocolError

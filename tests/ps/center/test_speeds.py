@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ps.center_commits import center_of, commit_of, joined, send
+from support.ps.virtual_centers import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center, window_by_speed
 from distkeras.ps.checkpoint.state import capture, restore

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.present import present
-from support.ps.center_commits import commit_of, joined, send
 from support.ps.frames import some_commit
 from support.ps.saved_tables import SavedTables, add, small_files
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables
+from support.ps.virtual_centers import commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, not_finite

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.ps.center_commits import center_of, commit_of, joined, send
 from support.ps.toy_model import ToyBatch, ToyReplica
+from support.ps.virtual_centers import center_of, commit_of, joined, send
 
 from distkeras.data.ordering import ROW_HASH, RowChecksum
 from distkeras.ps.center.center import Center

@@ -9,10 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.present import present
-from support.ps.center_commits import center_of, commit_of, joined, send
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
-from support.ps.virtual_centers import ETA, ROUND_ROBIN, N, assert_close, at_barriers, centers, rounds, run, schedules
+from support.ps.virtual_centers import (
+    ETA,
+    ROUND_ROBIN,
+    N,
+    assert_close,
+    at_barriers,
+    center_of,
+    centers,
+    commit_of,
+    joined,
+    rounds,
+    run,
+    schedules,
+    send,
+)
 
 from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.rules import center_rules, make

@@ -28,8 +28,7 @@ from support.ps.hostile_peers import (
     read_to_eof,
     send_unless_closed,
 )
-from support.ps.running_server import KEY, Running
-from support.ps.sockets import socket_of
+from support.ps.running_server import KEY, Running, socket_of
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode

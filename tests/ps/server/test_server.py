@@ -17,10 +17,8 @@ import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.ps.frames import some_commit
-from support.ps.running_server import SIZE, Running
-from support.ps.sockets import socket_of
+from support.ps.running_server import SIZE, Running, running_worker, socket_of
 from support.ps.toy_model import batches, toy_worker
-from support.ps.worker_thread import running_worker
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (

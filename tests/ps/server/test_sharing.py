@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import brief, patience, until
-from support.ps.mappings import counting_pieces
+from support.ps.clocks import counting_pieces
 from support.ps.relay import Relay
 from support.ps.running_server import KEY, Running
 from support.ps.toy_model import toy_client

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience
 from support.ps import forgetful_server
-from support.ps.running_server import KEY, Running
+from support.ps.running_server import KEY, Running, running_worker
 from support.ps.toy_model import Gradient, toy_client
-from support.ps.worker_thread import running_worker
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint

@@ -12,8 +12,7 @@ import pytest
 from support.patience import PATIENT, patience
 from support.present import present
 from support.ps.frames import some_commit
-from support.ps.running_server import Running
-from support.ps.sockets import socket_of
+from support.ps.running_server import Running, socket_of
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables, table_worker
 
 from distkeras.ps.center.commit_log import COMMIT

@@ -14,8 +14,7 @@ from ml_dtypes import bfloat16
 from support.patience import PATIENT, patience
 from support.present import present
 from support.ps.frames import some_commit
-from support.ps.running_server import KEY, SIZE, Running
-from support.ps.sockets import socket_of
+from support.ps.running_server import KEY, SIZE, Running, socket_of
 from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT

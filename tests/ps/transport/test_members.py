@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import PATIENT, until
-from support.ps.mappings import counting_pieces
+from support.ps.clocks import counting_pieces
 
 from distkeras.ps.errors import MemberLostError, RemoteProtocolError
 from distkeras.ps.protocol.messages import PeerVector

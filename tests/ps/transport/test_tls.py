@@ -26,8 +26,7 @@ from support.ps.hostile_peers import (
     read_to_eof,
     send_unless_closed,
 )
-from support.ps.running_server import KEY
-from support.ps.sockets import socket_of
+from support.ps.running_server import KEY, socket_of
 
 from distkeras.ps.errors import (
     AuthenticationError,

@@ -1,7 +1,9 @@
-"""A real server in the test's own process, with its driver's connection."""
+"""A real server in the test's own process, its driver's connection, workers in threads, and sockets below channels."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,15 @@ import numpy as np
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.loop import run_worker
+from distkeras.ps.world.streams import TcpStream
 from distkeras.ps.world.world import REAL, World
 from support.patience import PATIENT
+from support.ps.toy_model import toy_client
 
 KEY = bytes(range(32))
 SIZE = 140_001  # Several chunks, and not a multiple of one.
@@ -83,3 +88,36 @@ class Running:
     def __exit__(self, *exc_info: object) -> None:
         self.driver.close()
         self.server.close()
+
+
+def running_worker(
+    running: Running, worker: int, values: list[np.ndarray], attempt: int = 0
+) -> tuple[threading.Thread, list[Any]]:
+    """Start a worker in a thread of its own; return the thread, and the list that receives its error."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            client, welcome, begin = toy_client(
+                running.address,
+                running.rule,
+                values,
+                worker=worker,
+                attempt=attempt,
+                size=SIZE,
+                deadlines=running.deadlines,
+            )
+            run_worker(client, welcome, begin)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - the caller inspects it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def socket_of(channel: Channel) -> socket.socket:
+    """Return the socket of ``channel``."""
+    assert isinstance(channel.stream, TcpStream)
+    return channel.stream.sock
