@@ -188,15 +188,7 @@ class Store:
             DamagedError: the file is missing or damaged.
             SnapshotError: it cannot be read now.
         """
-        content = bytearray()
-        try:
-            for piece in self._files.read(name + _SUFFIX):
-                content += piece
-                self._record_activity()
-        except FileNotFoundError as error:
-            raise DamagedError(f"there is no {name} in {self.uri!r}: {error}") from error
-        except OSError as error:
-            raise SnapshotError(f"{name} in {self.uri!r} cannot be read: {error}") from error
+        content = self._content(name)
         body, checksum = memoryview(content)[: -_CHECKSUM.size], bytes(content[-_CHECKSUM.size :])
         if body[: len(_MAGIC)] != _MAGIC:
             magic = bytes(body[: len(_MAGIC)])
@@ -220,21 +212,33 @@ class Store:
 
     def header(self, name: str) -> dict[str, Any]:
         """Return the header of one file, without reading the rest or verifying the checksum."""
-        content, start = bytearray(), len(_MAGIC) + _LENGTH.size
+        start = len(_MAGIC) + _LENGTH.size
+
+        def has_header(content: bytearray) -> bool:
+            return len(content) >= start and len(content) >= start + _LENGTH.unpack_from(content, len(_MAGIC))[0]
+
+        content = self._content(name, has_header)
+        try:
+            (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
+            header: dict[str, Any] = json.loads(bytes(content[start : start + length]))["header"]
+        except (struct.error, ValueError, LookupError, TypeError) as error:
+            raise DamagedError(f"{name} in {self.uri!r} has no header that can be read: {error}") from error
+        return header
+
+    def _content(self, name: str, enough: Callable[[bytearray], bool] = lambda content: False) -> bytearray:
+        """Return a file's bytes, or its first bytes as soon as they are ``enough``."""
+        content = bytearray()
         try:
             for piece in self._files.read(name + _SUFFIX):
                 content += piece
-                if len(content) >= start and len(content) >= start + _LENGTH.unpack_from(content, len(_MAGIC))[0]:
+                self._record_activity()
+                if enough(content):
                     break
-            (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
-            header: dict[str, Any] = json.loads(bytes(content[start : start + length]))["header"]
         except FileNotFoundError as error:
             raise DamagedError(f"there is no {name} in {self.uri!r}: {error}") from error
         except OSError as error:
             raise SnapshotError(f"{name} in {self.uri!r} cannot be read: {error}") from error
-        except (struct.error, ValueError, LookupError, TypeError) as error:
-            raise DamagedError(f"{name} in {self.uri!r} has no header that can be read: {error}") from error
-        return header
+        return content
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete these files; errors are ignored."""

@@ -21,6 +21,7 @@ from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.loop import CommitRecord, OptimizerState, Reply
+from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes, row_elements
 from distkeras.ps.rules.base import Vector
@@ -87,6 +88,7 @@ class Heartbeats:
 
 
 _T = TypeVar("_T")
+_Answer = TypeVar("_Answer", bound=Message)
 
 #: Seconds that an idle thread waits for a call at a time.
 _IDLE = 60.0
@@ -298,7 +300,7 @@ class WorkerClient(Client):
         """The message with which this worker joined."""
         return self._hello
 
-    def memory_of_replies(self, kind: type[messages.Message], dtype: np.dtype, size: int) -> np.ndarray:
+    def memory_of_replies(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         """Return memory for an array of an arriving message."""
         return self._allocate(kind, dtype, size)
 
@@ -313,7 +315,7 @@ class WorkerClient(Client):
         self._payloads.in_use = previous
         return spare
 
-    def _allocate(self, kind: type[messages.Message], dtype: np.dtype, size: int) -> np.ndarray:
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is messages.CenterReply:
             if dtype == np.float32 and size == self.size and self._reuses_centers:
                 return self._spare_center()
@@ -351,7 +353,7 @@ class WorkerClient(Client):
         if self._group is not None:
             self._group.leave()
         timeout = self.deadlines.publish + self.reply_timeout
-        answer: messages.Message = messages.Waiting()
+        answer: Message = messages.Waiting()
         self._hello = replace(self._hello, connection=self._hello.connection + 1)
         self._use(None)
         memory, slots = self._offer()
@@ -420,9 +422,7 @@ class WorkerClient(Client):
         """Report to the server that the partition's data has ended."""
         if self._group is not None:
             self._group.leave()
-        self._reconnecting(
-            lambda: self.request(messages.Leave(self.worker, self.attempt, self.incarnation), messages.Ack)
-        )
+        self._ask(lambda: messages.Leave(*self._lease), messages.Ack)
 
     def pull(self, wants: tuple[Ids, ...] = ()) -> Reply:
         """Return the center, and the rows ``wants`` of each table."""
@@ -517,7 +517,7 @@ class WorkerClient(Client):
             self.join()
         if self._group is not None:
             self._group.require_place(self)
-        return self.request(messages.Pull(self.worker, self.attempt, self.incarnation, wants), messages.CenterReply)
+        return self.request(messages.Pull(*self._lease, wants), messages.CenterReply)
 
     def _delivered(self, reply: messages.CenterReply) -> Reply:
         """Return ``reply`` with its center decoded."""
@@ -546,7 +546,7 @@ class WorkerClient(Client):
 
     def occupied(self) -> bool:
         """Return whether the server is applying commits of other workers now."""
-        return self._reconnecting(lambda: self.request(messages.Probe(), messages.Occupancy)).occupied
+        return self._ask(messages.Probe, messages.Occupancy).occupied
 
     def fetch_model(self) -> bytes:
         """Return the model file that the driver published."""
@@ -561,12 +561,7 @@ class WorkerClient(Client):
     def announce(self, host: str, port: int, node: str, batches: int) -> messages.Members:
         """Announce that others reach this worker at ``host`` and ``port``; return the members once all are ready."""
         timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout
-
-        def once() -> messages.Members:
-            message = messages.Announce(self.worker, self.attempt, self.incarnation, host, port, node, batches)
-            return self.request(message, messages.Members, timeout)
-
-        return self._reconnecting(once)
+        return self._ask(lambda: messages.Announce(*self._lease, host, port, node, batches), messages.Members, timeout)
 
     def keep_optimizer(self, state: OptimizerState, *, ahead: bool = False) -> None:
         """Send ``state``, that of the optimizer after the latest commit, to be kept for a later attempt.
@@ -579,43 +574,37 @@ class WorkerClient(Client):
                 text = "the optimizer's state has %d bytes and is not kept: at most %d are, for a model of %d elements"
                 log.warning(text, state.content.nbytes, self._most_state_bytes, self.size)
             return
-
-        def once() -> messages.Ack:
-            return self.request(
-                messages.KeepOptimizer(
-                    state.layout,
-                    state.content,
-                    state.checksum,
-                    worker=self.worker,
-                    attempt=self.attempt,
-                    incarnation=self.incarnation,
-                    sequence=self.sequence + ahead,
-                ),
-                messages.Ack,
-            )
-
-        self._reconnecting(once)
+        self._ask(
+            lambda: messages.KeepOptimizer(
+                state.layout,
+                state.content,
+                state.checksum,
+                worker=self.worker,
+                attempt=self.attempt,
+                incarnation=self.incarnation,
+                sequence=self.sequence + ahead,
+            ),
+            messages.Ack,
+        )
 
     def fetch_optimizer(self) -> OptimizerState | None:
         """Return the optimizer state that the server keeps for this partition; None if there is none."""
-
-        def once() -> messages.KeptOptimizer:
-            return self.request(
-                messages.FetchOptimizer(self.worker, self.attempt, self.incarnation), messages.KeptOptimizer
-            )
-
-        answer = self._reconnecting(once)
+        answer = self._ask(lambda: messages.FetchOptimizer(*self._lease), messages.KeptOptimizer)
         self._fetched = answer.sequence
         return answer if answer.sequence else None
 
     def report_optimizer(self, problem: str) -> None:
         """Report that the fetched state was loaded, or, if ``problem`` is not empty, why it was not."""
+        self._ask(lambda: messages.OptimizerTaken(*self._lease, self._fetched, problem), messages.Ack)
 
-        def once() -> messages.Ack:
-            taken = messages.OptimizerTaken(self.worker, self.attempt, self.incarnation, self._fetched, problem)
-            return self.request(taken, messages.Ack)
+    @property
+    def _lease(self) -> tuple[int, int, int]:
+        """The first fields of a `LeaseMessage`."""
+        return self.worker, self.attempt, self.incarnation
 
-        self._reconnecting(once)
+    def _ask(self, make: Callable[[], Message], expected: type[_Answer], timeout: float | None = None) -> _Answer:
+        """Return the answer to a message, which is made again after each reconnect."""
+        return self._reconnecting(lambda: self.request(make(), expected, timeout))
 
     def report(self, error: DistkerasError) -> None:
         """End the job with ``error``, unless the server is unreachable."""

@@ -19,8 +19,8 @@ from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
 from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
-from distkeras.ps.rules.federated import FADAS, FedBuff
 from distkeras.ps.rules.gradient import DanaZero
+from distkeras.ps.rules.outer import FADAS, FedBuff
 from distkeras.ps.server.announced import Standby
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.transport.worker_client import WorkerClient

@@ -14,7 +14,7 @@ from support.ps.virtual_centers import ETA, N, assert_close, at_barriers, center
 
 from distkeras.ps.rules import make
 from distkeras.ps.rules.base import Context
-from distkeras.ps.rules.federated import age
+from distkeras.ps.rules.outer import age
 
 sizes = st.sampled_from([1, 2, 5])
 fast = settings(max_examples=20, deadline=None)

@@ -17,7 +17,6 @@ from support.ps.toy_tables import TableBatch, TableJob, ToyTables, gradient_of, 
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
@@ -164,25 +163,6 @@ def test_a_killed_server_continues_with_the_rows_of_its_snapshot(tmp_path: Path)
         job.join()
         np.testing.assert_array_equal(job.result(), dense_result(some_batches()))
         assert job.batches_of(0) == list(range(BATCHES))
-
-
-@pytest.mark.parametrize("damage", ["torn", "gone"])
-def test_a_snapshot_without_its_rows_is_skipped(tmp_path: Path, damage: str) -> None:
-    with Job(tmp_path) as job:
-        job.start()
-        job.limit = 100
-        job.at_snapshot(2)
-        job.kill()
-        saved = present(SnapshotDirectory(str(tmp_path)).latest())
-        path = tmp_path / f"{saved.row_files[-1].name}.dks"
-        content = path.read_bytes()
-        path.unlink()
-        if damage == "torn":
-            path.write_bytes(content[: len(content) // 2])
-        job.revive()
-        assert present(job.process.resumed).clock < saved.state.header["clock"]
-        job.join()
-        np.testing.assert_array_equal(job.result(), dense_result(some_batches()))
 
 
 @pytest.mark.parametrize("workers", [2, 3])
